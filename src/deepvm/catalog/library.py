@@ -1,0 +1,60 @@
+"""Catalogues by name: the built-in ones, and those that were imported or updated on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from importlib import resources
+from pathlib import Path
+
+from deepvm.catalog import files
+from deepvm.catalog.model import Catalog
+from deepvm.errors import UnknownName, UsageError
+
+DEFAULT = "aws-2026-08"
+BUILT_IN = (DEFAULT, "paper-aws-2023", "paper-virtual")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
+def directory() -> Path:
+    """Where catalogues of this user are kept: ``$DEEPVM_HOME/catalogs``, or the platform's data folder."""
+    home = os.environ.get("DEEPVM_HOME")
+    if home:
+        return Path(home) / "catalogs"
+    import platformdirs
+
+    return platformdirs.user_data_path("deepvm") / "catalogs"
+
+
+def names() -> list[str]:
+    """Built-in ones first, then this user's."""
+    own = sorted(p.stem for p in directory().glob("*.json")) if directory().is_dir() else []
+    return [*BUILT_IN, *(name for name in own if name not in BUILT_IN)]
+
+
+def load(name_or_file: str | Path = DEFAULT) -> Catalog:
+    """A catalogue by its name, or from a file (anything with a slash or that ends in .json)."""
+    text = str(name_or_file)
+    if isinstance(name_or_file, Path) or "/" in text or text.endswith(".json"):
+        return files.read(Path(text))
+    if text in BUILT_IN:
+        resource = resources.files("deepvm.catalog") / "data" / f"{text}.json"
+        return files.parse(resource.read_text(encoding="utf-8"), f"built-in catalogue {text}")
+    if _NAME.match(text) and path_of(text).is_file():
+        return files.read(path_of(text))
+    raise UnknownName("catalogue", text, names())
+
+
+def save(catalog: Catalog) -> Path:
+    """Keep a catalogue under its name. An older one of that name is replaced only once the new one is whole."""
+    path = path_of(catalog.name)
+    files.write(catalog, path)
+    return path
+
+
+def path_of(name: str) -> Path:
+    if not _NAME.match(name):
+        raise UsageError(f"{name!r} cannot name a catalogue: letters, digits, dots and dashes, 64 at most")
+    if name in BUILT_IN:
+        raise UsageError(f"{name!r} is built in: choose another name")
+    return directory() / f"{name}.json"

@@ -1,0 +1,66 @@
+"""The errors that users can meet, drawn in one place.
+
+DeepvmError
+├── UsageError            the request cannot be understood           exit code 2
+│   ├── UnknownName       a name that nothing answers to, with the nearest ones
+│   └── MalformedFile     a file that is not what it claims to be, with the place
+├── Infeasible            the request is clear, but nothing fits it  exit code 3
+├── SourceFailed          an outside source did not answer           exit code 1
+└── MissingExtra          an optional dependency is not installed    exit code 1
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class DeepvmError(Exception):
+    """What went wrong, what was wanted, and what to do next, in one sentence."""
+
+    exit_code = 1
+
+
+class UsageError(DeepvmError):
+    exit_code = 2
+
+
+class UnknownName(UsageError):
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name = kind, name
+        self.known = sorted(set(known))
+        near = {k.lower(): k for k in self.known}
+        matches = difflib.get_close_matches(name.lower(), near, n=3, cutoff=0.5)
+        if matches:
+            hint = f"did you mean {' or '.join(near[m] for m in matches)}?"
+        elif 0 < len(self.known) <= 12:
+            hint = f"known: {', '.join(self.known)}"
+        else:
+            hint = f"{len(self.known)} are known, none like it"
+        super().__init__(f"no {kind} is called {name!r}: {hint}")
+
+
+class MalformedFile(UsageError):
+    def __init__(self, path: Path | str, problem: str, *, line: int | None = None) -> None:
+        self.path, self.line = path, line
+        super().__init__(f"{path}{'' if line is None else f', line {line}'}: {problem}")
+
+
+class Infeasible(DeepvmError):
+    """Nothing fits. Carries the cheapest price at which something would, where there is one."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, cheapest_usd: float | None = None) -> None:
+        self.cheapest_usd = cheapest_usd
+        super().__init__(message)
+
+
+class SourceFailed(DeepvmError):
+    pass
+
+
+class MissingExtra(DeepvmError):
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional part: pip install 'deepvm[{extra}]'")

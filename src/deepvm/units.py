@@ -1,0 +1,88 @@
+"""Sizes, money and durations: parsed from what people write, printed as people read them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from deepvm.errors import UsageError
+
+USD_TOLERANCE = 1e-6  # prices are sums of floats; a millionth of a dollar is never a reason
+
+_BYTES = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    _BYTES[_letter] = _BYTES[_letter + "b"] = 1000**_power
+    _BYTES[_letter + "ib"] = 1024**_power
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za-z]*)\s*\Z")
+
+
+def parse_bytes(text: str | int) -> int:
+    """``300MB`` is 300,000,000 bytes, ``300MiB`` is 314,572,800, ``300`` is 300."""
+    value = _quantity(text, _BYTES, "a size", "300MB, 1.5GiB")
+    if value < 0:
+        raise UsageError(f"{text!r} is no size: it must not be negative")
+    return round(value)
+
+
+def parse_seconds(text: str | float) -> float:
+    """``90``, ``90s``, ``1.5min``, ``2h``, ``250ms``."""
+    value = _quantity(text, {"": 1.0, **_SECONDS}, "a duration", "90s, 15min, 2h")
+    if value < 0:
+        raise UsageError(f"{text!r} is no duration: it must not be negative")
+    return value
+
+
+def parse_usd(text: str | float) -> float:
+    """``3``, ``$3``, ``3.50``; finite and not negative."""
+    cleaned = text.strip().removeprefix("$") if isinstance(text, str) else text
+    try:
+        value = float(cleaned)
+    except ValueError:
+        raise UsageError(f"{text!r} is no amount of money: write it like 3 or 0.75") from None
+    if not math.isfinite(value) or value < 0:
+        raise UsageError(f"{text!r} is no amount of money: it must be finite and not negative")
+    return value
+
+
+def _quantity(text: str | float, factors: dict[str, float] | dict[str, int], what: str, like: str) -> float:
+    match = _QUANTITY.match(str(text))
+    if match is None or match[2].lower() not in factors:
+        raise UsageError(f"{text!r} is not {what}: write it like {like}")
+    value = float(match[1]) * factors[match[2].lower()]
+    if not math.isfinite(value):
+        raise UsageError(f"{text!r} is not {what} that any machine could hold")
+    return value
+
+
+def format_bytes(count: float) -> str:
+    """Decimal units, three digits: 300 MB, 1.49 GB."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB"):
+        if abs(value) < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
+
+
+def format_usd(usd: float) -> str:
+    """Cents for large amounts, tenths of a cent or finer where spot prices live."""
+    return f"${usd:,.2f}" if abs(usd) >= 100 else f"${usd:.4f}"
+
+
+def format_seconds(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    if seconds < 172_800:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 86400:.3g} d"
+
+
+def format_days(days: float) -> str:
+    if days < 1:
+        return "today"
+    return "1 day old" if days < 2 else f"{days:.0f} days old"
