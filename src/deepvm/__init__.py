@@ -1,1 +1,39 @@
-"""deepvm."""
+"""Train deep networks on spot machines without losing work or money.
+
+Everything that the command line does is one call; names are loaded when they are first used, so that
+``import deepvm`` stays cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Request": "deepvm.plan",
+    "load_catalog": "deepvm.catalog.library:load",
+    "make_plan": "deepvm.plan:plan",
+    "sweep": "deepvm.plan",
+    "explain": "deepvm.plan",
+    "pareto": "deepvm.plan",
+    "reproduce": "deepvm.paper",
+}
+
+if TYPE_CHECKING:
+    from deepvm.catalog.library import load as load_catalog
+    from deepvm.paper import reproduce
+    from deepvm.plan import Request, explain, pareto, sweep
+    from deepvm.plan import plan as make_plan
+
+__all__ = ["Request", "__version__", "explain", "load_catalog", "make_plan", "pareto", "reproduce", "sweep"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'deepvm' has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute or name)
+    globals()[name] = value
+    return value

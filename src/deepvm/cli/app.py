@@ -1,0 +1,81 @@
+"""The ``deepvm`` command: its sub-commands, and how every error becomes one sentence and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+import deepvm
+from deepvm.cli import catalog, plan, reproduce, sweep
+from deepvm.cli.render import print_json, stderr
+from deepvm.errors import DeepvmError, Infeasible
+
+app = typer.Typer(
+    name="deepvm",
+    help="Train deep networks on spot machines without losing work or money.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("plan")(plan.command)
+app.command("sweep")(sweep.command)
+app.add_typer(catalog.app, name="catalog")
+app.command("reproduce")(reproduce.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"deepvm {deepvm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 bad usage, 3 nothing feasible."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(run(words))
+
+
+def run(words: Sequence[str]) -> int:
+    try:
+        result = app(args=list(words), standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except DeepvmError as error:
+        return _fail(error, error.exit_code, as_json="--json" in words)
+    except typer.Exit as leave:
+        return int(leave.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 1, as_json="--json" in words)
+    except BrokenPipeError:  # the reader left (| head): nothing is lost
+        sys.stderr.close()
+        return 1
+    except Exception as error:
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return _fail(message(), 2, as_json="--json" in words)  # click's own words about usage
+
+
+def _fail(error: DeepvmError | str, code: int, *, as_json: bool) -> int:
+    if as_json:
+        document: dict[str, object] = {"message": str(error), "exit_code": code}
+        if isinstance(error, Infeasible):
+            document["cheapest_usd"] = error.cheapest_usd
+        print_json({"error": document})
+    stderr.print(f"[bold red]deepvm:[/] {_escape(str(error))}", soft_wrap=True)
+    return code
+
+
+def _escape(text: str) -> str:
+    return text.replace("[", r"\[")

@@ -1,0 +1,198 @@
+"""``deepvm plan``: the four stages, shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from deepvm import plan as planning
+from deepvm.catalog import Catalog
+from deepvm.cli.options import takes_request
+from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, table
+from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
+from deepvm.plan.objectives import unit
+from deepvm.units import format_days, format_usd, parse_usd
+
+_ROWS_OF_INSTANCES = 6
+
+
+@takes_request
+def command(
+    *,
+    budget: Annotated[str, typer.Option(help="Dollars an hour for the whole cluster.")],
+    top: Annotated[int, typer.Option(help="How many plans to recommend.")] = 3,
+    policy: Annotated[str, typer.Option(help=f"Who chooses: {', '.join(POLICIES)}.")] = "deepvm",
+    explain: Annotated[bool, typer.Option("--explain", help="Why this one, and what would change it.")] = False,
+    pareto: Annotated[bool, typer.Option("--pareto", help="The front of price against performance.")] = False,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Allow several GPU types in one cluster.")] = False,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to a JSON file.")] = None,
+    as_json: JsonFlag = False,
+    market: Catalog,
+    request: Request,
+) -> None:
+    """Plan the best cluster for a budget out of spot and on-demand machines."""
+    request = replace(request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed)
+    today = datetime.now(timezone.utc).date()
+    plan = planning.plan(market, request)
+    front = planning.pareto(market, request) if pareto else None
+    reasons = planning.explain(market, plan, today) if explain else None
+
+    document = plan.to_json()
+    if front is not None:
+        document["pareto"] = [r.to_json() for r in front]
+    if reasons is not None:
+        document["explanation"] = reasons.to_json()
+    if output is not None:
+        output.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    if as_json:
+        print_json(document)
+        return
+    _show(plan, today)
+    if front is not None:
+        _show_front(front)
+    if reasons is not None:
+        _show_reasons(plan, reasons)
+    if output is not None:
+        console.print(f"\nwritten to {output}", style="dim", soft_wrap=True)
+
+
+def _show(plan: Plan, today: date) -> None:
+    request = plan.request
+    console.print(
+        f"[bold]1 Request[/]  {format_usd(request.budget_usd)}/h from {plan.catalog}, "
+        f"by {request.objective}, policy {request.policy}\n"
+    )
+    _show_instances(plan)
+    _show_architectures(plan)
+    _show_decision(plan)
+    oldest = min(role.seen for r in plan.recommendations for role in r.roles)
+    estimates = [e for r in plan.recommendations[:1] for e in r.estimates]
+    console.print()
+    console.print(f"prices of {oldest.isoformat()}; network by the {plan.recommendations[0].network}", style="dim")
+    if estimates:
+        console.print(f"estimated, not measured: {', '.join(estimates)}", style="dim")
+    hint = price_age_note(oldest, today)
+    if hint:
+        console.print(hint, style="yellow")
+
+
+def _show_instances(plan: Plan) -> None:
+    shown = plan.instances[:_ROWS_OF_INSTANCES]
+    rows = table(f"2 Instances  {len(plan.instances)} GPU types; most eFLOPS for a dollar first")
+    for column, justify in (("type", "left"), ("GPU", "left"), ("eFLOPS", "right"), ("spot $/h", "right"),
+                            ("FLOPP spot", "right"), ("on-demand", "right")):  # fmt: skip
+        rows.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in shown:
+        rows.add_row(
+            row.instance,
+            row.accelerator,
+            f"{'~' if row.eflops_estimated else ''}{row.eflops:,.0f}",
+            "-" if row.spot_usd is None else f"{row.spot_usd:.4f}",
+            "-" if row.spot_flopp is None else f"{row.spot_flopp:,.0f}",
+            "-" if row.on_demand_flopp is None else f"{row.on_demand_flopp:,.0f}",
+        )
+    console.print(rows)
+    if plan.left_out:
+        out = "; ".join(f"{x.count} {x.reason}" for x in plan.left_out[:4])
+        console.print(f"left out: {out}", style="dim")
+    console.print()
+
+
+def _show_architectures(plan: Plan) -> None:
+    rows = table("3 Architectures  the best of each within the budget")
+    for column in ("architecture", "cluster"):
+        rows.add_column(column, overflow="fold")
+    for column in ("$/h", "performance"):
+        rows.add_column(column, justify="right")
+    for best in plan.architectures:
+        rows.add_row(best.architecture, cluster_text(best), f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}")
+    console.print(rows)
+    console.print()
+
+
+def _show_decision(plan: Plan) -> None:
+    objective = plan.request.objective
+    rows = table("4 Decision")
+    rows.add_column("#", justify="right")
+    rows.add_column("cluster", overflow="fold")
+    rows.add_column("where", overflow="fold")
+    for column in ("$/h", "performance"):
+        rows.add_column(column, justify="right")
+    if objective != "throughput":
+        rows.add_column(f"{objective} ({unit(objective)})", justify="right")
+    for best in plan.recommendations:
+        cells = [
+            str(best.rank),
+            Text(cluster_text(best), style="bold green" if best.rank == 1 else ""),
+            best.worker.zone or best.worker.region,
+            f"{best.hourly_usd:.4f}",
+            f"{best.performance:,.1f}",
+        ]
+        if objective != "throughput":
+            cells.append(f"{best.objective_value:,.2f}")
+        rows.add_row(*cells)
+    console.print(rows)
+
+
+def cluster_text(best: Recommendation) -> str:
+    """``17 × g4dn.xlarge spot + 1 × c5.xlarge on-demand (memory)``."""
+    return " + ".join(
+        f"{role.count} × {role.instance} {role.market}" + ("" if role.role == "worker" else f" ({role.role})")
+        for role in best.roles
+    )
+
+
+def _show_front(front: tuple[Recommendation, ...]) -> None:
+    rows = table("\nPareto front  nothing is both cheaper and faster")
+    rows.add_column("$/h", justify="right")
+    rows.add_column("performance", justify="right")
+    rows.add_column("cluster", overflow="fold")
+    for best in front:
+        rows.add_row(f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}", cluster_text(best))
+    console.print(rows)
+
+
+def _show_reasons(plan: Plan, why: Explanation) -> None:
+    best = plan.recommendations[0]
+    lines = [("why", why.because), ("bound by", "; ".join(why.binding))]
+    lines.append(("unspent", f"{format_usd(why.unspent_usd)}/h of the budget"))
+    if why.runner_up is None:
+        lines.append(("runner-up", "no other GPU type fits"))
+    else:
+        behind = why.runner_up_behind or 0.0
+        lines.append(
+            ("runner-up", f"{cluster_text(why.runner_up)} at {why.runner_up.hourly_usd:.4f} $/h, {behind:.1%} behind")
+        )
+    if why.dollar_more is not None:
+        gained = f"{why.dollar_more_gain or 0.0:+.1%}, with {cluster_text(why.dollar_more)}"
+        lines.append(("$1/h more", gained if why.dollar_more_gain else "buys nothing"))
+    if why.flip_usd is None:
+        lines.append(("flips", "at no price of its worker within the budget"))
+    else:
+        lines.append(
+            ("flips", f"when {best.worker.instance} {best.worker.market} costs more than {format_usd(why.flip_usd)}/h")
+        )
+    if why.quota_raises:
+        most = why.quota_raises[0]
+        lines.append(
+            ("quota", f"raising {most.quota} from {most.vcpus:g} to {most.wanted_vcpus:g} vCPUs buys {most.gain:+.1%}")
+        )
+    else:
+        lines.append(("quota", "no raise would help"))
+    for age in why.price_ages:
+        lines.append(("price", f"{age.instance} {age.market}: {age.seen.isoformat()}, {format_days(age.days)}"))
+    for out in plan.left_out:
+        lines.append(("left out", f"{out.count} × {out.reason} (as {out.example})"))
+    rows = table("\nExplanation")
+    rows.show_header = False
+    rows.add_column(style="cyan", no_wrap=True)
+    rows.add_column(overflow="fold")
+    for name, text in lines:
+        rows.add_row(name, text)
+    console.print(rows)

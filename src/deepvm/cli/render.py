@@ -1,0 +1,40 @@
+"""What every command shares: where output goes, and how it looks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import date
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deepvm.units import format_days
+
+STALE_DAYS = 31
+
+console = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout, nothing else.")]
+
+
+def print_json(document: object) -> None:
+    """Strict JSON: what is not a number (NaN, infinity) is a mistake of ours, not the reader's problem."""
+    json.dump(document, sys.stdout, indent=2, allow_nan=False, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def table(title: str | None = None) -> Table:
+    """A table that stays readable in narrow terminals: no outer box, wrapped titles."""
+    return Table(title=title, box=None, title_justify="left", title_style="bold", header_style="bold cyan", pad_edge=False)
+
+
+def price_age_note(seen: date, today: date) -> str | None:
+    """A hint where prices are too old to rely on."""
+    days = (today - seen).days
+    if days <= STALE_DAYS:
+        return None
+    return f"prices of {seen.isoformat()} are {format_days(days)}: 'deepvm catalog update' fetches today's"

@@ -1,0 +1,24 @@
+"""Job, budget and catalogue in, ranked plans out. Pure: no clock, no file, no chance."""
+
+from deepvm.plan.decide import plan
+from deepvm.plan.explain import Explanation, explain
+from deepvm.plan.pareto import pareto
+from deepvm.plan.request import OBJECTIVES, POLICIES, Request
+from deepvm.plan.result import Plan, Recommendation, Role
+from deepvm.plan.sweep import Point, budgets, sweep
+
+__all__ = [
+    "OBJECTIVES",
+    "POLICIES",
+    "Explanation",
+    "Plan",
+    "Point",
+    "Recommendation",
+    "Request",
+    "Role",
+    "budgets",
+    "explain",
+    "pareto",
+    "plan",
+    "sweep",
+]

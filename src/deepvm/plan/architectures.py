@@ -1,0 +1,195 @@
+"""Stage 3's shapes of clusters. A new one is a class with these two methods, named by an entry point of the
+group ``deepvm.architectures``; nothing else has to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from deepvm.catalog import Market
+from deepvm.errors import DeepvmError, UnknownName
+from deepvm.plan.board import Board, Floats, Ints
+
+RoleName = Literal["worker", "anchor", "memory"]
+ENTRY_POINTS = "deepvm.architectures"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Some machines of one type, place and market in a cluster. ``instance`` and ``place`` index the catalogue."""
+
+    role: RoleName
+    instance: int
+    place: int
+    market: Market
+    count: int
+    usd_per_hour: float
+
+
+Cluster = tuple[Part, ...]
+
+
+def hourly_usd(cluster: Cluster) -> float:
+    return sum(part.count * part.usd_per_hour for part in cluster)
+
+
+@runtime_checkable
+class Architecture(Protocol):
+    """How a cluster is put together around its workers. All of a cluster's machines that train are of one type."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str:
+        """One line for people."""
+        ...
+
+    def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
+        """[row of board.workers, node count] -> price of the cheapest such cluster; inf where there is none.
+
+        ``nodes`` counts the machines that train, whatever their role and market."""
+        ...
+
+    def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:
+        """The cheapest clusters of one worker row and size, cheapest first, ``limit`` at most."""
+        ...
+
+
+def _up_to(limit: Floats, nodes: Ints, usd: Floats) -> Floats:
+    return np.where(nodes <= limit[:, None], usd, np.inf)
+
+
+class Tiering:
+    """Spot workers, and on-demand CPU machines that keep their checkpoints in memory."""
+
+    name = "tiering"
+    summary = "spot workers + on-demand memory nodes"
+
+    def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
+        workers = board.workers
+        usd = nodes * workers.spot_usd[:, None] + board.cheapest_tier_usd(nodes)
+        # However many memory nodes there are, the workers' own links have to carry the bytes to them.
+        usd[nodes * workers.gbps[:, None] < board.checkpoint_gbps] = np.inf
+        return _up_to(workers.spot_limit, nodes, usd)
+
+    def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:
+        memory = board.memory
+        return [
+            (
+                _workers(board, worker, nodes, Market.SPOT),
+                Part(
+                    role="memory",
+                    instance=int(memory.instance[row]),
+                    place=int(memory.place[row]),
+                    market=Market.ON_DEMAND,
+                    count=count,
+                    usd_per_hour=float(memory.usd[row]),
+                ),
+            )
+            for row, count in board.tiers(worker, nodes, limit)
+        ]
+
+
+class SingleAnchor:
+    """Spot workers and one on-demand machine of the same type, which trains too and keeps the checkpoints."""
+
+    name = "single-anchor"
+    summary = "spot workers + one on-demand anchor that trains too"
+
+    def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
+        workers = board.workers
+        # Where no spot machine is offered, (n - 1) × inf would be NaN at n = 1; such clusters are ruled out below.
+        with np.errstate(invalid="ignore"):
+            usd = (nodes - 1) * workers.spot_usd[:, None] + workers.on_demand_usd[:, None]
+        usd[:, nodes < 2] = np.inf
+        wanted_gib = board.request.checkpoint_bytes * board.request.buffers / 2**30
+        with np.errstate(invalid="ignore"):  # a memory that is not known is not held against the type
+            usd[(workers.memory_gib < wanted_gib) | (workers.gbps < board.checkpoint_gbps)] = np.inf
+        usd[workers.on_demand_limit < 1] = np.inf
+        spot = workers.spot_limit + (0 if board.anchor_counts_as_spot else 1)
+        return _up_to(spot, nodes, usd)
+
+    def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:  # noqa: ARG002
+        anchor = Part(
+            role="anchor",
+            instance=int(board.workers.instance[worker]),
+            place=int(board.workers.place[worker]),
+            market=Market.ON_DEMAND,
+            count=1,
+            usd_per_hour=float(board.workers.on_demand_usd[worker]),
+        )
+        return [(_workers(board, worker, nodes - 1, Market.SPOT), anchor)]
+
+
+class AllSpot:
+    """Spot workers alone; checkpoints go to a durable store, whose price is not counted."""
+
+    name = "all-spot"
+    summary = "spot workers alone, checkpoints in a durable store (not in the price)"
+
+    def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
+        usd = nodes * board.workers.spot_usd[:, None]
+        usd[nodes * board.workers.gbps[:, None] < board.checkpoint_gbps] = np.inf
+        return _up_to(board.workers.spot_limit, nodes, usd)
+
+    def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:  # noqa: ARG002
+        return [(_workers(board, worker, nodes, Market.SPOT),)]
+
+
+class AllOnDemand:
+    """On-demand workers alone: what the same work costs without spot machines."""
+
+    name = "all-on-demand"
+    summary = "on-demand workers alone, never preempted"
+
+    def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
+        return _up_to(board.workers.on_demand_limit, nodes, nodes * board.workers.on_demand_usd[:, None])
+
+    def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:  # noqa: ARG002
+        return [(_workers(board, worker, nodes, Market.ON_DEMAND),)]
+
+
+def _workers(board: Board, worker: int, count: int, market: Market) -> Part:
+    usd = board.workers.spot_usd if market is Market.SPOT else board.workers.on_demand_usd
+    return Part(
+        role="worker",
+        instance=int(board.workers.instance[worker]),
+        place=int(board.workers.place[worker]),
+        market=market,
+        count=count,
+        usd_per_hour=float(usd[worker]),
+    )
+
+
+_BUILT_IN: dict[str, type[Architecture]] = {
+    Tiering.name: Tiering,
+    SingleAnchor.name: SingleAnchor,
+    AllSpot.name: AllSpot,
+    AllOnDemand.name: AllOnDemand,
+}
+
+
+def names() -> list[str]:
+    return sorted(_BUILT_IN.keys() | {point.name for point in entry_points(group=ENTRY_POINTS)})
+
+
+def find(name: str) -> Architecture:
+    """A built-in architecture, or one that an installed package brings."""
+    if name in _BUILT_IN:  # reading every installed package's entry points takes longer than planning
+        return _BUILT_IN[name]()
+    point = next((p for p in entry_points(group=ENTRY_POINTS) if p.name == name), None)
+    if point is None:
+        raise UnknownName("architecture", name, names())
+    try:
+        architecture = point.load()()
+    except Exception as error:
+        raise DeepvmError(f"the architecture {name!r} of {point.value} cannot be loaded: {error}") from error
+    if not isinstance(architecture, Architecture):
+        raise DeepvmError(f"{point.value} is no architecture: it needs name, summary, hourly_usd and clusters")
+    return architecture

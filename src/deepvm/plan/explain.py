@@ -1,0 +1,252 @@
+"""Why this plan: what binds it, what came close, and what a dollar, a price or a quota would change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
+
+import numpy as np
+
+from deepvm.catalog import Catalog, Quota
+from deepvm.errors import Infeasible
+from deepvm.plan import objectives
+from deepvm.plan.board import Board
+from deepvm.plan.decide import plan as make_plan
+from deepvm.plan.decide import recommendation
+from deepvm.plan.instances import analyse_instances
+from deepvm.plan.request import Request
+from deepvm.plan.result import Plan, Recommendation
+from deepvm.plan.space import Space
+from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
+
+STALE_DAYS = 31
+_FLIP_TOLERANCE_USD = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QuotaRaise:
+    quota: str
+    vcpus: float
+    wanted_vcpus: float
+    performance: float
+    gain: float  # of the objective, as a fraction
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PriceAge:
+    instance: str
+    market: str
+    seen: date
+    days: int
+
+    @property
+    def stale(self) -> bool:
+        return self.days > STALE_DAYS
+
+    def to_json(self) -> dict[str, Any]:
+        return {"instance": self.instance, "market": self.market, "seen": self.seen.isoformat(), "days": self.days}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    because: str
+    binding: tuple[str, ...]
+    unspent_usd: float
+    runner_up: Recommendation | None  # the best cluster of another worker type
+    runner_up_behind: float | None  # by this fraction of the objective
+    dollar_more: Recommendation | None
+    dollar_more_gain: float | None  # fraction of the objective that one more dollar an hour buys
+    next_better_usd: float | None  # the smallest budget that buys more; looked for up to twice the budget
+    flip_usd: float | None  # price of a worker above which the runner-up is chosen; None: it stays the best
+    quota_raises: tuple[QuotaRaise, ...]  # the one that buys most comes first
+    price_ages: tuple[PriceAge, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "because": self.because,
+            "binding": list(self.binding),
+            "unspent_usd": self.unspent_usd,
+            "runner_up": None if self.runner_up is None else self.runner_up.to_json(),
+            "runner_up_behind": self.runner_up_behind,
+            "dollar_more": None if self.dollar_more is None else self.dollar_more.to_json(),
+            "dollar_more_gain": self.dollar_more_gain,
+            "next_better_usd": self.next_better_usd,
+            "flip_usd": self.flip_usd,
+            "quota_raises": [q.to_json() for q in self.quota_raises],
+            "price_ages": [age.to_json() for age in self.price_ages],
+        }
+
+
+def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
+    """Explain a plan's first recommendation. It is made for clusters of one type and the request's own policy."""
+    request = replace(plan.request, mixed=False)
+    chosen = plan.recommendations[0]
+    board = analyse_instances(catalog, request)
+    space = objectives.build_space(board)
+    worker_type = catalog.index_by_name[chosen.worker.instance]
+    runner_up = _best_without(space, worker_type)
+    dollar = _first(catalog, replace(request, budget_usd=request.budget_usd + 1))
+    raises = _quota_raises(catalog, request, chosen)
+    next_better = _next_better_usd(board)
+    return Explanation(
+        because=_because(board, plan, chosen),
+        binding=_binding(catalog, request, chosen, next_better, raises),
+        unspent_usd=request.budget_usd - chosen.hourly_usd,
+        runner_up=runner_up,
+        runner_up_behind=None if runner_up is None else -_gain(chosen, runner_up),
+        dollar_more=dollar,
+        dollar_more_gain=None if dollar is None else _gain(chosen, dollar),
+        next_better_usd=next_better,
+        flip_usd=_flip_usd(board, chosen, runner_up),
+        quota_raises=raises,
+        price_ages=tuple(
+            PriceAge(instance=r.instance, market=r.market.value, seen=r.seen, days=(today - r.seen).days)
+            for r in chosen.roles
+        ),
+    )
+
+
+def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
+    clusters = sum(1 for _ in board.workers.instance) * len(plan.architectures)
+    best = {
+        "throughput": "the most performance within the budget",
+        "flopp": "the highest FLOPP × n × scaling, the paper's objective",
+        "cost": "the lowest cost to finish the job",
+        "time": "the shortest time to finish the job",
+    }[chosen.objective]
+    rule = {
+        "deepvm": best,
+        "noscale": f"{best}, as if scaling were perfect",
+        "cost-first": "the type that gives the most machines",
+        "performance-first": "the fastest type of which an anchor and a worker fit",
+    }[plan.request.policy]
+    others = [r for r in plan.architectures if r.architecture != chosen.architecture]
+    beaten = "".join(
+        f"; {r.architecture} at its best gives {r.objective_value / chosen.objective_value:.0%} of its value"
+        for r in others
+        if chosen.objective_value
+    )
+    return f"{rule}, over every size of {clusters} type-and-place choices{beaten}"
+
+
+def _binding(
+    catalog: Catalog,
+    request: Request,
+    chosen: Recommendation,
+    next_better_usd: float | None,
+    raises: tuple[QuotaRaise, ...],
+) -> tuple[str, ...]:
+    """The constraints whose loosening makes the plan better."""
+    found = []
+    if next_better_usd is not None:
+        found.append(f"budget (the next better cluster costs {format_usd(next_better_usd)}/h)")
+    found += [f"quota {r.quota} ({r.vcpus:g} vCPUs)" for r in raises]
+    relaxed: dict[str, Request] = {f"--max-nodes {request.max_nodes}": replace(request, max_nodes=request.max_nodes * 2)}
+    size = f"{request.buffers} × {format_bytes(request.checkpoint_bytes)} of checkpoints"
+    relaxed[f"memory and network for {size}"] = replace(
+        request,
+        checkpoint_bytes=0,
+        gradient_bytes=round(request.gradient_bytes_per_step),
+    )
+    if request.deadline_s is not None:
+        relaxed["deadline"] = replace(request, deadline_s=None)
+    if request.zone is not None or request.region is not None:
+        relaxed[f"place ({request.zone or request.region})"] = replace(request, zone=None, region=None)
+    for name, loosened in relaxed.items():
+        better = _first(catalog, loosened)
+        if better is not None and _gain(chosen, better) > 1e-9:
+            found.append(name)
+    return tuple(found) or ("none: twice the money, more quota or more machines would not help",)
+
+
+def _next_better_usd(board: Board) -> float | None:
+    """The price of the cheapest cluster that beats the best one within the budget."""
+    budget = board.request.budget_usd
+    wider = replace(board, request=replace(board.request, budget_usd=2 * budget + 1))
+    beyond = objectives.build_space(wider).frontier().hourly_usd
+    beyond = beyond[beyond > budget + USD_TOLERANCE]
+    return float(beyond[0]) if beyond.size else None
+
+
+def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation) -> tuple[QuotaRaise, ...]:
+    quotas = catalog.quotas if request.quotas is None else request.quotas
+    raises = []
+    for i, quota in enumerate(quotas):
+        better = _first(catalog, replace(request, quotas=(*quotas[:i], *quotas[i + 1 :])))
+        if better is not None and _gain(chosen, better) > 1e-9:
+            raises.append(
+                QuotaRaise(
+                    quota=quota.name,
+                    vcpus=quota.vcpus,
+                    wanted_vcpus=_used(catalog, quota, better, request.published),
+                    performance=better.performance,
+                    gain=_gain(chosen, better),
+                )
+            )
+    return tuple(sorted(raises, key=lambda r: -r.gain))
+
+
+def _used(catalog: Catalog, quota: Quota, cluster: Recommendation, published: bool) -> float:
+    """The vCPUs under a quota that a cluster needs; the published search stays one machine below."""
+    used = 0.0
+    for role in cluster.roles:
+        instance = catalog.instance(role.instance)
+        if role.market is quota.market and instance.family in quota.families and instance.vcpus:
+            used += instance.vcpus * (role.count + (1 if published else 0))
+    return used
+
+
+def _first(catalog: Catalog, request: Request) -> Recommendation | None:
+    try:
+        return make_plan(catalog, replace(request, top=1)).recommendations[0]
+    except Infeasible:
+        return None
+
+
+def _gain(chosen: Recommendation, other: Recommendation) -> float:
+    """By how much of the objective the other is better: 0.1 is ten percent more, or ten percent less to pay."""
+    if chosen.objective in ("cost", "time"):
+        return chosen.objective_value / other.objective_value - 1
+    return other.objective_value / chosen.objective_value - 1
+
+
+def _best_without(space: Space, worker_type: int) -> Recommendation | None:
+    """The best cluster of another worker type."""
+    others = np.broadcast_to(
+        (space.board.workers.instance != worker_type)[None, :, None], space.score.shape
+    )
+    best = space.best(space.board.request.budget_usd, 1, keep=np.flatnonzero(others.reshape(-1)))
+    return recommendation(space.board, best[0], 2) if best else None
+
+
+def _flip_usd(board: Board, chosen: Recommendation, runner_up: Recommendation | None) -> float | None:
+    """The price of one worker at which the runner-up overtakes, by bisection over the chosen type alone.
+
+    The runner-up does not use the chosen type, so its value stays what it is while the price moves."""
+    if runner_up is None:
+        return None
+    role = chosen.worker
+    index = board.catalog.index_by_name[role.instance]
+    of_type = np.flatnonzero(board.workers.instance == index)
+    columns = {name: getattr(board.workers, name)[of_type] for name in board.workers.__dataclass_fields__}
+    price = "spot_usd" if role.market.value == "spot" else "on_demand_usd"
+    places = board.catalog.places
+
+    def holds(usd: float) -> bool:
+        here = [places[p] == (role.region, role.zone) for p in columns["place"]]
+        moved = {**columns, price: np.where(here, usd, columns[price])}
+        only = replace(board, workers=replace(board.workers, **moved))
+        best = objectives.build_space(only).best(board.request.budget_usd, 1)
+        return bool(best) and _gain(recommendation(only, best[0], 1), runner_up) < 0
+
+    low, high = role.usd_per_hour, board.request.budget_usd + USD_TOLERANCE
+    if not holds(low) or holds(high):  # another place takes over before another type does
+        return None
+    while high - low > _FLIP_TOLERANCE_USD:
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

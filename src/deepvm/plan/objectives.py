@@ -1,0 +1,89 @@
+"""What counts as better: the objectives, and the policies that choose by them or by rules of their own.
+
+Every policy is a score over the same space of clusters, so that all are searched, swept and explained alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from deepvm.plan import architectures
+from deepvm.plan.architectures import Architecture, SingleAnchor
+from deepvm.plan.board import Board, Floats, Ints
+from deepvm.plan.request import Request
+from deepvm.plan.space import Space, node_counts, prices
+
+Values = Callable[[Board, Floats, Floats], Floats]
+
+
+def _throughput(_board: Board, performance: Floats, _usd: Floats) -> Floats:
+    return performance
+
+
+def _flopp(board: Board, performance: Floats, _usd: Floats) -> Floats:
+    """The paper's Z as it was run: spot FLOPP × n × ScalingFactor, for every architecture alike."""
+    return np.asarray(performance / board.workers.spot_usd[:, None])
+
+
+def _time_h(board: Board, performance: Floats, _usd: Floats) -> Floats:
+    assert board.request.work_eflops_h is not None  # noqa: S101 - the request checks it
+    return np.asarray(board.request.work_eflops_h / performance)
+
+
+def _cost_usd(board: Board, performance: Floats, usd: Floats) -> Floats:
+    return np.asarray(usd * _time_h(board, performance, usd))
+
+
+# name -> (value of [worker, nodes] performances and prices, +1 where more is better, unit)
+_OBJECTIVES: dict[str, tuple[Values, int, str]] = {
+    "throughput": (_throughput, +1, "eFLOPS"),
+    "flopp": (_flopp, +1, "eFLOPS per USD/h"),
+    "cost": (_cost_usd, -1, "USD"),
+    "time": (_time_h, -1, "hours"),
+}
+
+
+def unit(objective: str) -> str:
+    return _OBJECTIVES[objective][2]
+
+
+def value(objective: str, board: Board, worker: int, performance: float, hourly_usd: float) -> float:
+    """The objective's value of one cluster."""
+    values, _, _ = _OBJECTIVES[objective]
+    full = np.full((len(board.workers), 1), performance)
+    return float(values(board, full, np.full_like(full, hourly_usd))[worker, 0])
+
+
+def allowed_architectures(request: Request) -> tuple[Architecture, ...]:
+    if request.policy in ("cost-first", "performance-first"):
+        return (SingleAnchor(),)
+    return tuple(architectures.find(name) for name in dict.fromkeys(request.architectures))
+
+
+def build_space(board: Board, nodes: Ints | None = None) -> Space:
+    """All clusters of the board with their prices, performances and scores under the request's policy."""
+    request = board.request
+    nodes = node_counts(board, request) if nodes is None else nodes
+    kinds = allowed_architectures(request)
+    usd = prices(board, kinds, nodes)
+    performance = board.workers.eflops[:, None] * nodes * board.scaling(nodes)
+    score = _scores(board, nodes, performance, usd)
+    score[~np.isfinite(usd) | (performance < request.least_performance) | np.isnan(score)] = -np.inf
+    return Space(board=board, architectures=kinds, nodes=nodes, hourly_usd=usd, performance=performance, score=score)
+
+
+def _scores(board: Board, nodes: Ints, performance: Floats, usd: Floats) -> Floats:
+    policy, workers = board.request.policy, board.workers
+    if policy == "cost-first":  # the type that gives the most machines
+        return np.broadcast_to(nodes.astype(np.float64), usd.shape).copy()
+    if policy == "performance-first":  # the fastest type of which two fit, then as many as fit
+        _, rank = np.unique(workers.eflops, return_inverse=True)
+        rank = rank.reshape(-1, 1) * (nodes.max(initial=0) + 1) + nodes
+        return np.broadcast_to(rank.astype(np.float64), usd.shape).copy()
+    if policy == "noscale":
+        performance = workers.eflops[:, None] * nodes
+    values, sign, _ = _OBJECTIVES[board.request.objective]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.stack([sign * values(board, performance, usd[a]) for a in range(len(usd))])
