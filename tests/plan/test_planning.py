@@ -1,0 +1,366 @@
+"""What the planner does in the cases that people meet."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from small_markets import every_cluster, markets, requests, small_catalog
+
+from deepvm import catalog as catalogues
+from deepvm import plan as planning
+from deepvm.catalog import Catalog, Instance, Market, Quota
+from deepvm.errors import DeepvmError, Infeasible, UnknownName, UsageError
+from deepvm.plan import Request
+from deepvm.plan.instances import analyse_instances
+
+TABLE_IV = Request(budget_usd=3, objective="flopp", checkpoint_bytes=300_000_000, buffers=2)
+
+
+def gpu(name: str, **facts: object) -> Instance:
+    base: dict[str, object] = {
+        "family": "G", "vcpus": 4, "memory_gib": 16.0, "accelerator": "T4", "accelerator_count": 1,
+        "accelerator_memory_gib": 16.0, "eflops": 100.0, "sustained_gbps": 25.0,
+    }  # fmt: skip
+    return Instance(name=name, **{**base, **facts})  # type: ignore[arg-type]
+
+
+def cpu(name: str, **facts: object) -> Instance:
+    return Instance(
+        name=name, **{"family": "C", "vcpus": 4, "memory_gib": 16.0, "sustained_gbps": 10.0, **facts}
+    )  # type: ignore[arg-type]
+
+
+def shape(best: planning.Recommendation) -> list[tuple[str, str, int]]:
+    return [(r.role, r.instance, r.count) for r in best.roles]
+
+
+def test_table_iv_is_made_again() -> None:
+    aws = catalogues.load("paper-aws-2023")
+    three = planning.plan(aws, TABLE_IV).recommendations
+    assert [shape(r) for r in three] == [
+        [("worker", "g4dn.xlarge", 17), ("memory", name, 1)] for name in ("c5.xlarge", "m6i.xlarge", "c5n.xlarge")
+    ]
+    assert [r.hourly_usd for r in three] == pytest.approx([2.8526, 2.8746, 2.8986])
+    others = {
+        policy: planning.plan(aws, replace(TABLE_IV, policy=policy, top=1)).recommendations[0]
+        for policy in ("noscale", "cost-first", "performance-first")
+    }
+    assert shape(others["noscale"]) == shape(three[0])
+    assert shape(others["cost-first"]) == [("worker", "g4dn.xlarge", 15), ("anchor", "g4dn.xlarge", 1)]
+    assert shape(others["performance-first"]) == [("worker", "g5.xlarge", 6), ("anchor", "g5.xlarge", 1)]
+
+
+def test_performance_is_eflops_times_n_times_scaling_whatever_the_objective() -> None:
+    virtual = catalogues.load("paper-virtual")
+    for objective in ("throughput", "flopp"):
+        best = planning.plan(
+            virtual, Request(budget_usd=3, objective=objective, checkpoint_bytes=500_000_000)
+        ).recommendations[0]
+        assert (best.worker.instance, best.nodes) == ("D", 17)
+        assert best.performance == pytest.approx(11230.6, abs=0.05)
+
+
+def test_the_quota_is_inclusive_but_for_the_published_method() -> None:
+    market = small_catalog(
+        [gpu("g"), cpu("c")],
+        [(0, 0, 1.0), (1, 0, 0.1)],
+        [(0, 0, 0.1)],
+        quotas=(Quota(families=("G",), market=Market.SPOT, vcpus=32),),
+        saturation="table",
+    )
+    request = Request(budget_usd=100, architectures=("tiering",), gradient_bytes=0)
+    assert planning.plan(market, request).recommendations[0].nodes == 8
+    assert planning.plan(market, replace(request, objective="flopp")).recommendations[0].nodes == 7
+
+
+def test_a_price_equal_to_the_budget_fits_in_spite_of_rounding() -> None:
+    market = small_catalog([gpu("g"), cpu("c")], [(1, 0, 0.2)], [(0, 0, 0.1)])
+    assert planning.plan(market, Request(budget_usd=0.3)).recommendations[0].hourly_usd == pytest.approx(0.3)
+    with pytest.raises(Infeasible):
+        planning.plan(market, Request(budget_usd=0.3 - 2e-6))
+
+
+def test_checkpoints_larger_than_one_memory_node_are_spread_over_several() -> None:
+    market = small_catalog([gpu("g"), cpu("c", memory_gib=10.0)], [(1, 0, 0.1)], [(0, 0, 0.1)])
+    best = planning.plan(market, Request(budget_usd=1, checkpoint_bytes=12 * 2**30, buffers=2, checkpoint_every_s=600))
+    assert shape(best.recommendations[0])[1] == ("memory", "c", 3)  # 24 GiB in nodes of 9 usable ones
+
+
+def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() -> None:
+    market = small_catalog(
+        [gpu("g"), cpu("c")],
+        [(1, 1, 0.1)],
+        [(0, 0, 0.1)],
+        places=(("r", "a"), ("r", "b")),
+    )
+    request = Request(budget_usd=1, architectures=("tiering",))
+    with pytest.raises(Infeasible):
+        planning.plan(market, request)
+    best = planning.plan(market, replace(request, memory_in="region")).recommendations[0]
+    assert [r.zone for r in best.roles] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "wanted", "reason"),
+    [
+        ({"architecture": "arm64"}, {}, "arm64"),
+        ({"accelerator_count": 0.125}, {}, "slice"),
+        ({"eflops": None, "accelerator": "Nobody's"}, {}, "unknown speed"),
+        ({"accelerator_memory_gib": 8.0}, {"min_gpu_memory_gib": 16.0}, "GPU memory"),
+        ({"accelerator_memory_gib": None}, {"min_gpu_memory_gib": 16.0}, "GPU memory unknown"),
+        ({"sustained_gbps": None, "vcpus": None}, {}, "bandwidth"),
+    ],
+)
+def test_what_is_left_out_is_told_with_its_reason(
+    facts: dict[str, object], wanted: dict[str, object], reason: str
+) -> None:
+    market = small_catalog(
+        [gpu("good"), gpu("bad", **facts), cpu("c")], [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)]
+    )
+    plan = planning.plan(market, Request(budget_usd=1, **wanted))  # type: ignore[arg-type]
+    assert plan.recommendations[0].worker.instance == "good"
+    assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]
+
+
+def test_missing_bandwidth_is_estimated_and_said_so() -> None:
+    market = small_catalog(
+        [gpu("g", sustained_gbps=None, eflops=None), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)]
+    )
+    best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
+    assert best.estimates == ("eFLOPS of g", "bandwidth of g")
+
+
+def test_infeasible_names_the_cheapest_price() -> None:
+    virtual = catalogues.load("paper-virtual")
+    with pytest.raises(Infeasible, match=r"\$0\.2324/h.*\$0\.2000/h.*raise --budget") as caught:
+        planning.plan(virtual, Request(budget_usd=0.2))
+    assert caught.value.cheapest_usd == pytest.approx(0.066 + 0.1664)
+
+
+def test_infeasible_at_any_price_names_the_constraints() -> None:
+    market = small_catalog(
+        [gpu("g"), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)],
+        quotas=(Quota(families=("G",), market=Market.SPOT, vcpus=0),),
+    )  # fmt: skip
+    with pytest.raises(Infeasible, match="at any price"):
+        planning.plan(market, Request(budget_usd=100))
+    with pytest.raises(Infeasible, match="no GPU type is left"):
+        planning.plan(small_catalog([cpu("c")], [(0, 0, 0.1)], []), Request(budget_usd=1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"budget_usd": float("nan")}, {"budget_usd": -1.0}, {"budget_usd": float("inf")}, {"top": 0},
+        {"buffers": 0}, {"checkpoint_bytes": -1}, {"max_nodes": 0}, {"checkpoint_every_s": 0.0},
+        {"objective": "cost"}, {"deadline_s": 10.0}, {"architectures": ()}, {"mixed": True, "policy": "noscale"},
+    ],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        Request(**{"budget_usd": 3.0, **wrong})  # type: ignore[arg-type]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="did you mean throughput"):
+        Request(budget_usd=3, objective="througput")
+    aws = catalogues.load()
+    for field, value, hint in (("gpu", "A10", "A10G"), ("region", "us-east1", "us-east-1")):
+        with pytest.raises(UnknownName, match=hint):
+            planning.plan(aws, Request(budget_usd=3, **{field: value}))  # type: ignore[arg-type]
+
+
+def test_cost_and_time_finish_the_job_and_keep_the_deadline() -> None:
+    aws = catalogues.load()
+    work = 100 * 377.0
+    cheap = planning.plan(aws, Request(budget_usd=10, objective="cost", work_eflops_h=work)).recommendations[0]
+    fast = planning.plan(aws, Request(budget_usd=10, objective="time", work_eflops_h=work)).recommendations[0]
+    assert cheap.objective_value == pytest.approx(work / cheap.performance * cheap.hourly_usd)
+    assert fast.objective_value == pytest.approx(work / fast.performance)
+    assert fast.objective_value <= work / cheap.performance
+    bound_s = (work / cheap.performance + fast.objective_value) / 2 * 3600
+    held = planning.plan(
+        aws, Request(budget_usd=10, objective="cost", work_eflops_h=work, deadline_s=bound_s)
+    ).recommendations[0]
+    assert work / held.performance * 3600 <= bound_s
+    assert held.objective_value >= cheap.objective_value
+
+
+# --- explanations ---------------------------------------------------------------------------------------------
+
+
+def explained(request: Request, name: str = "paper-aws-2023") -> tuple[planning.Plan, planning.Explanation]:
+    catalog = catalogues.load(name)
+    plan = planning.plan(catalog, request)
+    return plan, planning.explain(catalog, plan, date(2026, 11, 15))
+
+
+def test_the_flip_price_is_where_the_choice_flips() -> None:
+    catalog = catalogues.load("paper-aws-2023")
+    plan, why = explained(Request(budget_usd=3))
+    chosen = plan.recommendations[0].worker
+    assert why.flip_usd is not None
+    assert why.flip_usd > chosen.usd_per_hour
+
+    def first_at(usd: float) -> str:
+        spot = catalog.prices[Market.SPOT]
+        moved = np.where(spot.instance == catalog.index_by_name[chosen.instance], usd, spot.usd_per_hour)
+        changed = replace(catalog, prices={**catalog.prices, Market.SPOT: replace(spot, usd_per_hour=moved)})
+        return planning.plan(changed, Request(budget_usd=3)).recommendations[0].worker.instance
+
+    assert first_at(why.flip_usd - 1e-4) == chosen.instance
+    assert first_at(why.flip_usd + 1e-4) != chosen.instance
+
+
+def test_a_quota_that_binds_is_named_with_what_its_raise_buys() -> None:
+    plan, why = explained(Request(budget_usd=20))
+    assert plan.recommendations[0].nodes in (32, 33)
+    assert why.quota_raises[0].quota == "G spot"
+    assert why.quota_raises[0].wanted_vcpus > 128
+    assert any("quota G spot" in b for b in why.binding)
+
+
+def test_a_dollar_more_buys_what_the_plan_at_that_budget_gives() -> None:
+    plan, why = explained(Request(budget_usd=3))
+    more = planning.plan(catalogues.load("paper-aws-2023"), Request(budget_usd=4)).recommendations[0]
+    assert why.dollar_more is not None
+    assert why.dollar_more.performance == more.performance
+    assert why.dollar_more_gain == pytest.approx(more.performance / plan.recommendations[0].performance - 1)
+    assert why.next_better_usd is not None
+    assert 3 < why.next_better_usd <= 4
+
+
+def test_the_runner_up_is_another_type_and_prices_carry_their_age() -> None:
+    plan, why = explained(Request(budget_usd=3))
+    assert why.runner_up is not None
+    assert why.runner_up.worker.instance != plan.recommendations[0].worker.instance
+    assert why.runner_up_behind is not None
+    assert 0 <= why.runner_up_behind < 1
+    assert {age.days for age in why.price_ages} == {(date(2026, 11, 15) - date(2023, 10, 1)).days}
+
+
+@settings(max_examples=60, deadline=None)
+@given(catalog=markets(), request=requests())
+def test_every_feasible_plan_can_be_explained(catalog: Catalog, request: Request) -> None:
+    try:
+        plan = planning.plan(catalog, request)
+    except Infeasible:
+        return
+    why = planning.explain(catalog, plan, date(2026, 11, 15))
+    assert why.binding
+    assert why.unspent_usd >= -1e-6
+
+
+# --- several types in one cluster -----------------------------------------------------------------------------
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    catalog=markets(),
+    request=requests(
+        policy="deepvm", objective="throughput", deadline_s=None, max_nodes=4, architectures=("all-spot",)
+    ),
+)
+def test_a_mixed_cluster_equals_brute_force(catalog: Catalog, request: Request) -> None:
+    """Over all ways to choose up to four spot machines of a place."""
+    board = analyse_instances(catalog, request)
+    workers, best = board.workers, 0.0
+    for place in set(workers.place.tolist()):
+        rows = [r for r in np.flatnonzero(workers.place == place) if np.isfinite(workers.spot_usd[r])]
+        for n in range(1, request.max_nodes + 1):
+            for chosen in itertools.combinations_with_replacement(rows, n):
+                if workers.spot_usd[list(chosen)].sum() > request.budget_usd + 1e-6:
+                    continue
+                if any(_vcpus(catalog, board, chosen, q) > q.vcpus for q in catalog.quotas):
+                    continue
+                slowest = float(workers.gbps[list(chosen)].min())
+                if n * slowest < board.checkpoint_gbps:
+                    continue
+                value = sum(
+                    workers.eflops[r]
+                    * float(board.curve(int(workers.instance[r]), slowest).scaling(np.array([n]))[0])
+                    for r in chosen
+                )
+                best = max(best, value)
+    single = [c for c in every_cluster(catalog, request) if c.usd <= request.budget_usd + 1e-6]
+    best = max([best, *(c.performance for c in single)])
+    if best == 0:
+        with pytest.raises(Infeasible):
+            planning.plan(catalog, replace(request, mixed=True))
+    else:
+        found = planning.plan(catalog, replace(request, mixed=True)).recommendations[0]
+        assert found.performance == pytest.approx(best, rel=1e-6)
+
+
+def _vcpus(catalog: Catalog, board: object, rows: tuple[int, ...], quota: Quota) -> float:
+    workers = board.workers  # type: ignore[attr-defined]
+    return sum(
+        catalog.instances[workers.instance[r]].vcpus
+        for r in rows
+        if quota.market is Market.SPOT
+        and catalog.instances[workers.instance[r]].family in quota.families
+        and quota.region in (None, catalog.places[workers.place[r]][0])
+    )
+
+
+# --- architectures of others ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plugged_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package of a user's, as pip would lay it down: one module, one entry point."""
+    (tmp_path / "their_architecture.py").write_text(
+        textwrap.dedent(
+            """
+            import numpy as np
+            from deepvm.catalog import Market
+            from deepvm.plan.architectures import Part
+
+            class Twins:
+                name = "twins"
+                summary = "exactly two on-demand machines"
+
+                def hourly_usd(self, board, nodes):
+                    usd = np.full((len(board.workers), len(nodes)), np.inf)
+                    usd[:, nodes == 2] = 2 * board.workers.on_demand_usd[:, None]
+                    return usd
+
+                def clusters(self, board, worker, nodes, limit):
+                    w = board.workers
+                    return [(Part(role="worker", instance=int(w.instance[worker]), place=int(w.place[worker]),
+                                  market=Market.ON_DEMAND, count=2, usd_per_hour=float(w.on_demand_usd[worker])),)]
+
+            class Broken:
+                pass
+            """
+        )
+    )
+    info = tmp_path / "their_architecture-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-architecture\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[deepvm.architectures]\ntwins = their_architecture:Twins\nbroken = their_architecture:Broken\n"
+        "absent = their_architecture:Absent\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "their_architecture", raising=False)
+
+
+@pytest.mark.usefixtures("plugged_in")
+def test_an_architecture_in_a_users_package_is_planned_with() -> None:
+    virtual = catalogues.load("paper-virtual")
+    best = planning.plan(virtual, Request(budget_usd=3, architectures=("twins",))).recommendations[0]
+    assert (best.architecture, best.nodes) == ("twins", 2)
+    for name in ("broken", "absent"):
+        with pytest.raises(DeepvmError, match="their_architecture"):
+            planning.plan(virtual, Request(budget_usd=3, architectures=(name,)))
+    with pytest.raises(UnknownName, match="twins"):
+        planning.plan(virtual, Request(budget_usd=3, architectures=("twin",)))
