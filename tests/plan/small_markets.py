@@ -79,9 +79,7 @@ def markets(draw: st.DrawFn) -> Catalog:
     gpus = draw(st.lists(gpu_types, min_size=1, max_size=3, unique_by=lambda i: i.name))
     cpus = draw(st.lists(cpu_types, min_size=0, max_size=3, unique_by=lambda i: i.name))
     places = draw(
-        st.sampled_from(
-            [(("r1", None),), (("r1", "a"), ("r1", "b")), (("r1", "a"), ("r2", "a2"), ("r1", "b"))]
-        )
+        st.sampled_from([(("r1", None),), (("r1", "a"), ("r1", "b")), (("r1", "a"), ("r2", "a2"), ("r1", "b"))])
     )
     instances = [*gpus, *cpus]
     cells = [(i, p) for i in range(len(instances)) for p in range(len(places))]
@@ -114,9 +112,7 @@ def requests(draw: st.DrawFn, **fixed: object) -> Request:
         "work_eflops_h": 1000.0,
         "deadline_s": draw(st.sampled_from([None, 3600.0])),
         "architectures": draw(
-            st.sampled_from(
-                [("tiering", "single-anchor"), ("all-spot",), ("tiering", "all-on-demand", "all-spot")]
-            )
+            st.sampled_from([("tiering", "single-anchor"), ("all-spot",), ("tiering", "all-on-demand", "all-spot")])
         ),
         "memory_in": draw(st.sampled_from(["zone", "region"])),
         **fixed,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -106,7 +107,7 @@ def test_the_pareto_front_rises_in_price_and_performance_and_ends_at_the_optimum
     except Infeasible:
         return
     pairs = [(r.hourly_usd, r.performance) for r in front]
-    assert all(a[0] < b[0] and a[1] < b[1] for a, b in zip(pairs, pairs[1:], strict=False))
+    assert all(a[0] < b[0] and a[1] < b[1] for a, b in pairwise(pairs))
     assert front[-1].performance == pytest.approx(planning.plan(catalog, request).recommendations[0].performance)
 
 

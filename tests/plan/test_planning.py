@@ -33,9 +33,7 @@ def gpu(name: str, **facts: object) -> Instance:
 
 
 def cpu(name: str, **facts: object) -> Instance:
-    return Instance(
-        name=name, **{"family": "C", "vcpus": 4, "memory_gib": 16.0, "sustained_gbps": 10.0, **facts}
-    )  # type: ignore[arg-type]
+    return Instance(name=name, **{"family": "C", "vcpus": 4, "memory_gib": 16.0, "sustained_gbps": 10.0, **facts})  # type: ignore[arg-type]
 
 
 def shape(best: planning.Recommendation) -> list[tuple[str, str, int]]:
@@ -122,18 +120,14 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
 def test_what_is_left_out_is_told_with_its_reason(
     facts: dict[str, object], wanted: dict[str, object], reason: str
 ) -> None:
-    market = small_catalog(
-        [gpu("good"), gpu("bad", **facts), cpu("c")], [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)]
-    )
+    market = small_catalog([gpu("good"), gpu("bad", **facts), cpu("c")], [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
     plan = planning.plan(market, Request(budget_usd=1, **wanted))  # type: ignore[arg-type]
     assert plan.recommendations[0].worker.instance == "good"
     assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]
 
 
 def test_missing_bandwidth_is_estimated_and_said_so() -> None:
-    market = small_catalog(
-        [gpu("g", sustained_gbps=None, eflops=None), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)]
-    )
+    market = small_catalog([gpu("g", sustained_gbps=None, eflops=None), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)])
     best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
     assert best.estimates == ("eFLOPS of g", "bandwidth of g")
 
@@ -285,8 +279,7 @@ def test_a_mixed_cluster_equals_brute_force(catalog: Catalog, request: Request) 
                 if n * slowest < board.checkpoint_gbps:
                     continue
                 value = sum(
-                    workers.eflops[r]
-                    * float(board.curve(int(workers.instance[r]), slowest).scaling(np.array([n]))[0])
+                    workers.eflops[r] * float(board.curve(int(workers.instance[r]), slowest).scaling(np.array([n]))[0])
                     for r in chosen
                 )
                 best = max(best, value)

@@ -165,9 +165,7 @@ def _catalog(document: Mapping[str, Any]) -> Catalog:
         description=str(document["description"]),
         instances=instances,
         places=places,
-        prices={
-            Market(market): _prices(columns, index, len(places)) for market, columns in document["prices"].items()
-        },
+        prices={Market(market): _prices(columns, index, len(places)) for market, columns in document["prices"].items()},
         quotas=tuple(
             Quota(
                 families=tuple(row["families"]),
@@ -213,9 +211,7 @@ def _prices(columns: Mapping[str, Any], index: Mapping[str, int], place_count: i
     wrong = np.flatnonzero(~(np.isfinite(usd) & (usd > 0)))
     if wrong.size:
         raise ValueError(f"the price of {names[wrong[0]]} is {usd[wrong[0]]}, it must be above zero")
-    bounds = {
-        name: np.array(columns[name], dtype=np.float64) for name in ("usd_low", "usd_high") if name in columns
-    }
+    bounds = {name: np.array(columns[name], dtype=np.float64) for name in ("usd_low", "usd_high") if name in columns}
     if any(b.shape != (count,) for b in bounds.values()):
         raise ValueError("the ranges of prices are not as many as the prices")
     return Prices(

@@ -48,7 +48,14 @@ class Instance:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("an instance type has no name")
-        for what in ("vcpus", "memory_gib", "accelerator_memory_gib", "burst_gbps", "sustained_gbps", "eflops"):
+        for what in (
+            "vcpus",
+            "memory_gib",
+            "accelerator_memory_gib",
+            "burst_gbps",
+            "sustained_gbps",
+            "eflops",
+        ):
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{self.name}: {what} is {value}, it must be above zero or absent")

@@ -17,7 +17,7 @@ from deepvm.errors import UsageError
 from deepvm.plan import OBJECTIVES, POLICIES, Request
 from deepvm.plan.instances import eflops_of
 from deepvm.plan.request import PAPER_ARCHITECTURES
-from deepvm.units import parse_bytes, parse_seconds, parse_usd
+from deepvm.units import parse_bytes, parse_seconds
 
 JOB, CLUSTER, MODEL = "The job", "What the cluster may be made of", "How it is modelled"
 
@@ -39,25 +39,23 @@ Work = Annotated[
 Deadline = Annotated[str | None, typer.Option(help="Finish --work within this time.", rich_help_panel=JOB)]
 Architectures = Annotated[
     list[str] | None,
-    typer.Option("--architecture", help="Shapes allowed, repeatable [tiering, single-anchor].", rich_help_panel=CLUSTER),
+    typer.Option(
+        "--architecture", help="Shapes allowed, repeatable [tiering, single-anchor].", rich_help_panel=CLUSTER
+    ),
 ]
 Region = Annotated[str | None, typer.Option(help="Only this region.", rich_help_panel=CLUSTER)]
 Zone = Annotated[str | None, typer.Option(help="Only this zone.", rich_help_panel=CLUSTER)]
 Gpu = Annotated[str | None, typer.Option(help="Only this GPU.", rich_help_panel=CLUSTER)]
-MinGpuMemory = Annotated[
-    str | None, typer.Option(help="Least memory of one GPU, as 24GiB.", rich_help_panel=CLUSTER)
-]
+MinGpuMemory = Annotated[str | None, typer.Option(help="Least memory of one GPU, as 24GiB.", rich_help_panel=CLUSTER)]
 Arch = Annotated[str, typer.Option(help="CPU architecture: x86_64, arm64, any.", rich_help_panel=CLUSTER)]
-FractionalGpus = Annotated[bool, typer.Option("--fractional-gpus", help="Admit slices of GPUs.", rich_help_panel=CLUSTER)]
-MaxNodes = Annotated[int, typer.Option(help="Most machines in one role.", rich_help_panel=CLUSTER)]
-MemoryIn = Annotated[
-    str, typer.Option(help="Memory nodes in the workers' zone or region.", rich_help_panel=CLUSTER)
+FractionalGpus = Annotated[
+    bool, typer.Option("--fractional-gpus", help="Admit slices of GPUs.", rich_help_panel=CLUSTER)
 ]
+MaxNodes = Annotated[int, typer.Option(help="Most machines in one role.", rich_help_panel=CLUSTER)]
+MemoryIn = Annotated[str, typer.Option(help="Memory nodes in the workers' zone or region.", rich_help_panel=CLUSTER)]
 Quotas = Annotated[
     list[str] | None,
-    typer.Option(
-        "--quota", help="vCPUs of a family in a market, as G:spot=128, repeatable.", rich_help_panel=CLUSTER
-    ),
+    typer.Option("--quota", help="vCPUs of a family in a market, as G:spot=128, repeatable.", rich_help_panel=CLUSTER),
 ]
 Curve = Annotated[
     str, typer.Option(help="auto: measured curves where known; all-reduce: for all.", rich_help_panel=MODEL)
@@ -128,12 +126,10 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
         market, request = _request_options(**given)
         command(market=market, request=request, **values)
 
-    parameters = [
-        p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *shared.values())
-    ]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *shared.values())]
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in parameters}
-    del called.__wrapped__  # type: ignore[attr-defined]
+    del called.__wrapped__
     return called
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.cli.options import takes_request
-from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, table
+from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, table, write_text
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
 from deepvm.plan.objectives import unit
 from deepvm.units import format_days, format_usd, parse_usd
@@ -49,7 +49,7 @@ def command(
     if reasons is not None:
         document["explanation"] = reasons.to_json()
     if output is not None:
-        output.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write_text(output, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if as_json:
         print_json(document)
         return
@@ -127,7 +127,7 @@ def _show_decision(plan: Plan) -> None:
     if objective != "throughput":
         rows.add_column(f"{objective} ({unit(objective)})", justify="right")
     for best in plan.recommendations:
-        cells = [
+        cells: list[str | Text] = [
             str(best.rank),
             Text(cluster_text(best), style="bold green" if best.rank == 1 else ""),
             best.worker.zone or best.worker.region,
@@ -167,7 +167,10 @@ def _show_reasons(plan: Plan, why: Explanation) -> None:
     else:
         behind = why.runner_up_behind or 0.0
         lines.append(
-            ("runner-up", f"{cluster_text(why.runner_up)} at {why.runner_up.hourly_usd:.4f} $/h, {behind:.1%} behind")
+            (
+                "runner-up",
+                f"{cluster_text(why.runner_up)} at {why.runner_up.hourly_usd:.4f} $/h, {behind:.1%} behind",
+            )
         )
     if why.dollar_more is not None:
         gained = f"{why.dollar_more_gain or 0.0:+.1%}, with {cluster_text(why.dollar_more)}"
@@ -176,12 +179,18 @@ def _show_reasons(plan: Plan, why: Explanation) -> None:
         lines.append(("flips", "at no price of its worker within the budget"))
     else:
         lines.append(
-            ("flips", f"when {best.worker.instance} {best.worker.market} costs more than {format_usd(why.flip_usd)}/h")
+            (
+                "flips",
+                f"when {best.worker.instance} {best.worker.market} costs more than {format_usd(why.flip_usd)}/h",
+            )
         )
     if why.quota_raises:
         most = why.quota_raises[0]
         lines.append(
-            ("quota", f"raising {most.quota} from {most.vcpus:g} to {most.wanted_vcpus:g} vCPUs buys {most.gain:+.1%}")
+            (
+                "quota",
+                f"raising {most.quota} from {most.vcpus:g} to {most.wanted_vcpus:g} vCPUs buys {most.gain:+.1%}",
+            )
         )
     else:
         lines.append(("quota", "no raise would help"))

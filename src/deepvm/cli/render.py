@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from datetime import date
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from deepvm.errors import UsageError
 from deepvm.units import format_days
 
 STALE_DAYS = 31
@@ -27,9 +29,24 @@ def print_json(document: object) -> None:
     sys.stdout.write("\n")
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named."""
+    try:
+        path.write_text(text, encoding="utf-8", newline="")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
 def table(title: str | None = None) -> Table:
     """A table that stays readable in narrow terminals: no outer box, wrapped titles."""
-    return Table(title=title, box=None, title_justify="left", title_style="bold", header_style="bold cyan", pad_edge=False)
+    return Table(
+        title=title,
+        box=None,
+        title_justify="left",
+        title_style="bold",
+        header_style="bold cyan",
+        pad_edge=False,
+    )
 
 
 def price_age_note(seen: date, today: date) -> str | None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.cli.options import takes_request
-from deepvm.cli.render import JsonFlag, console, print_json, table
+from deepvm.cli.render import JsonFlag, console, print_json, table, write_text
 from deepvm.plan import POLICIES, Point, Request
 from deepvm.units import parse_usd
 
@@ -40,8 +41,9 @@ def command(
     at_usd = planning.budgets(parse_usd(first), parse_usd(last), parse_usd(step))
     points = planning.sweep(market, request, at_usd, policies)
     if output is not None:
-        with output.open("w", newline="", encoding="utf-8") as file:
-            _write_csv(points, file)
+        text = io.StringIO(newline="")
+        _write_csv(points, text)
+        write_text(output, text.getvalue())
     if figure is not None:
         from deepvm.paper.figures import draw_sweep
 
@@ -57,8 +59,8 @@ def command(
         _write_csv(points, sys.stdout)
 
 
-def _write_csv(points: list[Point], file: object) -> None:
-    writer = csv.DictWriter(file, _COLUMNS)  # type: ignore[type-var]
+def _write_csv(points: list[Point], file: TextIO) -> None:
+    writer = csv.DictWriter(file, _COLUMNS)
     writer.writeheader()
     writer.writerows(point.to_json() for point in points)
 

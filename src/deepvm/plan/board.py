@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -194,7 +193,9 @@ class Board:
         """[row of workers, node count]: the price of the cheapest memory tier within reach of each worker row."""
         result = np.full((len(self.workers), len(nodes)), np.inf)
         by_site = _rows_by_value(self.memory.site)
-        by_gbps = self.saturation == "table"  # the bandwidth model does not look at the workers
+        by_gbps = self.saturation == "table"
+        if not by_gbps:  # the bandwidth model looks at the bytes, not at the workers: one count is like another
+            nodes = nodes[:1]
         keys = np.stack([self.workers.site, self.workers.gbps if by_gbps else np.zeros(len(self.workers))], axis=1)
         for site, gbps in np.unique(keys, axis=0):
             rows = by_site.get(int(site))

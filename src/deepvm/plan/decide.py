@@ -50,9 +50,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
         performance=candidate.performance,
         objective=request.objective,
         objective_value=objectives.value(request.objective, board, candidate.worker, candidate.performance, usd),
-        curves=tuple(
-            _curve(board, instance, slowest, candidate.nodes) for instance in dict.fromkeys(trained)
-        ),
+        curves=tuple(_curve(board, instance, slowest, candidate.nodes) for instance in dict.fromkeys(trained)),
         network=board.network_model,
         estimates=tuple(
             f"{what} of {catalog.instances[i].name}"
@@ -75,10 +73,10 @@ def _curve(board: Board, instance: int, slowest_gbps: float, nodes: int) -> Curv
 
 def _best_of_each(space: Space) -> tuple[Recommendation, ...]:
     request = space.board.request
-    each = space.score.shape[1] * space.score.shape[2]
     found = []
     for a in range(len(space.architectures)):
-        best = space.best(request.budget_usd, 1, keep=np.arange(a * each, (a + 1) * each))
+        this_one = (np.arange(len(space.architectures)) == a)[:, None, None]
+        best = space.best(request.budget_usd, 1, keep=this_one)
         found += [recommendation(space.board, candidate, 1) for candidate in best]
     return tuple(found)
 

@@ -48,7 +48,12 @@ class PriceAge:
         return self.days > STALE_DAYS
 
     def to_json(self) -> dict[str, Any]:
-        return {"instance": self.instance, "market": self.market, "seen": self.seen.isoformat(), "days": self.days}
+        return {
+            "instance": self.instance,
+            "market": self.market,
+            "seen": self.seen.isoformat(),
+            "days": self.days,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +150,9 @@ def _binding(
     if next_better_usd is not None:
         found.append(f"budget (the next better cluster costs {format_usd(next_better_usd)}/h)")
     found += [f"quota {r.quota} ({r.vcpus:g} vCPUs)" for r in raises]
-    relaxed: dict[str, Request] = {f"--max-nodes {request.max_nodes}": replace(request, max_nodes=request.max_nodes * 2)}
+    relaxed: dict[str, Request] = {
+        f"--max-nodes {request.max_nodes}": replace(request, max_nodes=request.max_nodes * 2)
+    }
     size = f"{request.buffers} × {format_bytes(request.checkpoint_bytes)} of checkpoints"
     relaxed[f"memory and network for {size}"] = replace(
         request,
@@ -216,10 +223,8 @@ def _gain(chosen: Recommendation, other: Recommendation) -> float:
 
 def _best_without(space: Space, worker_type: int) -> Recommendation | None:
     """The best cluster of another worker type."""
-    others = np.broadcast_to(
-        (space.board.workers.instance != worker_type)[None, :, None], space.score.shape
-    )
-    best = space.best(space.board.request.budget_usd, 1, keep=np.flatnonzero(others.reshape(-1)))
+    others = (space.board.workers.instance != worker_type)[None, :, None]
+    best = space.best(space.board.request.budget_usd, 1, keep=others)
     return recommendation(space.board, best[0], 2) if best else None
 
 

@@ -76,7 +76,14 @@ def _programs(board: Board, space: Space, at_least: float) -> Iterator[_Program]
 
 
 def _programs_of(
-    board: Board, kind: Architecture, rows: Ints, gain: Floats, tier: Floats, nodes: Ints, gbps: float, at_least: float
+    board: Board,
+    kind: Architecture,
+    rows: Ints,
+    gain: Floats,
+    tier: Floats,
+    nodes: Ints,
+    gbps: float,
+    at_least: float,
 ) -> Iterator[_Program]:
     market = _worker_market(kind)
     if market is None or not rows.size:
@@ -176,8 +183,8 @@ def _solve(board: Board, program: _Program) -> Ints | None:
     )
     if solved.x is None:
         return None
-    chosen = np.rint(solved.x).astype(np.int64)
-    return chosen.reshape(2, count) if anchored else chosen.reshape(1, count)
+    chosen = np.array(np.rint(solved.x), dtype=np.int64)
+    return chosen.reshape(2 if anchored else 1, count)
 
 
 def _counted(board: Board, quota: Quota, row: int) -> float:

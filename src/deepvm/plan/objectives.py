@@ -77,11 +77,11 @@ def build_space(board: Board, nodes: Ints | None = None) -> Space:
 def _scores(board: Board, nodes: Ints, performance: Floats, usd: Floats) -> Floats:
     policy, workers = board.request.policy, board.workers
     if policy == "cost-first":  # the type that gives the most machines
-        return np.broadcast_to(nodes.astype(np.float64), usd.shape).copy()
+        return np.array(np.broadcast_to(nodes, usd.shape), dtype=np.float64)
     if policy == "performance-first":  # the fastest type of which two fit, then as many as fit
         _, rank = np.unique(workers.eflops, return_inverse=True)
         rank = rank.reshape(-1, 1) * (nodes.max(initial=0) + 1) + nodes
-        return np.broadcast_to(rank.astype(np.float64), usd.shape).copy()
+        return np.array(np.broadcast_to(rank, usd.shape), dtype=np.float64)
     if policy == "noscale":
         performance = workers.eflops[:, None] * nodes
     values, sign, _ = _OBJECTIVES[board.request.objective]

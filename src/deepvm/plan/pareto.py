@@ -21,6 +21,6 @@ def pareto(catalog: Catalog, request: Request) -> tuple[Recommendation, ...]:
     if not within.size:
         raise infeasible(board)
     return tuple(
-        recommendation(board, space.best(request.budget_usd, 1, keep=cell.reshape(1))[0], rank)
+        recommendation(board, space.spelled_out(int(cell), request.budget_usd, 1)[0], rank)
         for rank, cell in enumerate(within, start=1)
     )

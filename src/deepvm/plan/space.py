@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepvm.plan import architectures
 from deepvm.plan.architectures import Architecture, Cluster
@@ -74,30 +75,39 @@ class Space:
         better = score > before
         return Frontier(hourly_usd=self.hourly_usd.reshape(-1)[cells[better]], cell=cells[better])
 
-    def best(self, budget_usd: float, limit: int, *, keep: Ints | None = None) -> list[Candidate]:
+    def best(self, budget_usd: float, limit: int, *, keep: NDArray[np.bool_] | None = None) -> list[Candidate]:
         """The best clusters within the budget, best first; ties go to the cheaper, then to the smaller cluster.
 
         The ``limit`` best clusters lie in the ``limit`` best cells, since a cell's own best is its cheapest."""
         score, usd = self.score.reshape(-1), self.hourly_usd.reshape(-1)
-        cells = np.flatnonzero((usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf))
+        admitted = (usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf)
         if keep is not None:
-            cells = np.intersect1d(cells, keep, assume_unique=True)
+            admitted &= np.broadcast_to(keep, self.score.shape).reshape(-1)
+        cells = np.flatnonzero(admitted)
         if cells.size > limit:
             threshold = np.partition(score[cells], cells.size - limit)[cells.size - limit]
             cells = cells[score[cells] >= threshold]
         order = np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))[:limit]
-        found = [c for cell in cells[order] for c in self._spelled_out(int(cell), budget_usd, limit)]
+        found = [c for cell in cells[order] for c in self.spelled_out(int(cell), budget_usd, limit)]
         found.sort(key=lambda c: (-c.score, architectures.hourly_usd(c.cluster)))  # stable: cells keep their order
         return found[:limit]
 
-    def _spelled_out(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
+    def spelled_out(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
+        """The clusters of a cell within the budget, cheapest first: one for each memory tier, where it has any."""
         a, w, n = self.indices(cell)
         architecture, nodes = self.architectures[a], int(self.nodes[n])
         clusters = architecture.clusters(self.board, w, nodes, limit)
         within = [c for c in clusters if architectures.hourly_usd(c) <= budget_usd + USD_TOLERANCE]
         score, performance = float(self.score[a, w, n]), float(self.performance[w, n])
         return [
-            Candidate(architecture=architecture, worker=w, nodes=nodes, cluster=cluster, performance=performance, score=score)
+            Candidate(
+                architecture=architecture,
+                worker=w,
+                nodes=nodes,
+                cluster=cluster,
+                performance=performance,
+                score=score,
+            )
             for cluster in within
         ]
 

@@ -1,0 +1,172 @@
+"""The command line as its users meet it: words in; tables, one JSON document, or one sentence out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepvm.cli.app import run
+
+TABLE_IV = "plan --budget 3 --catalog paper-aws-2023 --checkpoint-size 300MB --buffers 2 --objective flopp"
+
+
+def deepvm(words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from deepvm.cli import main; main()", *words.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def test_table_iv_as_json() -> None:
+    done = deepvm(f"{TABLE_IV} --json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    assert document["format"] == "deepvm-plan/1"
+    assert document["request"]["budget_usd"] == 3
+    for best, memory in zip(document["recommendations"], ("c5.xlarge", "m6i.xlarge", "c5n.xlarge"), strict=True):
+        assert best["architecture"] == "tiering"
+        workers, node = best["roles"]
+        assert (workers["role"], workers["instance"], workers["market"], workers["count"]) == (
+            "worker", "g4dn.xlarge", "spot", 17,
+        )  # fmt: skip
+        assert workers["usd_per_hour"] == 0.1578
+        assert (node["role"], node["instance"], node["market"], node["count"]) == ("memory", memory, "on-demand", 1)
+        assert best["objective"]["name"] == "flopp"
+    assert document["recommendations"][0]["hourly_usd"] == pytest.approx(2.8526)
+
+
+def test_the_sweep_has_every_policy_at_every_budget_and_takes_under_a_second() -> None:
+    command = "sweep --catalog paper-virtual --checkpoint-size 500MB --buffers 2 --json"
+    seconds = []
+    for _ in range(3):  # the best of three: machines are shared
+        start = time.perf_counter()
+        done = deepvm(command)
+        seconds.append(time.perf_counter() - start)
+    points = json.loads(done.stdout)["points"]
+    assert len(points) == 101 * 4
+    assert list(points[0]) == ["policy", "budget", "architecture", "instance", "count", "hourly_usd", "performance"]
+    assert points[0]["performance"] is None
+    at_three = next(p for p in points if p["policy"] == "deepvm" and p["budget"] == 3.0)
+    assert (at_three["instance"], at_three["count"]) == ("D", 17)
+    assert at_three["performance"] == pytest.approx(11230.6, abs=0.05)
+    assert min(seconds) < 1.0
+
+
+def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    done = deepvm("plan --budget 3 --explain --pareto", COLUMNS="60")
+    assert done.returncode == 0
+    for stage in ("1 Request", "2 Instances", "3 Architectures", "4 Decision", "Explanation", "Pareto front"):
+        assert stage in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 60
+    assert "2026-08-22" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ("plan --budget -1", 2, "must be finite and not negative"),
+        ("plan --budget nan", 2, "must be finite and not negative"),
+        ("plan --budget lots", 2, "no amount of money"),
+        ("plan", 2, "--budget"),
+        ("plan --budget 3 --catalog paper-virtul", 2, "did you mean paper-virtual"),
+        ("plan --budget 3 --policy cheap", 2, "no policy is called 'cheap'"),
+        ("plan --budget 3 --checkpoint-size 3XB", 2, "is not a size"),
+        ("plan --budget 3 --quota G=1", 2, "write it like G:spot=128"),
+        ("plan --budget 3 --work 3h@nothing", 2, "no instance type is called 'nothing'"),
+        ("plan --budget 3 --work 3h@c5.xlarge", 2, "no machine that trains"),
+        ("plan --budget 3 --objective cost", 2, "--work"),
+        ("plan --budget 3 --architecture tierin", 2, "did you mean tiering"),
+        ("plan --budget 3 --catalog /nowhere.json", 2, "cannot be read"),
+        ("plan --budget 0.2 --catalog paper-virtual", 3, "the cheapest plan costs $0.2324/h"),
+        ("plan --budget 0", 3, "the cheapest plan costs"),
+        ("sweep --from 5 --to 1", 2, "a sweep goes from"),
+        ("sweep --step 0", 2, "a sweep goes from"),
+        ("sweep --to 1e9", 2, "use a larger step"),
+        ("sweep --policy nobody", 2, "no policy is called"),
+        ("plann", 2, "plan"),
+        ("plan --budget 3 --nonsense", 2, "--nonsense"),
+    ],
+)
+def test_bad_input_gets_one_sentence_and_its_exit_code(
+    words: str, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words.split()) == code
+    shown = capsys.readouterr()
+    assert sentence in shown.err.replace("\n", " ")
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
+
+
+def test_errors_under_json_are_one_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan --budget 0.2 --catalog paper-virtual --json".split()) == 3
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["exit_code"] == 3
+    assert error["cheapest_usd"] == pytest.approx(0.2324)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [('{\n"format": "deepvm-catalog/1",\n oops}', "line 3"), ("{}", "format"), ('{"format": "other/9"}', "other/9")],
+)
+def test_a_malformed_catalogue_is_told_with_its_place(
+    text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    assert run(["plan", "--budget", "3", "--catalog", str(path)]) == 2
+    assert line in capsys.readouterr().err
+
+
+def test_a_plan_is_written_to_a_file_and_a_bad_place_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    assert run(["plan", "--budget", "3", "-o", str(path)]) == 0
+    assert json.loads(path.read_text())["recommendations"][0]["rank"] == 1
+    assert run(["plan", "--budget", "3", "-o", str(tmp_path / "no" / "plan.json")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_sweep_into_a_pipe_is_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("sweep --from 1 --to 2 --step 0.5".split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "policy,budget,architecture,instance,count,hourly_usd,performance"
+    assert len(lines) == 1 + 3 * 4
+
+
+def test_quotas_on_the_command_line_bind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan --budget 3 --gpu T4 --quota G:spot=16 --json".split()) == 0
+    best = json.loads(capsys.readouterr().out)["recommendations"][0]
+    assert sum(r["count"] for r in best["roles"] if r["market"] == "spot") <= 4
+
+
+def test_help_and_version_and_completion_work() -> None:
+    assert "plan" in deepvm("--help").stdout
+    assert deepvm("--version").stdout.startswith("deepvm 0.")
+    assert "--budget" in deepvm("plan --help").stdout
+    assert "deepvm" in deepvm("--show-completion bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout
+
+
+def test_importing_deepvm_is_cheap_and_pulls_in_nothing_heavy() -> None:
+    code = (
+        "import sys, time; t = time.perf_counter(); import deepvm; ms = (time.perf_counter() - t) * 1e3;"
+        "heavy = {'torch', 'boto3', 'botocore', 'matplotlib', 'scipy', 'numpy', 'typer'} & set(sys.modules);"
+        "assert not heavy, heavy; print(ms)"
+    )
+    took = [
+        float(
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
+        )
+        for _ in range(3)
+    ]
+    assert min(took) < 100
