@@ -1,0 +1,48 @@
+"""How fast n machines are: eFLOPS of one, speedup curves of many, and their memory nodes."""
+
+from deepvm.performance.allreduce import (
+    DEFAULT_EFFICIENCY,
+    DEFAULT_LATENCY_S,
+    DEFAULT_OVERLAP,
+    AllReduce,
+    allreduce_speedup,
+)
+from deepvm.performance.curves import (
+    MODELS,
+    Logistic,
+    MeasuredPoints,
+    SpeedupCurve,
+    UniversalScalability,
+    curve_from_spec,
+)
+from deepvm.performance.eflops import estimate_eflops
+from deepvm.performance.fit import Fit, fit
+from deepvm.performance.saturation import (
+    DEFAULT_UTILISATION,
+    bandwidth_memory_nodes,
+    estimate_sustained_gbps,
+    table_memory_nodes,
+    table_workers,
+)
+
+__all__ = [
+    "DEFAULT_EFFICIENCY",
+    "DEFAULT_LATENCY_S",
+    "DEFAULT_OVERLAP",
+    "DEFAULT_UTILISATION",
+    "MODELS",
+    "AllReduce",
+    "Fit",
+    "Logistic",
+    "MeasuredPoints",
+    "SpeedupCurve",
+    "UniversalScalability",
+    "allreduce_speedup",
+    "bandwidth_memory_nodes",
+    "curve_from_spec",
+    "estimate_eflops",
+    "estimate_sustained_gbps",
+    "fit",
+    "table_memory_nodes",
+    "table_workers",
+]

@@ -1,0 +1,67 @@
+"""What every curve asks of its numbers, so that all of them refuse the same things in the same words."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from deepvm.errors import UsageError
+
+Floats = NDArray[np.float64]
+
+
+def check_number(
+    what: str,
+    value: object,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> None:
+    """Raise where ``value`` is no finite number within these bounds."""
+    if not isinstance(value, bool) and isinstance(value, Real):
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more than 308 digits
+            number = math.inf
+        if (
+            math.isfinite(number)
+            and (above is None or number > above)
+            and (at_least is None or number >= at_least)
+            and (at_most is None or number <= at_most)
+        ):
+            return
+    bounds = [
+        f"{word} {bound:g}"
+        for word, bound in (("above", above), ("at least", at_least), ("at most", at_most))
+        if bound is not None
+    ]
+    raise UsageError(f"{what} is {value!r}, it must be {' and '.join(['a finite number', *bounds])}")
+
+
+def check_measured_range(owner: str, measured: tuple[int, int] | None) -> tuple[int, int] | None:
+    """The range as a tuple of integers; JSON brings it as a list."""
+    if measured is None:
+        return None
+    try:
+        low, high = measured
+    except (TypeError, ValueError):
+        raise UsageError(f"{owner}: measured is {measured!r}, not a lowest and a highest node count") from None
+    for bound in (low, high):
+        check_number(f"{owner}: measured", bound, at_least=1)
+        if bound != int(bound):
+            raise UsageError(f"{owner}: measured is {measured!r}, node counts are whole numbers")
+    if low > high:
+        raise UsageError(f"{owner}: measured is {measured!r}, the lowest node count comes first")
+    return int(low), int(high)
+
+
+def node_counts(nodes: ArrayLike) -> Floats:
+    """Node counts as floats. No curve says anything about less than one machine."""
+    n = np.asarray(nodes, dtype=np.float64)
+    if n.size and not (n.min() >= 1 and n.max() < np.inf):
+        raise UsageError("a speedup is asked for less than one node, or for no finite number of them")
+    return n
