@@ -1,0 +1,61 @@
+"""``deepvm reproduce``: the paper's results made again, and compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from deepvm.cli.render import JsonFlag, console, print_json, stderr, table
+from deepvm.paper import Reproduction, reproduce
+
+_NOTE_COLUMNS = 130  # of the terminal from which notes fit beside the figures
+
+
+def command(
+    out: Annotated[Path, typer.Option("--out", help="The folder for tables and figures.")] = Path("reproduction"),
+    as_json: JsonFlag = False,
+) -> None:
+    """Make the paper's tables and figures again, and compare them with what was published."""
+    result = _with_progress(out)
+    if as_json:
+        print_json(result.to_json())
+    else:
+        _show(result)
+
+
+def _with_progress(out: Path) -> Reproduction:
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+        console=stderr, transient=True, disable=not stderr.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("starting", total=None)
+        return reproduce(out, lambda what, done, steps: bar.update(task, description=what, completed=done, total=steps))
+
+
+def _show(result: Reproduction) -> None:
+    notes = console.width >= _NOTE_COLUMNS
+    for part in dict.fromkeys(c.part for c in result.comparisons):
+        rows = table(part)
+        rows.add_column("what", overflow="fold", ratio=3)
+        for heading in ("published", "ours", "difference"):
+            rows.add_column(heading, justify="right", overflow="fold")
+        if notes:
+            rows.add_column("note", style="dim", overflow="fold", ratio=2)
+        for c in (c for c in result.comparisons if c.part == part):
+            published, ours, difference = c.cells()
+            what = f"{c.subject}: {c.quantity}" + (f" ({c.unit})" if c.unit else "")
+            colour = "green" if c.agrees else "yellow"
+            cells = [escape(what), escape(published), escape(ours), f"[{colour}]{escape(difference)}[/]"]
+            rows.add_row(*cells, *([escape(c.note)] if notes else []))
+        console.print(rows)
+        console.print()
+    reproduced = [c for c in result.comparisons if c.kind == "reproduced"]
+    same = sum(c.agrees for c in reproduced)
+    console.print(f"{same} of {len(reproduced)} figures of the published method came out the same;")
+    console.print("the others hold models against measurements, and the paper's words against its data.")
+    console.print(f"{len(result.files)} files written to {escape(str(result.out))}", style="dim", soft_wrap=True)

@@ -1,0 +1,171 @@
+"""Table IV and Figure 4 again: which clusters $3 an hour buys, how long they take, and what they cost.
+
+Makespans are predicted relative to DeepVM's first cluster, the one measurement that a prediction has to start from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepvm.catalog import Catalog
+from deepvm.paper import reference
+from deepvm.paper.comparison import Comparison
+from deepvm.performance import MeasuredPoints, curve_from_spec
+from deepvm.plan import Recommendation, Request, plan
+from deepvm.plan.request import POLICIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A row of Table IV: as published and measured, and as planned and predicted here."""
+
+    published: reference.Cluster
+    gpu: str
+    gpu_count: int
+    cpu: str | None
+    cpu_count: int
+    hourly_usd: float
+    by_points_s: float  # makespan by the curve through the measured points
+    by_paper_s: float  # makespan by the paper's eFLOPS × n × ScalingFactor
+
+    @property
+    def by_points_usd(self) -> float:
+        return self.by_points_s / 3600 * self.hourly_usd
+
+    @property
+    def by_paper_usd(self) -> float:
+        return self.by_paper_s / 3600 * self.hourly_usd
+
+    @property
+    def published_text(self) -> str:
+        was = self.published
+        return cluster_text(was.gpu, was.gpu_count, was.cpu, was.cpu_count)
+
+    @property
+    def our_text(self) -> str:
+        return cluster_text(self.gpu, self.gpu_count, self.cpu, self.cpu_count)
+
+
+def cluster_text(gpu: str, gpu_count: int, cpu: str | None, cpu_count: int) -> str:
+    return f"{gpu_count} × {gpu}" + ("" if cpu is None else f" + {cpu_count} × {cpu}")
+
+
+def make_rows(catalog: Catalog) -> tuple[Row, ...]:
+    """Table IV by the planner under the published objective, each row beside the published one."""
+    found = {policy: _plan(catalog, policy) for policy in POLICIES}
+    first = found["deepvm"][0]
+    rows = []
+    for was in reference.TABLE_IV:
+        best = found[was.policy][was.rank - 1]
+        gpu, gpu_count, cpu, cpu_count = _machines(best)
+        rows.append(
+            Row(
+                published=was,
+                gpu=gpu,
+                gpu_count=gpu_count,
+                cpu=cpu,
+                cpu_count=cpu_count,
+                hourly_usd=best.hourly_usd,
+                by_points_s=_anchor_s() * epoch_s(gpu, gpu_count) / epoch_s(*_machines(first)[:2]),
+                by_paper_s=_anchor_s() * first.performance / best.performance,
+            )
+        )
+    return tuple(rows)
+
+
+def _plan(catalog: Catalog, policy: str) -> tuple[Recommendation, ...]:
+    request = Request(
+        budget_usd=reference.TABLE_IV_BUDGET_USD,
+        objective="flopp",
+        policy=policy,
+        checkpoint_bytes=reference.TABLE_IV_CHECKPOINT_BYTES,
+        buffers=reference.BUFFERS,
+    )
+    return plan(catalog, request).recommendations
+
+
+def _machines(best: Recommendation) -> tuple[str, int, str | None, int]:
+    memory = next((role for role in best.roles if role.role == "memory"), None)
+    if memory is None:
+        return best.worker.instance, best.nodes, None, 0
+    return best.worker.instance, best.nodes, memory.instance, memory.count
+
+
+def _anchor_s() -> float:
+    return reference.TABLE_IV[0].makespan_s
+
+
+def epoch_s(gpu: str, nodes: int) -> float:
+    """Seconds of an epoch of the scaling figure, by the curve through its measured points."""
+    curve = MeasuredPoints(nodes=reference.SCALING_NODES, seconds=reference.SCALING_S[gpu])
+    return curve.seconds[0] / float(curve.speedup(nodes))
+
+
+def compare(catalog: Catalog, rows: Sequence[Row]) -> list[Comparison]:
+    table = [c for row in rows for c in _compare_row(row)]
+    figure = [c for row in rows for c in _compare_prediction(row, "Figure 4", "makespan")]
+    return [*table, *figure, *_compare_ratios(catalog, rows)]
+
+
+def _compare_row(row: Row) -> list[Comparison]:
+    was = row.published
+    same: list[tuple[str, str, float | str, float | str]] = [
+        ("cluster", "", row.published_text, row.our_text),
+        ("hourly price", "USD/h", was.hourly_usd, row.hourly_usd),
+    ]
+    reproduced = [
+        Comparison(
+            part="Table IV", kind="reproduced", subject=was.name, quantity=what, unit=unit, published=then, ours=now
+        )
+        for what, unit, then, now in same
+    ]
+    return [*reproduced, *_compare_prediction(row, "Table IV", "total cost")]
+
+
+def _compare_prediction(row: Row, part: str, what: str) -> list[Comparison]:
+    was, starts = row.published, "the measured makespan of DeepVM 1st, which predictions start from"
+    first = reference.TABLE_IV[0]
+    anchored = (row.gpu, row.gpu_count) == (first.gpu, first.gpu_count)
+    lines = []
+    for model, seconds, usd in (
+        ("measured points", row.by_points_s, row.by_points_usd),
+        ("the paper's model", row.by_paper_s, row.by_paper_usd),
+    ):
+        makespan = what == "makespan"
+        lines.append(
+            Comparison(
+                part=part,
+                kind="predicted",
+                subject=was.name,
+                quantity=f"{what} by {model}",
+                unit="s" if makespan else "USD",
+                published=was.makespan_s if makespan else was.total_usd,
+                ours=seconds if makespan else usd,
+                decimals=2 if makespan else 4,
+                note=starts if anchored else "",
+            )
+        )
+    return lines
+
+
+def _compare_ratios(catalog: Catalog, rows: Sequence[Row]) -> list[Comparison]:
+    last = rows[-1]
+    claimed = float(curve_from_spec(catalog.instance(last.gpu).speedup or {}).speedup(last.gpu_count))
+    speedup = epoch_s(last.gpu, 1) / epoch_s(last.gpu, last.gpu_count)
+    measured = f"measured: {reference.PERFORMANCE_FIRST_RATIO_MEASURED:.2f}"
+    over = "makespan over DeepVM 1st"
+    return [
+        Comparison(
+            part="Figure 4", kind="reproduced", subject=last.published.name, quantity=quantity,
+            published=published, ours=ours, decimals=2, note=note,
+        )
+        for quantity, published, ours, note in (
+            (f"{over}, by measured points",
+             reference.PERFORMANCE_FIRST_RATIO_BY_POINTS, last.by_points_s / _anchor_s(), measured),
+            (f"{over}, by the paper's model",
+             reference.PERFORMANCE_FIRST_RATIO_BY_PAPER, last.by_paper_s / _anchor_s(), measured),
+            (f"speedup of {last.gpu_count} × {last.gpu}, by measured points",
+             reference.SEVEN_G5_SPEEDUP, speedup, f"the paper's model claims {claimed:.2f}"),
+        )
+    ]  # fmt: skip

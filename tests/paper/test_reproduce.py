@@ -1,0 +1,133 @@
+"""What ``deepvm reproduce`` writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from deepvm.cli.app import run
+from deepvm.errors import MissingExtra, UsageError
+from deepvm.paper import Reproduction, reference, reproduce
+from deepvm.paper.sweeps import Sweeps
+
+FIGURES = (
+    "table-iv",
+    "figure-3-published",
+    "figure-3-text",
+    "figure-3-throughput",
+    "optimum",
+    "figure-4",
+    "scaling",
+    "transmission",
+)
+
+
+def read(made: Reproduction, name: str) -> list[dict[str, str]]:
+    with (made.out / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_a_drawing_a_picture_and_a_table(name: str, made: Reproduction) -> None:
+    root = ElementTree.parse(made.out / f"{name}.svg").getroot()  # noqa: S314 - our own file
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert len(root.findall(".//{http://www.w3.org/2000/svg}path")) > 10
+    picture = (made.out / f"{name}.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert len(picture) > 10_000
+    assert read(made, name)
+
+
+def test_all_files_are_listed_and_nothing_else_is_written(made: Reproduction) -> None:
+    assert sorted(made.files) == sorted(made.out.iterdir())
+
+
+def test_table_iv_is_the_published_one(made: Reproduction) -> None:
+    rows = read(made, "table-iv")
+    assert [row["configuration"] for row in rows] == [was.name for was in reference.TABLE_IV]
+    for row, was in zip(rows, reference.TABLE_IV, strict=True):
+        assert row["cluster_ours"] == row["cluster_published"]
+        assert float(row["hourly_usd_ours"]) == pytest.approx(was.hourly_usd, abs=5e-5)
+        assert float(row["total_usd_predicted"]) == pytest.approx(was.total_usd, rel=0.12)
+
+
+def test_everything_of_the_published_method_comes_out_the_same(made: Reproduction) -> None:
+    reproduced = [c for c in made.comparisons if c.kind == "reproduced"]
+    assert len(reproduced) == 20
+    assert [c for c in reproduced if not c.agrees] == []
+
+
+def test_the_published_costs_follow_from_makespan_and_price() -> None:
+    for was in reference.TABLE_IV:
+        assert was.makespan_s / 3600 * was.hourly_usd == pytest.approx(was.total_usd, abs=5.5e-5)
+
+
+def test_figure_3_tables_hold_the_swept_points(made: Reproduction, sweeps: Sweeps) -> None:
+    for name, points in (("figure-3-text", sweeps.flopp), ("figure-3-throughput", sweeps.throughput)):
+        rows = read(made, name)
+        assert len(rows) == len(points) == 101 * 4
+        for row, point in zip(rows, points, strict=True):
+            assert row["instance"] == (point.instance or "")
+            assert row["performance"] == ("" if point.performance is None else str(point.performance))
+
+
+def test_the_published_evaluation_multiplies_by_n_twice(made: Reproduction) -> None:
+    for text, evaluated in zip(read(made, "figure-3-text"), read(made, "figure-3-published"), strict=True):
+        if text["performance"]:
+            doubled = float(text["performance"]) * int(text["count"])
+            assert float(evaluated["performance"]) == pytest.approx(doubled)
+
+
+def test_performance_is_relative_to_deepvms_highest(made: Reproduction) -> None:
+    for name in ("figure-3-text", "figure-3-published", "figure-3-throughput"):
+        shares = [
+            float(row["normalised"]) for row in read(made, name) if row["policy"] == "deepvm" and row["normalised"]
+        ]
+        assert max(shares) == 1.0
+
+
+def test_the_comparison_is_written_as_it_was_returned(made: Reproduction) -> None:
+    rows = read(made, "comparison")
+    assert len(rows) == len(made.comparisons)
+    for row, c in zip(rows, made.comparisons, strict=True):
+        assert (row["part"], row["kind"], row["published"], row["ours"]) == (
+            c.part,
+            c.kind,
+            str(c.published),
+            str(c.ours),
+        )
+    markdown = (made.out / "comparison.md").read_text(encoding="utf-8")
+    assert markdown.count("\n| ") == len(rows) + 4  # a heading for each part
+
+
+def test_a_second_run_writes_the_same_bytes(made: Reproduction, tmp_path: Path) -> None:
+    again = reproduce(tmp_path / "again")
+    for first, second in zip(made.files, again.files, strict=True):
+        assert first.read_bytes() == second.read_bytes(), first.name
+
+
+def test_the_command_prints_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", "--out", str(tmp_path / "out"), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {c["quantity"] for c in document["comparisons"]} >= {"cluster", "feasible budgets"}
+    assert "comparison.md" in document["files"]
+
+
+def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(UsageError, match="--out"):
+        reproduce(tmp_path / "taken")
+
+
+def test_without_matplotlib_the_extra_is_named_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtra, match=r"deepvm\[figures\]"):
+        reproduce(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
