@@ -1,0 +1,64 @@
+"""What AWS's names and codes say: the architecture and the family of a type, the code of each vCPU quota.
+
+No request is made here, so that importing a file needs no cloud SDK.
+"""
+
+from __future__ import annotations
+
+import re
+
+from deepvm.catalog.model import Market
+
+_GRAVITON = re.compile(r"[a-z]+\d+g")  # c6g, m7gd, im4gn, t4g, g5g: the g follows the generation
+_LETTERS = re.compile(r"[a-z]+")
+_GENERATION = re.compile(r"p(\d+)")
+_LARGER_MEMORY = {("A100", 80): "A100-80GB", ("V100", 32): "V100-32GB"}
+
+
+def architecture_of(instance: str) -> str:
+    series = instance.lower().partition(".")[0]
+    arm = series == "a1" or series.startswith("mac2") or "gb200" in series or "gb300" in series
+    return "arm64" if arm or _GRAVITON.match(series) else "x86_64"
+
+
+def family_of(instance: str) -> str | None:
+    """The letters before the generation, as AWS names its quotas: G, P, C, TRN."""
+    match = _LETTERS.match(instance.lower())
+    return match[0].upper() if match else None
+
+
+def quota_family_of(instance: str) -> str | None:
+    """As ``family_of``, but P5 apart from P: AWS counts P2 to P4 and P5 onwards in two spot quotas."""
+    match = _GENERATION.match(instance.lower())
+    return "P5" if match and int(match[1]) >= 5 else family_of(instance)
+
+
+def accelerator_name(name: str, memory_gib: float | None) -> str:
+    """EC2 calls both A100s the same; the one with more memory is another accelerator."""
+    return name if memory_gib is None else _LARGER_MEMORY.get((name, round(memory_gib)), name)
+
+
+# "Standard" is A, C, D, H, I, M, R, T, Z; storage types with two letters count with their first.
+_STANDARD = ("A", "C", "D", "H", "I", "IM", "IS", "M", "R", "T", "Z")
+_G = ("G", "GR", "VT")
+QUOTAS: dict[str, tuple[tuple[str, ...], Market]] = {
+    "L-1216C47A": (_STANDARD, Market.ON_DEMAND),
+    "L-34B43A08": (_STANDARD, Market.SPOT),
+    "L-DB2E81BA": (_G, Market.ON_DEMAND),
+    "L-3819A6DF": (_G, Market.SPOT),
+    "L-417A185B": (("P", "P5"), Market.ON_DEMAND),
+    "L-7212CCBC": (("P",), Market.SPOT),
+    "L-C4BD4855": (("P5",), Market.SPOT),
+    "L-6E869C2A": (("DL",), Market.ON_DEMAND),
+    "L-85EED4F7": (("DL",), Market.SPOT),
+    "L-74FC7D96": (("F",), Market.ON_DEMAND),
+    "L-88CF9481": (("F",), Market.SPOT),
+    "L-1945791B": (("INF",), Market.ON_DEMAND),
+    "L-B5D1601B": (("INF",), Market.SPOT),
+    "L-2C3B7624": (("TRN",), Market.ON_DEMAND),
+    "L-6B0D517C": (("TRN",), Market.SPOT),
+    "L-7295265B": (("X",), Market.ON_DEMAND),
+    "L-E3A00192": (("X",), Market.SPOT),
+    "L-F7808C92": (("HPC",), Market.ON_DEMAND),
+    "L-43DA4232": (("U",), Market.ON_DEMAND),
+}

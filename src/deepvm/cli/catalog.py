@@ -1,0 +1,270 @@
+"""``deepvm catalog``: look at catalogues, bring them up to date, import and check them."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from deepvm.catalog import library
+from deepvm.catalog import update as updates
+from deepvm.catalog.check import Severity
+from deepvm.catalog.check import check as find_problems
+from deepvm.catalog.model import Catalog
+from deepvm.catalog.summary import TypeSummary, summarize
+from deepvm.cli import catalog_json as documents
+from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, stderr, table
+from deepvm.errors import DeepvmError
+from deepvm.units import format_seconds, format_usd
+
+app = typer.Typer(help="What can be rented: list, show, update, import, check.", no_args_is_help=True)
+
+_MOVES_SHOWN = 8
+_NARROW, _WIDE = 80, 110  # columns of the terminal below and above which a table has fewer or more
+_COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+@app.command("list")
+def list_(json: JsonFlag = False) -> None:
+    """The catalogues on this machine: built-in ones first."""
+    found = [(name, _load_or_problem(name)) for name in library.names()]
+    if json:
+        print_json({"catalogs": [documents.overview(name, catalog) for name, catalog in found]})
+        return
+    rows = table()
+    for heading in ("name", "GPU types", "CPU types", "offers", "prices of"):
+        rows.add_column(heading, justify="left" if heading in ("name", "prices of") else "right")
+    for name, catalog in found:
+        if isinstance(catalog, str):
+            rows.add_row(escape(name), "", "", "", f"[red]{escape(catalog)}[/]")
+            continue
+        gpus = sum(i.accelerator is not None for i in catalog.instances)
+        offers = sum(map(len, catalog.prices.values()))
+        mark = " [dim](default)[/]" if name == library.DEFAULT else ""
+        rows.add_row(
+            escape(name) + mark,
+            f"{gpus:,}",
+            f"{len(catalog.instances) - gpus:,}",
+            f"{offers:,}",
+            _days(catalog),
+        )
+    console.print(rows)
+    console.print("\n[dim]deepvm catalog show NAME tells more; own ones are kept in[/]")
+    console.print(f"[dim]{escape(str(library.directory()))}[/]", soft_wrap=True)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A catalogue's name, or a file.")] = library.DEFAULT,
+    instance: Annotated[str | None, typer.Option(help="One machine type, with all its offers.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Only types with this accelerator.")] = None,
+    limit: Annotated[int, typer.Option(help="Most rows in the table; 0 shows all.", min=0)] = 60,
+    json: JsonFlag = False,
+) -> None:
+    """The machine types of a catalogue, each with its lowest prices."""
+    catalog = library.load(name)
+    rows = summarize(catalog, instance=instance, gpu=gpu)
+    if json:
+        print_json(documents.contents(catalog, rows, offers_of=instance))
+        return
+    console.print(f"[bold]{escape(catalog.name)}[/]: {escape(catalog.description)}")
+    console.print(f"Prices in USD an hour, seen {_days(catalog)}, the lowest of all places.\n")
+    shown = rows[:limit] if limit else rows
+    _print_types(shown)
+    if len(shown) < len(rows):
+        console.print(f"[dim]... and {len(rows) - len(shown):,} more: --limit 0, --gpu or --instance shows them[/]")
+    if instance is not None:
+        _print_offers(catalog, instance)
+    for quota in catalog.quotas:
+        console.print(f"quota {escape(quota.name)}: {quota.vcpus:g} vCPUs", style="dim")
+    for note in catalog.notes:
+        console.print(f"[dim]note: {escape(note)}[/]")
+    _hint(catalog)
+
+
+@app.command()
+def update(
+    source: Annotated[str, typer.Option(help="Where from: aws, skypilot.")],
+    name: Annotated[str, typer.Option(help="The name to keep it under.")],
+    region: Annotated[str | None, typer.Option(help="Needed for aws; skypilot: only this region.")] = None,
+    url: Annotated[str | None, typer.Option(help="Another address of SkyPilot's CSV.")] = None,
+    provider: Annotated[str, typer.Option(help="Whose file of SkyPilot's.")] = "aws",
+    force: Annotated[bool, typer.Option("--force", help="Even if the kept one is under an hour old.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Read live AWS data, or SkyPilot's published catalogue. A failure leaves the last good one as it was."""
+    with stderr.status("starting") as status:
+        result = updates.update(
+            source,
+            region=region,
+            name=name,
+            url=url,
+            provider=provider,
+            force=force,
+            progress=lambda text: status.update(escape(text)),
+        )
+    _print_update(result, json)
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="SkyPilot's catalogue CSV (vms.csv).")],
+    name: Annotated[str, typer.Option(help="The name to keep it under.")],
+    provider: Annotated[str, typer.Option(help="Whose machines they are: aws, gcp, azure ...")] = "aws",
+    seen: Annotated[
+        datetime | None,
+        typer.Option(formats=["%Y-%m-%d"], help="Day of the prices [the file's last change]."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Import SkyPilot's catalogue CSV, and account for its rows."""
+    with stderr.status(f"reading {escape(file.name)}"):
+        result = updates.import_file(file, provider=provider, name=name, seen=seen.date() if seen else None)
+    _print_update(result, json)
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(help="A catalogue's name, or a file.")],
+    json: JsonFlag = False,
+) -> None:
+    """Look for contradictions and gaps. Exit code 1 if a plan made from it would be wrong."""
+    catalog = library.load(name)
+    findings = find_problems(catalog, _today())
+    if json:
+        print_json(documents.findings(catalog, findings))
+    else:
+        for finding in findings:
+            count = f" ({finding.count:,})" if finding.count > 1 else ""
+            text = f"{finding.severity}: {finding.problem}{count}: {finding.subject}"
+            console.print(escape(text), style=_COLOURS[finding.severity])
+        console.print(f"{escape(catalog.name)}: {len(findings)} findings" if findings else "[green]sound[/]")
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print_types(rows: list[TypeSummary]) -> None:
+    narrow, wide = console.width < _NARROW, console.width >= _WIDE
+    grid = table()
+    grid.add_column("type", no_wrap=True)
+    grid.add_column("GPU")
+    if not narrow:
+        for heading in ("vCPU", "GiB", "Gbit/s", "lost %"):
+            grid.add_column(heading, justify="right")
+    grid.add_column("spot", justify="right", no_wrap=True)
+    grid.add_column("on-demand", justify="right", no_wrap=True)
+    if wide:
+        grid.add_column("cheapest spot in")
+        grid.add_column("seen", no_wrap=True)
+    for row in rows:
+        cells = [escape(row.instance.name), escape(_gpu(row))]
+        if not narrow:
+            cells += _facts(row)
+        cells += [format_usd(c.usd_per_hour) if c else "-" for c in (row.spot, row.on_demand)]
+        if wide:
+            nearest = row.spot or row.on_demand
+            cells += [escape(row.spot.zone or row.spot.region) if row.spot else "-"]
+            cells += [nearest.seen.isoformat() if nearest else "-"]
+        grid.add_row(*cells)
+    console.print(grid)
+
+
+def _gpu(row: TypeSummary) -> str:
+    if row.instance.accelerator is None:
+        return ""
+    return f"{row.instance.accelerator_count:g} × {row.instance.accelerator}"
+
+
+def _facts(row: TypeSummary) -> list[str]:
+    """vCPUs, memory, sustained and burst bandwidth, and how many spot machines are lost in a month."""
+    i = row.instance
+    speeds = [f"{v:g}" if v is not None else "?" for v in (i.sustained_gbps, i.burst_gbps)]
+    low, high = i.interruption_percent or (None, None)
+    lost = "?" if low is None else f"> {low:g}" if high == 100 else f"{low:g}-{high:g}"
+    sizes = [f"{v:g}" if v is not None else "?" for v in (i.vcpus, i.memory_gib)]
+    return [*sizes, "?" if i.gbps is None else " / ".join(speeds), lost]
+
+
+def _print_offers(catalog: Catalog, instance: str) -> None:
+    offers = sorted(catalog.offers(instance), key=lambda o: (o.market, o.usd_per_hour, o.region))
+    ranges = any(offer.usd_low is not None for offer in offers)
+    grid = table("\nIts offers")
+    grid.add_column("market", no_wrap=True)
+    grid.add_column("place", overflow="fold")
+    grid.add_column("USD/h", justify="right", no_wrap=True)
+    if ranges:
+        grid.add_column("in its zones", justify="right")
+    grid.add_column("seen", no_wrap=True)
+    for offer in offers:
+        known = offer.usd_low is not None and offer.usd_high is not None
+        spread = [f"{offer.usd_low:g} to {offer.usd_high:g}" if known else ""] if ranges else []
+        place = escape(offer.zone or offer.region)
+        grid.add_row(str(offer.market), place, format_usd(offer.usd_per_hour), *spread, str(offer.seen))
+    console.print(grid)
+
+
+def _print_update(result: updates.Update, json: bool) -> None:
+    if json:
+        print_json(documents.updated(result))
+        return
+    catalog = result.catalog
+    offers = sum(map(len, catalog.prices.values()))
+    what = "kept" if result.fresh else f"is {format_seconds(result.age_s)} old and was not read again (--force does)"
+    console.print(f"[bold]{escape(catalog.name)}[/] {what}: {len(catalog.instances):,} types, {offers:,} offers")
+    console.print(f"prices seen {_days(catalog)}; {escape(str(result.path))}", style="dim", soft_wrap=True)
+    if result.report is not None:
+        report = result.report
+        console.print(f"{report.kept:,} of {report.rows:,} rows were kept.")
+        grid = table()
+        for heading in ("rows", "what", "why", "first line"):
+            grid.add_column(heading, justify="right" if heading in ("rows", "first line") else "left")
+        for what, tallies in (("flagged", report.flagged), ("left out", report.left_out)):
+            for tally in tallies:
+                grid.add_row(f"{tally.rows:,}", what, escape(tally.reason), str(tally.first_line))
+        if grid.row_count:
+            console.print(grid)
+        if report.completed_types:
+            console.print(f"{report.completed_types:,} types got bandwidth and interruptions of {library.DEFAULT}.")
+    if result.changes is not None:
+        _print_changes(result.changes)
+    for note in catalog.notes:
+        console.print(f"[dim]note: {escape(note)}[/]")
+    _hint(catalog)
+
+
+def _print_changes(changes: updates.Changes) -> None:
+    counts = f"{len(changes.moves):,} prices moved, {len(changes.came):,} types came, {len(changes.went):,} went"
+    console.print(f"Against the one before: {counts}.")
+    for move in changes.moves[:_MOVES_SHOWN]:
+        place = escape(move.zone or move.region)
+        amounts = f"{format_usd(move.usd_before)} -> {format_usd(move.usd_after)}"
+        console.print(f"  {escape(move.instance)} {move.market} in {place}: {amounts} ({move.ratio - 1:+.0%})")
+
+
+def _days(catalog: Catalog) -> str:
+    seen = catalog.prices_seen
+    if seen is None:
+        return "never"
+    return str(seen[0]) if seen[0] == seen[1] else f"{seen[0]} to {seen[1]}"
+
+
+def _hint(catalog: Catalog) -> None:
+    seen = catalog.prices_seen
+    note = price_age_note(seen[0], _today()) if seen else None
+    if note:
+        console.print(f"[yellow]{escape(note)}[/]")
+
+
+def _load_or_problem(name: str) -> Catalog | str:
+    """One broken file must not hide the others."""
+    try:
+        return library.load(name)
+    except DeepvmError as error:
+        return str(error)
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()

@@ -1,0 +1,164 @@
+"""A download from a real server on loopback: passing faults are tried again, others told, limits hold."""
+
+import contextlib
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from deepvm.catalog.download import download, public_address
+from deepvm.errors import SourceFailed, UsageError
+
+
+class Scripted(ThreadingHTTPServer):
+    """Answers requests with the steps of ``script``, one after the other, the last for ever."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script = []
+        self.requests = 0
+
+    def url(self, path="/vms.csv"):
+        return f"http://127.0.0.1:{self.server_address[1]}{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        step = self.server.script[min(self.server.requests, len(self.server.script) - 1)]
+        self.server.requests += 1
+        with contextlib.suppress(OSError):
+            step(self)
+
+    def log_message(self, *_):
+        pass
+
+
+def answer(status=200, body=b"", length=None, **headers):
+    def step(handler):
+        handler.send_response(status)
+        if length != "untold":
+            handler.send_header("Content-Length", str(len(body) if length is None else length))
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return step
+
+
+def silence(handler):
+    time.sleep(3)
+
+
+def dribble(handler):
+    answer(length=100)(handler)
+    for _ in range(30):
+        handler.wfile.write(b"x")
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    scripted = Scripted()
+    thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield scripted
+    scripted.shutdown()
+    thread.join(timeout=10)
+    scripted.server_close()
+
+
+def get(url, **changes):
+    return download(url, **{"max_bytes": 1000, "timeout_s": 2, "backoff_s": 0.01, **changes})
+
+
+def test_the_body_arrives_whole(server):
+    server.script = [answer(body=b"hello")]
+    told = []
+    assert get(server.url(), progress=told.append) == b"hello"
+    assert told == [f"downloading {server.url()}"]
+
+
+def test_a_fault_that_passes_is_tried_again(server):
+    server.script = [answer(503), answer(429), answer(body=b"at last")]
+    assert get(server.url()) == b"at last"
+
+
+def test_a_fault_that_stays_is_told_after_three_attempts(server):
+    server.script = [answer(503)]
+    with pytest.raises(SourceFailed, match="503 Service Unavailable"):
+        get(server.url())
+    assert server.requests == 3
+
+
+def test_a_refusal_is_final(server):
+    server.script = [answer(404)]
+    with pytest.raises(SourceFailed, match="404 Not Found"):
+        get(server.url())
+    assert server.requests == 1
+
+
+def test_a_connection_that_breaks_off_gives_no_half_file(server):
+    server.script = [answer(body=b"half", length=100)]
+    with pytest.raises(SourceFailed, match="broke off in the middle"):
+        get(server.url())
+
+
+@pytest.mark.parametrize("length", [None, "untold"])
+def test_more_than_the_limit_is_not_read(server, length):
+    server.script = [answer(body=b"x" * 2000, length=length)]
+    with pytest.raises(SourceFailed):
+        get(server.url())
+
+
+@pytest.mark.parametrize("slow", [silence, dribble])
+def test_a_server_that_is_slow_costs_a_known_time(server, slow):
+    server.script = [slow]
+    started = time.monotonic()
+    with pytest.raises(SourceFailed, match="in time"):
+        get(server.url(), timeout_s=0.2, deadline_s=1)
+    assert time.monotonic() - started < 2
+
+
+def test_nobody_there_is_told():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(SourceFailed, match=r"check the address and the network"):
+        get(f"http://127.0.0.1:{port}/vms.csv")
+
+
+def test_a_redirection_within_the_web_is_followed(server):
+    server.script = [answer(302, Location="/elsewhere"), answer(body=b"moved")]
+    assert get(server.url()) == b"moved"
+
+
+@pytest.mark.parametrize("target", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
+def test_a_redirection_out_of_the_web_is_not(server, target):
+    server.script = [answer(302, Location=target)]
+    with pytest.raises((SourceFailed, UsageError)):
+        get(server.url())
+    assert server.requests <= 3
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "ftp://host/x", "vms.csv", "http://", "http://[::1", "http://a b/"]
+)
+def test_only_web_addresses_are_asked(url):
+    with pytest.raises(UsageError, match="write it like https"):
+        get(url)
+
+
+def test_passwords_and_tokens_are_never_shown(server):
+    server.script = [answer(500)]
+    address = server.url().replace("//", "//me:hunter2@") + "?token=hunter3"
+    with pytest.raises(SourceFailed) as caught:
+        get(address)
+    assert "hunter" not in str(caught.value)
+    assert public_address("https://me:pw@host:8443/a/vms.csv?k=v#f") == "https://host:8443/a/vms.csv"

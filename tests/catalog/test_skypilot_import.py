@@ -1,0 +1,380 @@
+"""SkyPilot's CSV: every row is accounted for, nothing missing is made up, a large file is read at once."""
+
+import contextlib
+import os
+import random
+import time
+from datetime import date
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+
+from deepvm.catalog import Market, files, library, skypilot
+from deepvm.catalog.aws_names import architecture_of, family_of, quota_family_of
+from deepvm.catalog.update import import_file
+from deepvm.errors import DeepvmError, MalformedFile, UnknownName, UsageError
+
+DAY = date(2026, 8, 22)
+HEADER = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone"
+
+
+def gpu_info(name, mib, count=1.0):
+    return (
+        f"\"{{'Gpus': [{{'Name': '{name}', 'Manufacturer': 'NVIDIA', 'Count': {count}, "
+        f"'MemoryInfo': {{'SizeInMiB': {mib}}}}}], 'TotalGpuMemoryInMiB': {mib}}}\""
+    )
+
+
+T4 = gpu_info("T4", 16384)
+
+
+def parse(*rows, header=HEADER, provider="aws", region=None):
+    content = "\n".join((header, *rows)).encode()
+    return skypilot.parse(content, "vms.csv", provider=provider, name="x", seen=DAY, region=region, origin="vms.csv")
+
+
+def reasons(tallies):
+    return {tally.reason: (tally.rows, tally.first_line) for tally in tallies}
+
+
+def offers(catalog):
+    return [(o.instance.name, o.region, o.zone, o.market.value, o.usd_per_hour) for o in catalog.offers()]
+
+
+def test_a_row_becomes_an_offer_in_each_market():
+    catalog, report = parse(f"g4dn.xlarge,T4,1.0,4.0,16.0,{T4},0.526,0.1578,us-east-1,use1-az1")
+    assert offers(catalog) == [
+        ("g4dn.xlarge", "us-east-1", "use1-az1", "on-demand", 0.526),
+        ("g4dn.xlarge", "us-east-1", "use1-az1", "spot", 0.1578),
+    ]
+    machine = catalog.instance("g4dn.xlarge")
+    assert (machine.vcpus, machine.memory_gib, machine.accelerator) == (4, 16, "T4")
+    assert (machine.accelerator_count, machine.accelerator_memory_gib) == (1, 16)
+    assert catalog.prices_seen == (DAY, DAY)
+    assert (report.rows, report.kept, report.types, report.offers) == (1, 1, 1, 2)
+    assert report.flagged == report.left_out == ()
+
+
+def test_columns_are_found_by_name_whatever_their_order():
+    header = "Arch,Region,Price,MemoryGiB,vCPUs,Nonsense,AcceleratorCount,AcceleratorName,InstanceType"
+    catalog, report = parse("arm64,us-east-1,0.2,8,4,hello,,,c5.xlarge", header=header)
+    assert offers(catalog) == [("c5.xlarge", "us-east-1", None, "on-demand", 0.2)]
+    assert catalog.instance("c5.xlarge").architecture == "arm64"
+    assert catalog.instance("c5.xlarge").family == "C"
+    assert reasons(report.flagged) == {"no spot price": (1, 2)}
+
+
+def test_known_aws_types_get_bandwidth_and_interruptions_from_the_built_in_catalogue():
+    rows = ("c5.xlarge,,,4,8,,0.17,0.07,us-east-1,a", "c5.large,,,2,4,,0.08,0.03,us-east-1,a")
+    catalog, report = parse(*rows)
+    assert report.completed_types == 1
+    assert catalog.instance("c5.xlarge").sustained_gbps == 1.25
+    assert catalog.instance("c5.xlarge").interruption_percent == (0, 5)
+    assert catalog.instance("c5.large").gbps is None
+    assert "1 types are from aws-2026-08" in catalog.notes[0]
+    elsewhere, report = parse(*rows, provider="gcp")
+    assert report.completed_types == 0
+    machine = elsewhere.instance("c5.xlarge")
+    assert (machine.gbps, machine.architecture, machine.family) == (None, None, None)
+
+
+def test_awkward_rows_are_kept_and_flagged():
+    catalog, report = parse(
+        f"g4dn.xlarge,T4,1,4,16,{T4},0.5,0.6,r1,a",
+        f"g4dn.xlarge,T4,1,4,16,{T4},0.5,0.5,r1,b",
+        f"g4dn.xlarge,T4,1,4,16,{T4},0.5,,r1,c",
+        f"g4dn.xlarge,T4,1,4,16,{T4},,0.2,r1,d",
+        f"g6f.large,L4,0.125,2,8,{gpu_info('L4', 2861)},0.2,0.1,r1,a",
+        "x1.abacus,Abacus,2,4,16,,1,0.5,r1,a",
+        f"g4dn.xlarge,T4,1,8,16,{T4},0.5,0.2,r1,e",
+    )
+    assert report.kept == 7
+    assert reasons(report.flagged) == {
+        "spot at or above on-demand": (2, 2),
+        "no spot price": (1, 4),
+        "no on-demand price": (1, 5),
+        "a fraction of an accelerator": (1, 6),
+        "accelerator not in the table of accelerators": (1, 7),
+        "memory of the accelerator unknown": (1, 7),
+        "contradicts earlier rows of the type (the first is believed)": (1, 8),
+    }
+    assert catalog.instance("g6f.large").accelerator_count == 0.125
+    assert catalog.instance("g4dn.xlarge").vcpus == 4
+    assert catalog.instance("x1.abacus").accelerator_memory_gib is None
+
+
+def test_unusable_rows_are_left_out_with_a_reason_and_their_line():
+    good = "c5.xlarge,,,4,8,,0.17,0.07,us-east-1,a"
+    catalog, report = parse(
+        good,
+        ",tpu-v6e-16,1,,,tpu-v6e-16,51.84,36.32,r1,a",
+        "c5.large,,,four,4,,0.08,0.03,r1,a",
+        "c5.large,,,2,-4,,0.08,0.03,r1,a",
+        "c5.large,,,2,4,,cheap,0.03,r1,a",
+        "c5.large,,,2,4,,0.08,nan,r1,a",
+        "c5.large,,,2,4,,-0.08,0.03,r1,a",
+        "c5.large,,,2,4,,0,0.03,r1,a",
+        "c5.large,,,2,4,,inf,0.03,r1,a",
+        "c5.large,,,2,4,,,,r1,a",
+        "c5.large,,,2,4,,0.08,0.03,,a",
+        "c5.large,,,2,4,,0.08,0.03,r1/r2,a",
+        "g9.large,T4,,2,4,,0.08,0.03,r1,a",
+        "g9.large,,1,2,4,,0.08,0.03,r1,a",
+        "g9.large,T4,0,2,4,,0.08,0.03,r1,a",
+        "c5.large,,,2,0,,0.08,0.03,r1,a",
+        "c5.large,,,2,4,,0.08",
+        "c5.large,,,2,4,,0.08,0.03,r1,a,b,c",
+        good,
+        "c5.xlarge,T4,1,4,8,,0.17,0.07,us-east-1,b",
+        "",
+    )
+    assert offers(catalog) == [
+        ("c5.xlarge", "us-east-1", "a", "on-demand", 0.17),
+        ("c5.xlarge", "us-east-1", "a", "spot", 0.07),
+    ]
+    assert (report.rows, report.kept) == (20, 1)
+    assert reasons(report.left_out) == {
+        "a price that is no amount above zero": (5, 6),
+        "an accelerator without a count, or a count without an accelerator": (3, 14),
+        "no region, or one with a slash in its name": (2, 12),
+        "not as many fields as the header has": (2, 18),
+        "no instance type: an accelerator that is priced apart from its host": (1, 3),
+        "a bad number in vCPUs": (1, 4),
+        "a bad number in MemoryGiB": (1, 5),
+        "no price at all": (1, 11),
+        "no vCPUs or no memory": (1, 17),
+        "the same type and place as an earlier row": (1, 20),
+        "another accelerator than earlier rows of the type have": (1, 21),
+    }
+    assert catalog.places == (("us-east-1", "a"),)  # a row left out leaves nothing behind
+
+
+def test_a_host_without_its_accelerators_is_no_bargain():
+    with pytest.raises(MalformedFile, match="leaves out its accelerators"):
+        parse("a2-highgpu-8g,,,96,680,,5.9,2.3,us-central1,us-central1-a", provider="gcp")
+
+
+def test_one_region_can_be_asked_for():
+    rows = ("c5.xlarge,,,4,8,,0.17,0.07,us-east-1,a", "c5.xlarge,,,4,8,,0.2,0.07,eu-west-1,a")
+    catalog, report = parse(*rows, region="eu-west-1")
+    assert catalog.regions == ["eu-west-1"]
+    assert reasons(report.left_out) == {"in another region than asked": (1, 2)}
+    with pytest.raises(UnknownName, match="did you mean eu-west-1"):
+        parse(*rows, region="eu-west-2")
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"),
+    [
+        (T4, 16),
+        ("\"{'Gpus': [{'Name': 'A10G', 'MemoryInfo': {'SizeInMiB': 22888}}]}\"", 22.352),
+        ("tpu-v6e-16", None),
+        ("__import__('os').system('true')", None),
+        ("\"{'Gpus': []}\"", None),
+        ("\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': -1}}]}\"", None),
+        ("\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': True}}]}\"", None),
+        ("\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': '16384'}}]}\"", None),
+        ("\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 1e-9}}]}\"", None),
+        (T4.replace(", ", "," + " " * 2000), None),
+        ("(" * 2000, None),
+        ("\"{'Gpus': " + "[" * 5000 + '"', None),
+        ("0x1for x in y", None),
+    ],
+)
+def test_gpu_memory_comes_from_a_literal_and_from_nothing_else(text, gib):
+    catalog, _ = parse(f"g4dn.xlarge,T4,1,4,16,{text},0.5,0.2,r1,a")
+    assert catalog.instance("g4dn.xlarge").accelerator_memory_gib == gib
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "line 1: is empty"),
+        (b" \n\n", "line 1: is empty"),
+        (b"PK\x03\x04\0\0\n\0", "line 1: is binary"),
+        (HEADER.encode() + b"\n" + b"c5,\xff\n", "line 2: is no UTF-8"),
+        (HEADER.encode(), "line 1: has column names but no rows"),
+        (b"a,b,c\n1,2,3\n", "line 1: is no SkyPilot catalogue: column InstanceType, AcceleratorName"),
+        (HEADER.replace("Region", "Where").encode(), "column Region is missing"),
+        ((HEADER + ",Price\n").encode(), "the column Price twice"),
+        ((HEADER + '\nc5.xlarge,"oops').encode(), "line 2: is no CSV"),
+        ((HEADER + "\n" + "x" * 200_000).encode(), "line 2: is no CSV"),
+        ((HEADER + "\nc5.xlarge,,,4,8,,?,?,r1,a\n").encode(), "line 2: holds no usable row: a price"),
+        (b'{"format": "deepvm-catalog/1"}', "is no SkyPilot catalogue"),
+    ],
+)
+def test_a_file_that_is_none_is_named_with_its_line(tmp_path, content, told):
+    (tmp_path / "vms.csv").write_bytes(content)
+    with pytest.raises(MalformedFile) as caught:
+        skypilot.read(tmp_path / "vms.csv", provider="aws", name="x")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_and_windows_line_ends_are_no_problem():
+    content = b"\xef\xbb\xbf" + HEADER.encode() + b"\r\nc5.xlarge,,,4,8,,0.17,0.07,r1,a\r\n"
+    catalog, _ = skypilot.parse(content, "x", provider="aws", name="x", seen=DAY, origin="x")
+    assert len(catalog.instances) == 1
+
+
+def test_a_folder_or_an_absent_file_is_told(tmp_path):
+    for path in (tmp_path, tmp_path / "absent.csv"):
+        with pytest.raises(MalformedFile, match="cannot be read"):
+            skypilot.read(path, provider="aws", name="x")
+
+
+def test_a_file_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(skypilot, "MAX_BYTES", 10)
+    (tmp_path / "vms.csv").write_text(HEADER)
+    with pytest.raises(MalformedFile, match="at most"):
+        skypilot.read(tmp_path / "vms.csv", provider="aws", name="x")
+
+
+def test_prices_are_as_old_as_the_file_unless_told(tmp_path):
+    path = tmp_path / "vms.csv"
+    path.write_text(f"{HEADER}\nc5.xlarge,,,4,8,,0.17,0.07,r1,a\n")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    catalog, _ = skypilot.read(path, provider="aws", name="x")
+    assert catalog.prices_seen == (date(2023, 11, 14), date(2023, 11, 14))
+    catalog, _ = skypilot.read(path, provider="aws", name="x", seen=DAY)
+    assert catalog.prices_seen == (DAY, DAY)
+
+
+cells = st.sampled_from(
+    [
+        "",
+        "c5.xlarge",
+        "g4dn.xlarge",
+        "T4",
+        "1.0",
+        "4",
+        "0.5",
+        "nan",
+        "-1",
+        "1e999",
+        "us-east-1",
+        "a",
+        T4,
+        "'",
+        '"',
+        "\0",
+    ]
+) | st.text(max_size=6)
+
+
+@given(st.lists(st.lists(cells, max_size=11).map(",".join), max_size=6), st.sampled_from(["aws", "gcp"]))
+@settings(max_examples=300, deadline=None)
+def test_garbage_in_rows_gives_a_catalogue_or_an_error_of_ours(rows, provider):
+    with contextlib.suppress(DeepvmError):
+        catalog, report = parse(*rows, provider=provider)
+        assert report.kept >= 1
+        again = files.parse(files.dumps(catalog), "again")
+        assert offers(again) == offers(catalog)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200).map(lambda t: t.encode("utf-8", "surrogatepass")))
+@settings(max_examples=300, deadline=None)
+def test_garbage_files_give_an_error_of_ours(content):
+    for text in (content, HEADER.encode() + b"\n" + content):
+        with contextlib.suppress(DeepvmError):
+            skypilot.parse(text, "x", provider="aws", name="x", seen=DAY, origin="x")
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "family"),
+    [
+        ("g5g.xlarge", "arm64", "G"),
+        ("c6g.large", "arm64", "C"),
+        ("m7gd.metal", "arm64", "M"),
+        ("im4gn.large", "arm64", "IM"),
+        ("is4gen.large", "arm64", "IS"),
+        ("t4g.nano", "arm64", "T"),
+        ("a1.medium", "arm64", "A"),
+        ("mac2-m2.metal", "arm64", "MAC"),
+        ("p6e-gb200.36xlarge", "arm64", "P"),
+        ("hpc7g.16xlarge", "arm64", "HPC"),
+        ("mac1.metal", "x86_64", "MAC"),
+        ("g4dn.xlarge", "x86_64", "G"),
+        ("gr6.4xlarge", "x86_64", "GR"),
+        ("c7i-flex.large", "x86_64", "C"),
+        ("p6-b200.48xlarge", "x86_64", "P"),
+        ("u-6tb1.metal", "x86_64", "U"),
+        ("trn1.2xlarge", "x86_64", "TRN"),
+    ],
+)
+def test_aws_names_tell_architecture_and_family(name, architecture, family):
+    assert (architecture_of(name), family_of(name)) == (architecture, family)
+
+
+def test_spot_quotas_count_p5_apart():
+    assert [quota_family_of(n) for n in ("p4d.24xlarge", "p5.4xlarge", "p6-b200.48xlarge", "g5.xlarge")] == [
+        "P",
+        "P5",
+        "P5",
+        "G",
+    ]
+
+
+def awkward_rows(count):
+    """As SkyPilot's file of AWS: 1,372 types, 85 accelerated, 22 regions, gaps and oddities in between."""
+    rng = random.Random(7)
+    regions = [f"region-{i}" for i in range(22)]
+    produced = 0
+    while True:
+        for index in range(1372):
+            gpu = index < 85
+            name = f"g{index}dn.xlarge" if gpu else f"c{index}.xlarge"
+            accelerator = ("Abacus" if index == 3 else "T4") if gpu else ""
+            number = ("0.125" if index == 4 else "1.0") if gpu else ""
+            info = gpu_info("T4", 16384, rng.choice(["1", "1.0"])) if gpu else ""
+            for region in rng.sample(regions, 14):
+                usd = rng.uniform(0.05, 5)
+                for zone in range(3):
+                    price = "" if rng.random() < 0.002 else f"{usd:.5g}"
+                    spot = "" if rng.random() < 0.02 else f"{usd * rng.uniform(0.2, 1.02):.6f}"
+                    vcpus = "many" if rng.random() < 0.0005 else "4.0"
+                    head = "" if rng.random() < 0.0005 else name
+                    yield (
+                        f"{head},{accelerator},{number},{vcpus},16.0,{info},{price},{spot},{region},{region}-az{zone},x86_64"
+                    )
+                    produced += 1
+                    if produced == count:
+                        return
+
+
+def test_54_000_rows_import_in_two_seconds_and_load_in_150_ms(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEEPVM_HOME", str(tmp_path))
+    path = tmp_path / "vms.csv"
+    path.write_text("\n".join((HEADER + ",Arch", *awkward_rows(54_000))) + "\n")
+
+    started = time.perf_counter()
+    result = import_file(path, provider="aws", name="large")
+    import_s = time.perf_counter() - started
+
+    loads_s = []
+    for _ in range(3):
+        started = time.perf_counter()
+        catalog = library.load("large")
+        loads_s.append(time.perf_counter() - started)
+
+    report = result.report
+    assert report.rows == 54_000
+    assert report.kept + sum(t.rows for t in report.left_out) == report.rows
+    assert report.kept > 53_000
+    assert {"spot at or above on-demand", "no spot price", "a fraction of an accelerator"} <= set(
+        reasons(report.flagged)
+    )
+    assert sum(map(len, catalog.prices.values())) == report.offers > 100_000
+    assert len(catalog.regions) == 22
+    assert len(catalog.prices[Market.SPOT]) < report.kept
+    print(f"import {import_s:.2f} s, load {min(loads_s) * 1e3:.0f} ms")
+    assert import_s < 2.0
+    assert min(loads_s) < 0.150
+
+
+def test_an_import_needs_a_name_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("DEEPVM_HOME", str(tmp_path))
+    (tmp_path / "vms.csv").write_text(f"{HEADER}\nc5.xlarge,,,4,8,,0.17,0.07,r1,a\n")
+    with pytest.raises(UsageError, match="built in"):
+        import_file(tmp_path / "vms.csv", provider="aws", name="paper-virtual")
