@@ -79,7 +79,14 @@ def markets(draw: st.DrawFn) -> Catalog:
     gpus = draw(st.lists(gpu_types, min_size=1, max_size=3, unique_by=lambda i: i.name))
     cpus = draw(st.lists(cpu_types, min_size=0, max_size=3, unique_by=lambda i: i.name))
     places = draw(
-        st.sampled_from([(("r1", None),), (("r1", "a"), ("r1", "b")), (("r1", "a"), ("r2", "a2"), ("r1", "b"))])
+        st.sampled_from(
+            [
+                (("r1", None),),
+                (("r1", "a"), ("r1", "b")),
+                (("r1", "a"), ("r2", "a2"), ("r1", "b")),
+                (("r1", None), ("r1", "a"), ("r1", "b"), ("r2", None)),
+            ]
+        )
     )
     instances = [*gpus, *cpus]
     cells = [(i, p) for i in range(len(instances)) for p in range(len(places))]
@@ -139,7 +146,10 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
     usd = {market: {} for market in Market}
     for market, columns in catalog.prices.items():
         for i, p, price in zip(columns.instance, columns.place, columns.usd_per_hour, strict=True):
-            usd[market][int(i), int(p)] = min(float(price), usd[market].get((int(i), int(p)), math.inf))
+            region, zone = catalog.places[p]
+            zones = [q for q, (r, z) in enumerate(catalog.places) if r == region and z is not None]
+            for q in [int(p)] if zone is not None or not zones else zones:  # a region's price holds in its zones
+                usd[market][int(i), q] = min(float(price), usd[market].get((int(i), q), math.inf))
     board = analyse_instances(catalog, request)
 
     def quota(i: int, p: int, market: Market) -> float:

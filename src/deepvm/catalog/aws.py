@@ -174,7 +174,8 @@ def _spot_prices(calls: _Calls, region: str) -> dict[tuple[str, str], tuple[floa
             continue  # accounts older than 2013 are told "Linux/UNIX (Amazon VPC)"
         if key not in newest or when > newest[key][0]:
             newest[key] = when, usd
-    return {key: (usd, when.date()) for key, (when, usd) in newest.items()}
+    # The timestamp tells since when a price holds; it was seen, and held, today.
+    return {key: (usd, now.date()) for key, (_, usd) in newest.items()}
 
 
 def _on_demand_prices(calls: _Calls, region: str, today: date) -> OnDemand:

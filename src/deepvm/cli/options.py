@@ -160,7 +160,7 @@ def with_quotas(catalog: Catalog, texts: list[str] | None) -> tuple[Quota, ...] 
 
 
 def _quota(text: str) -> Quota:
-    match = re.fullmatch(r"([A-Za-z/]+):(spot|on-demand)=(\d+)", text.strip())
+    match = re.fullmatch(r"([A-Za-z0-9/]+):(spot|on-demand)=(\d+)", text.strip())
     if match is None:
         raise UsageError(f"{text!r} is no quota: write it like G:spot=128 or P:on-demand=96")
     return Quota(families=tuple(match[1].upper().split("/")), market=Market(match[2]), vcpus=float(match[3]))

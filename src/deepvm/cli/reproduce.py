@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deepvm.cli.render import JsonFlag, console, print_json, stderr, table
-from deepvm.paper import Reproduction, reproduce
+
+if TYPE_CHECKING:
+    from deepvm.paper import Reproduction
 
 _NOTE_COLUMNS = 130  # of the terminal from which notes fit beside the figures
 
@@ -28,6 +29,11 @@ def command(
 
 
 def _with_progress(out: Path) -> Reproduction:
+    # Imported here: every other command would wait for it.
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from deepvm.paper import reproduce
+
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
         console=stderr, transient=True, disable=not stderr.is_terminal,

@@ -94,7 +94,7 @@ def draw_optima(optima: Sequence[Optimum], paths: Sequence[Path]) -> None:
         headline(
             drawn,
             "The published objective counts the price twice",
-            f"Share of the best performance that each objective reaches; it falls short at {behind} of {len(x)} budgets.",
+            f"Share of the best performance that each objective reaches; it falls short at {behind} of {len(x)}.",
         )
         axes.fill_between(x, flopp, 1, step="post", color=VERMILION, alpha=0.13, linewidth=0)
         axes.plot(x, flopp, drawstyle="steps-post", color=VERMILION, linewidth=1.9)
@@ -175,7 +175,7 @@ def draw_scalings(scalings: Sequence[Scaling], paths: Sequence[Path]) -> None:
         headline(
             drawn,
             "Curves fitted to measured times",
-            "An epoch of ResNet-18 by number of machines, on logarithmic axes; in brackets the worst error of the speedup.",
+            "An epoch of ResNet-18 by number of machines, axes logarithmic; in brackets the speedup's worst error.",
         )
         for axes, scaling in zip(panels, scalings, strict=True):
             counts = np.arange(1.0, max(scaling.nodes) + 1)  # a curve means nothing between whole numbers

@@ -178,8 +178,16 @@ class _Analysis:
         prices = self.catalog.prices.get(market)
         if prices is not None:
             np.minimum.at(table, (prices.instance, prices.place), prices.usd_per_hour)
+        for region, general in self._regional().items():  # a price of a whole region holds in each of its zones
+            zones = [p for p, (r, zone) in enumerate(self.catalog.places) if r == region and zone is not None]
+            if zones:
+                table[:, zones] = np.minimum(table[:, zones], table[:, [general]])
+                table[:, general] = np.inf
         table[:, ~allowed] = np.inf
         return table
+
+    def _regional(self) -> dict[str, int]:
+        return {region: p for p, (region, zone) in enumerate(self.catalog.places) if zone is None}
 
     def _sites(self) -> Ints:
         places = self.catalog.places

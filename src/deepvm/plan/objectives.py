@@ -69,9 +69,15 @@ def build_space(board: Board, nodes: Ints | None = None) -> Space:
     kinds = allowed_architectures(request)
     usd = prices(board, kinds, nodes)
     performance = board.workers.eflops[:, None] * nodes * board.scaling(nodes)
-    score = _scores(board, nodes, performance, usd)
+    score = _rounded(_scores(board, nodes, performance, usd))
     score[~np.isfinite(usd) | (performance < request.least_performance) | np.isnan(score)] = -np.inf
     return Space(board=board, architectures=kinds, nodes=nodes, hourly_usd=usd, performance=performance, score=score)
+
+
+def _rounded(score: Floats) -> Floats:
+    """Scores to 40 binary digits: what differs behind them is how floats were added, and no reason to choose by."""
+    mantissa, exponent = np.frexp(score)
+    return np.ldexp(np.rint(mantissa * 2.0**40) / 2.0**40, exponent)
 
 
 def _scores(board: Board, nodes: Ints, performance: Floats, usd: Floats) -> Floats:

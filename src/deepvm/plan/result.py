@@ -155,9 +155,10 @@ class Plan:
 
 def role_of(catalog: Catalog, part: Part) -> Role:
     prices = catalog.prices[part.market]
-    rows = np.flatnonzero((prices.instance == part.instance) & (prices.place == part.place))
-    row = int(rows[np.argmin(prices.usd_per_hour[rows])])
     region, zone = catalog.places[part.place]
+    here = [p for p, place in enumerate(catalog.places) if place in ((region, zone), (region, None))]
+    rows = np.flatnonzero((prices.instance == part.instance) & np.isin(prices.place, here))
+    row = int(rows[np.argmin(prices.usd_per_hour[rows])])
     instance: Instance = catalog.instances[part.instance]
     return Role(
         role=part.role,
