@@ -3,7 +3,7 @@
 import json
 import logging
 import sys
-from datetime import date, datetime, timezone
+from datetime import datetime, timezone
 
 import pytest
 
@@ -81,7 +81,9 @@ def test_spot_prices_come_by_zone_with_their_own_day(live):
     catalog, _ = live
     spot = [o for o in catalog.offers("g4dn.xlarge") if o.market is Market.SPOT]
     assert {o.zone for o in spot} >= {"us-east-1a", "us-east-1b"}
-    assert {(o.region, o.usd_per_hour, o.seen) for o in spot} == {("us-east-1", 0.00001, datetime.now(timezone.utc).date())}
+    assert {(o.region, o.usd_per_hour, o.seen) for o in spot} == {
+        ("us-east-1", 0.00001, datetime.now(timezone.utc).date())
+    }
 
 
 def test_what_cannot_be_read_is_missing_and_said(live):
