@@ -1,0 +1,114 @@
+"""``python -m benchmarks [NAME ...]``: run benchmarks, write benchmarks/results/NAME.md and .json.
+
+Exit code 1 if a target was missed; the results are written all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks import Measurement, Result, planner
+
+RESULTS = Path(__file__).parent / "results"
+BENCHMARKS: dict[str, Callable[[], Result]] = {"planner": planner.run}
+PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich")
+
+
+def main(names: list[str]) -> int:
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        print(f"no benchmark is called {unknown[0]!r}: known are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        return 2
+    missed = 0
+    for name in names or list(BENCHMARKS):
+        around = environment(name)
+        result = BENCHMARKS[name]()
+        write(name, result, around)
+        missed += sum(m.met is False for m in result.measurements)
+        print(f"written to {RESULTS / name}.md", file=sys.stderr)
+    return 1 if missed else 0
+
+
+def environment(name: str) -> dict[str, str]:
+    """What a result has to carry: command, versions, machine, date."""
+    busy = os.getloadavg()[0]
+    return {
+        "command": f"python -m benchmarks {name}",
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+        "versions": ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in PACKAGES)]),
+        "machine": f"{_cpu()}, {os.cpu_count()} cores, {_memory_gib():.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "load at the start": f"{busy:.2f} processes",
+    }
+
+
+def write(name: str, result: Result, around: dict[str, str]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    document = {
+        "name": name,
+        "environment": around,
+        "seed": result.seed,
+        "measurements": [m.to_json() for m in result.measurements],
+        "notes": list(result.notes),
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    lines = [f"# {result.title}", "", result.about, "", *(f"- {key}: {value}" for key, value in around.items())]
+    lines += [
+        f"- seed: {result.seed}",
+        "",
+        "| what | median | quartiles | runs | target | met |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    lines += [_row(m) for m in result.measurements]
+    lines += ["", *(f"- {note}" for note in result.notes)]
+    (RESULTS / f"{name}.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+
+
+def _row(m: Measurement) -> str:
+    target = f"< {_value(m.below, m.unit)}" if m.below is not None else ""
+    target = f">= {_value(m.at_least, m.unit)}" if m.at_least is not None else target
+    met = "" if m.met is None else ("yes" if m.met else "**no**")
+    spread = f"{_value(m.low, m.unit)} to {_value(m.high, m.unit)}" if m.runs > 1 else ""
+    what = f"{m.what} ({m.note})" if m.note else m.what
+    return f"| {what} | {_value(m.median, m.unit)} | {spread} | {m.runs} | {target} | {met} |"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit != "s":
+        return f"{value:,.4g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
+    return f"{value * 1000:.4g} ms" if value < 1 else f"{value:.3g} s"
+
+
+def _commit() -> str:
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.strip()
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
