@@ -1,6 +1,7 @@
 """The published method as it was run, in plain nested loops: a check on the planner, and the baseline of its benchmark.
 
-It shares no code with the planner. Where it is wrong (docs/decisions tells), it is wrong here too.
+It shares no code with the planner. Where it is wrong, it is wrong here too: its objective counts the price twice, and
+its search ends one machine before a quota.
 """
 
 from __future__ import annotations
