@@ -14,7 +14,7 @@ from rich.text import Text
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.cli.options import takes_request
-from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, table, write_text
+from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, stderr, table, write_text
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
 from deepvm.plan.objectives import unit
 from deepvm.units import format_days, format_usd, parse_usd
@@ -39,9 +39,10 @@ def command(
     """Plan the best cluster for a budget out of spot and on-demand machines."""
     request = replace(request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed)
     today = datetime.now(timezone.utc).date()
-    plan = planning.plan(market, request)
-    front = planning.pareto(market, request) if pareto else None
-    reasons = planning.explain(market, plan, today) if explain else None
+    with stderr.status("searching"):  # a second and more for mixed clusters and explanations over a whole cloud
+        plan = planning.plan(market, request)
+        front = planning.pareto(market, request) if pareto else None
+        reasons = planning.explain(market, plan, today) if explain else None
 
     document = plan.to_json()
     if front is not None:
