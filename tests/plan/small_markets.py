@@ -225,5 +225,7 @@ def objective_score(catalog: Catalog, request: Request, found: Found) -> float:
     if request.objective == "cost":
         return -request.work_eflops_h / performance * found.usd
     spot = catalog.prices[Market.SPOT]
-    rows = (spot.instance == found.worker) & (spot.place == found.place)
+    region, _ = catalog.places[found.place]
+    here = [p for p, place in enumerate(catalog.places) if p == found.place or place == (region, None)]
+    rows = (spot.instance == found.worker) & np.isin(spot.place, here)
     return performance / spot.usd_per_hour[rows].min() if rows.any() else 0.0

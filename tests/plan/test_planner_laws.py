@@ -75,7 +75,7 @@ def test_no_recommendation_breaks_the_budget_and_ranks_are_in_order(catalog: Cat
         assert best.nodes == sum(r.count for r in best.roles if r.role != "memory")
         scores.append(-best.objective_value if request.objective in ("cost", "time") else best.objective_value)
     if request.policy == "deepvm":
-        assert scores == sorted(scores, reverse=True)
+        assert all(b <= a + abs(a) * 1e-9 for a, b in pairwise(scores))
 
 
 @laws
