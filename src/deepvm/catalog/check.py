@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.catalog import accelerators
-from deepvm.catalog.model import Catalog, IndexColumn, Instance, Market, Prices
+from deepvm.catalog.model import STALE_DAYS, Catalog, IndexColumn, Instance, Market, Prices
 
-STALE_DAYS = 31  # spot prices move by tens of percent in a month
 _EXAMPLES = 3
 
 

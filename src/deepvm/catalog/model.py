@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from deepvm.errors import UnknownName, UsageError
 
+STALE_DAYS = 31  # spot prices move by tens of percent in a month
+
 
 class Market(str, Enum):
     ON_DEMAND = "on-demand"

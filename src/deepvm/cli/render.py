@@ -12,10 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import UsageError
 from deepvm.units import format_days
-
-STALE_DAYS = 31
 
 console = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from deepvm.catalog import Catalog, Quota
+from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import Infeasible
 from deepvm.plan import objectives
 from deepvm.plan.board import Board
@@ -20,7 +21,6 @@ from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
 
-STALE_DAYS = 31
 _FLIP_TOLERANCE_USD = 1e-5
 
 
