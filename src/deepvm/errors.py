@@ -6,6 +6,12 @@ DeepvmError
 │   └── MalformedFile     a file that is not what it claims to be, with the place
 ├── Infeasible            the request is clear, but nothing fits it  exit code 3
 ├── SourceFailed          an outside source did not answer           exit code 1
+├── StoreError            a store of checkpoints failed              exit code 1
+│   ├── StoreUnavailable  it cannot be reached, or is out of room: later, or another may do
+│   ├── AccessDenied      wrong token, wrong run key, or fenced off by a newer session
+│   ├── NotFound          no such run, step or chunk
+│   └── Corrupt           bytes that are not those that were saved
+├── CheckpointError       a checkpoint cannot be made or restored    exit code 1
 └── MissingExtra          an optional dependency is not installed    exit code 1
 """
 
@@ -58,6 +64,30 @@ class Infeasible(DeepvmError):
 
 
 class SourceFailed(DeepvmError):
+    pass
+
+
+class StoreError(DeepvmError):
+    pass
+
+
+class StoreUnavailable(StoreError):
+    pass
+
+
+class AccessDenied(StoreError):
+    pass
+
+
+class NotFound(StoreError):
+    pass
+
+
+class Corrupt(StoreError):
+    pass
+
+
+class CheckpointError(DeepvmError):
     pass
 
 
