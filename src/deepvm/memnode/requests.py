@@ -1,0 +1,236 @@
+"""What clients ask for, other than chunks: each kind of frame is one method, from checked fields to an answer."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from deepvm.memnode import fields, wire
+from deepvm.memnode.checkpoints import Checkpoint
+from deepvm.memnode.refusal import Refused
+from deepvm.memnode.runs import Run, may_open
+from deepvm.memnode.uploads import Upload
+from deepvm.memnode.wire import Kind
+
+if TYPE_CHECKING:
+    from deepvm.memnode.server import MemoryNode
+
+Answer = dict[str, Any] | bytes | None  # the meta of an OK, the body of a DATA, or a bare OK
+_KEEP = struct.Struct("<IQ").size
+_MOST_LISTED_STEPS = 1000  # an answer's meta has a limit; only the newest are told beyond it
+
+
+class Requests:
+    """The requests of one connection, and the run that it has open."""
+
+    def __init__(self, node: MemoryNode, node_nonce: str, client_nonce: str) -> None:
+        self._node, self._node_nonce, self._client_nonce = node, node_nonce, client_nonce
+        self._name: str | None = None
+        self._run: Run | None = None
+        self._verifier: str | None = None  # of a run that was not here when it was opened
+        self._session: str | None = None  # only of those who write
+        self._handlers: dict[Kind, Callable[[dict[str, Any], bytes], Answer]] = {
+            Kind.OPEN: self._open,
+            Kind.BEGIN: self._begin,
+            Kind.KEEP: self._keep,
+            Kind.EXTRA: self._extra,
+            Kind.EXTRAS: self._extras,
+            Kind.SEAL: self._seal,
+            Kind.PUBLISH: self._publish,
+            Kind.ABORT: self._abort,
+            Kind.STEPS: self._steps,
+            Kind.MANIFEST: self._manifest,
+            Kind.DELETE: self._delete,
+            Kind.RUNS: self._runs,
+            Kind.STATUS: self._status,
+        }
+
+    def answer(self, kind: Kind, meta: dict[str, Any], body: bytes) -> Answer:
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise wire.ProtocolError(f"a client does not send {kind.name} here")
+        return handler(meta, body)
+
+    def leave(self) -> None:
+        if self._run is not None:
+            with self._run.lock:
+                self._run.users -= 1
+            self._run = None
+
+    # --- runs -----------------------------------------------------------------------------------------------------
+
+    def _open(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del body
+        name, write = fields.run_name(meta), fields.flag(meta, "write")
+        session = fields.text(meta, "session", 200) if write or meta.get("session") else None
+        proof = fields.hexadecimal(meta, "proof", required=False)
+        verifier = fields.hexadecimal(meta, "verifier", required=False)
+        if verifier is not None:
+            verifier = wire.masked(verifier, self._node.settings.token, self._node_nonce, self._client_nonce)
+        run = self._node.runs.find(name)
+        self._check_key(run, name, proof, verifier)
+        if run is None and write:
+            assert verifier is not None  # noqa: S101 - may_open saw to it
+            run = self._node.runs.add(name, verifier)
+            self._check_key(run, name, proof, verifier)  # two may come with one name at once
+        self.leave()
+        self._name, self._verifier, self._session = name, verifier, None
+        self._enter(run)
+        if write and run is not None:
+            assert session is not None  # noqa: S101 - text() saw to it
+            run.claim(session)
+            self._session = session
+        return None
+
+    def _check_key(self, run: Run | None, name: str, proof: str | None, verifier: str | None) -> None:
+        nonces = {"node_nonce": self._node_nonce, "client_nonce": self._client_nonce}
+        if not may_open(run, name, proof=proof, verifier=verifier, **nonces):
+            self._node.counters.add(failed_logins=1)
+            time.sleep(self._node.settings.limits.failure_delay_s)
+            raise Refused("denied", f"run {name!r} is not here, or its key is another")
+
+    def _enter(self, run: Run | None) -> None:
+        self._run = run
+        if run is not None:
+            with run.lock:
+                run.users += 1
+
+    def _opened(self) -> Run | None:
+        """The run, or None where it is still not here."""
+        if self._name is None:
+            raise Refused("failed", "no run is open: OPEN comes first")
+        if self._run is None:
+            run = self._node.runs.find(self._name)
+            if run is not None and self._verifier is not None and wire.same(run.verifier, self._verifier):
+                self._enter(run)
+        return self._run
+
+    def _here(self) -> Run:
+        run = self._opened()
+        if run is None:
+            raise Refused("not-found", f"run {self._name!r} has no checkpoint here")
+        return run
+
+    def upload(self, meta: dict[str, Any]) -> Upload:
+        return self._here().upload(fields.step(meta), self._session)
+
+    def checkpoint(self, meta: dict[str, Any]) -> Checkpoint:
+        return self._here().checkpoint(fields.step(meta))
+
+    # --- saving ---------------------------------------------------------------------------------------------------
+
+    def _begin(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del body
+        settings = self._node.settings
+        begin = fields.begin(meta, settings.block_bytes)
+        if self._node.stopping:
+            raise Refused("stopping", "the node is stopping: no new upload begins")
+        self._here().begin(begin, self._session, buffers=settings.buffers, room_s=settings.limits.room_s)
+        return None
+
+    def _keep(self, meta: dict[str, Any], body: bytes) -> Answer:
+        run, count = self._here(), len(body) // _KEEP
+        if len(body) % _KEEP:
+            raise wire.ProtocolError(f"KEEP with {len(body)} bytes, which is no multiple of {_KEEP}")
+        chunks, digests = unpack("I", body[: 4 * count]), unpack("Q", body[4 * count :])
+        upload = self.upload(meta)
+        source = run.checkpoint(fields.step(meta, "from_step"))
+        if source.manifest.size_bytes != upload.begin.size_bytes and any(c >= upload.chunks for c in chunks):
+            raise Refused("failed", f"step {upload.begin.step} has {upload.chunks} chunks only")
+        upload.keep(chunks, digests, hold_all(source, chunks, digests))
+        return None
+
+    def _extra(self, meta: dict[str, Any], body: bytes) -> Answer:
+        self.upload(meta).add_extra(fields.integer(meta, "rank", 0, fields.MOST_WORLD_SIZE), body)
+        return None
+
+    def _extras(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del body
+        world_size = fields.integer(meta, "world_size", 1, fields.MOST_WORLD_SIZE)
+        return self.upload(meta).extras(world_size, fields.timeout_s(meta))
+
+    def _seal(self, meta: dict[str, Any], body: bytes) -> Answer:
+        if len(body) % 4:
+            raise wire.ProtocolError(f"SEAL with {len(body)} bytes, which is no multiple of 4")
+        return pack("Q", self.upload(meta).seal(unpack("I", body), fields.timeout_s(meta)))
+
+    def _publish(self, meta: dict[str, Any], body: bytes) -> Answer:
+        run, step = self._here(), fields.step(meta)
+        index = fields.integer(meta, "node_index", 0, fields.MOST_NODES - 1, 0)
+        checkpoint = run.publish(step, body, index, self._session, buffers=self._node.settings.buffers)
+        size = checkpoint.manifest.size_bytes
+        self._node.log.info("published", run=run.name, step=step, size_bytes=size, blocks=checkpoint.blocks)
+        return None
+
+    def _abort(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del body
+        self._here().abort(fields.step(meta), self._session)
+        return None
+
+    def _delete(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del body
+        self._here().delete(fields.step(meta), self._session)
+        return None
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def _steps(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del meta, body
+        run = self._opened()
+        if run is None:
+            return {"steps": []}
+        with run.lock:
+            found = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:]
+        return {"steps": [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]}
+
+    def _manifest(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del body
+        return self.checkpoint(meta).document
+
+    # --- the node -------------------------------------------------------------------------------------------------
+
+    def _runs(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del meta, body
+        return {"runs": sorted(run.name for run in self._node.runs if not run.empty)}
+
+    def _status(self, meta: dict[str, Any], body: bytes) -> Answer:
+        del meta, body
+        return self._node.status()
+
+
+def hold_all(source: Checkpoint, chunks: array[int], digests: array[int]) -> list[int]:
+    """Blocks of the named chunks, each held once more: all that were asked for, or none."""
+    kept = source.manifest.digests
+    held: list[int] = []
+    wrong = 0
+    for chunk, digest in zip(chunks, digests, strict=True):
+        block = source.hold(chunk) if chunk < len(kept) and kept[chunk] == digest else None
+        if block is None:
+            wrong += 1
+        else:
+            held.append(block)
+    if wrong:
+        for block in held:
+            source.arena.drop(block)
+        raise Refused("not-found", f"{wrong} of {len(chunks)} chunks are not kept of step {source.step}")
+    return held
+
+
+def unpack(code: str, data: bytes) -> array[int]:
+    """Little-endian numbers: "I" has 4 bytes, "Q" has 8."""
+    numbers = array(code)
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def pack(code: str, numbers: list[int]) -> bytes:
+    packed = array(code, numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()

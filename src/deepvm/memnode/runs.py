@@ -1,0 +1,276 @@
+"""The runs that a node keeps: who may use them, which session writes, what is on its way and what is committed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from deepvm.errors import Corrupt
+from deepvm.memnode import wire
+from deepvm.memnode.arena import Arena, NoRoom
+from deepvm.memnode.checkpoints import Checkpoint
+from deepvm.memnode.refusal import Refused
+from deepvm.memnode.status import Counters
+from deepvm.memnode.uploads import Begin, Share, Upload
+from deepvm.store.base import Manifest, chunk_count
+from deepvm.units import format_bytes
+
+_PAST_SESSIONS = 256
+
+
+class Outlet(Protocol):
+    """Where committed checkpoints flow on to."""
+
+    def offer(self, run: Run, checkpoint: Checkpoint) -> None: ...
+    def remember(self, run: Run) -> None: ...
+    def remove(self, run: Run, checkpoint: Checkpoint) -> None: ...
+    def make_room(self, run: Run) -> None: ...
+
+
+class Run:
+    """All changes of one run happen under its lock; the chunks' way into blocks does not need it."""
+
+    def __init__(self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters) -> None:
+        self.name, self.verifier = name, verifier
+        self.session: str | None = None
+        self.past_sessions: deque[str] = deque(maxlen=_PAST_SESSIONS)
+        self.uploads: dict[int, Upload] = {}
+        self.checkpoints: dict[int, Checkpoint] = {}
+        self.lock = threading.RLock()
+        self.users = 0  # connections that have it open
+        self._superseded: dict[int, int] = {}  # step of an upload that gave way -> the step it gave way to
+        self._arena, self._outlet, self._counters = arena, outlet, counters
+
+    @property
+    def empty(self) -> bool:
+        return not self.checkpoints and not self.uploads and not self.users
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    def claim(self, session: str) -> None:
+        """The newest session owns the run; what an older one left unfinished goes."""
+        with self.lock:
+            if session == self.session:
+                return
+            if session in self.past_sessions:
+                raise self.fenced(session)
+            if self.session is not None:
+                self.past_sessions.append(self.session)
+            self.session = session
+            why = Refused("fenced", f"a newer session writes run {self.name!r} now")
+            for upload in self.uploads.values():
+                self._end(upload, why)
+            self.uploads.clear()
+            self._superseded.clear()
+            self._outlet.remember(self)
+
+    def fenced(self, session: str) -> Refused:
+        return Refused("fenced", f"a newer session writes run {self.name!r} now; session {session!r:.60} is over")
+
+    @contextmanager
+    def writing(self, session: str | None) -> Iterator[None]:
+        with self.lock:
+            if session is None:
+                raise Refused("denied", f"run {self.name!r} was opened to read: open it with write=true")
+            if session != self.session:
+                raise self.fenced(session)
+            yield
+
+    # --- uploads --------------------------------------------------------------------------------------------------
+
+    def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
+        with self.writing(session):
+            upload = self.uploads.get(begin.step)
+            if upload is not None:
+                upload.join(begin)
+                return upload
+            after = self._superseded.get(begin.step)
+            if after is not None:
+                raise Refused("failed", f"step {begin.step} was not finished before step {after} began: it is dropped")
+            self._make_way(begin.step, buffers)
+        chunks = begin.share.count(chunk_count(begin.size_bytes, self._arena.block_bytes))
+        self._reserve(begin, chunks, room_s)
+        with self.lock:
+            upload = self.uploads.get(begin.step)
+            if upload is not None or session != self.session:  # another rank, or another session, was faster
+                self._arena.unreserve(chunks)
+                if upload is None or session != self.session:
+                    raise self.fenced(str(session))
+                upload.join(begin)
+                return upload
+            upload = Upload(self._arena, begin, session=str(session), reserved=chunks)
+            self.uploads[begin.step] = upload
+            return upload
+
+    def _make_way(self, step: int, buffers: int) -> None:
+        """Before an upload begins: at most ``buffers`` checkpoints with it, and never without the newest whole one."""
+        while len(self.uploads) > max(0, buffers - 2):
+            oldest = next(iter(self.uploads))
+            self._superseded[oldest] = step
+            self._end(
+                self.uploads.pop(oldest), Refused("failed", f"step {oldest} gave way to step {step}, which began later")
+            )
+        self.trim(max(1, buffers - 1 - len(self.uploads)))
+
+    def trim(self, keep: int) -> None:
+        """Free the memory of the oldest checkpoints; those in the spill directory can still be read."""
+        inside = sorted(step for step, found in self.checkpoints.items() if found.in_memory)
+        for step in inside[:-keep]:
+            found = self.checkpoints[step]
+            found.evict()
+            if found.file is None:
+                del self.checkpoints[step]
+
+    def _reserve(self, begin: Begin, chunks: int, room_s: float) -> None:
+        try:
+            self._arena.reserve(chunks, timeout_s=room_s)
+            return
+        except NoRoom:
+            self._outlet.make_room(self)
+        try:
+            self._arena.reserve(chunks, timeout_s=room_s / 4)
+        except NoRoom as error:
+            block = self._arena.block_bytes
+            raise Refused(
+                "no-room",
+                f"step {begin.step} needs {format_bytes(error.needed * block)}, {format_bytes(error.free * block)} of "
+                f"{format_bytes(self._arena.capacity_bytes)} are free",
+            ) from None
+
+    def upload(self, step: int, session: str | None) -> Upload:
+        upload = self.uploads.get(step)
+        if upload is not None and upload.session == session:
+            return upload
+        with self.writing(session):
+            after = self._superseded.get(step)
+            if after is not None:
+                raise Refused("failed", f"step {step} gave way to step {after}, which began later")
+            raise Refused("not-found", f"no upload of step {step} is under way: BEGIN comes first")
+
+    def abort(self, step: int, session: str | None) -> None:
+        with self.writing(session):
+            self._superseded.pop(step, None)
+            upload = self.uploads.pop(step, None)
+            if upload is not None:
+                self._end(upload, Refused("not-found", f"step {step} was aborted"))
+
+    def _end(self, upload: Upload, why: Refused) -> None:
+        self._counters.add(aborts=1)
+        upload.end(why)
+
+    def drop_idle(self, idle_s: float) -> None:
+        with self.lock:
+            for step, upload in list(self.uploads.items()):
+                if not upload.receiving and time.monotonic() - upload.touched_s > idle_s:
+                    del self.uploads[step]
+                    self._end(upload, Refused("not-found", f"step {step} was not touched for {idle_s:g} s: dropped"))
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def publish(self, step: int, document: bytes, index: int, session: str | None, *, buffers: int) -> Checkpoint:
+        try:
+            manifest = Manifest.from_bytes(document)
+        except Corrupt as error:
+            raise Refused("failed", str(error)) from None
+        if manifest.run != self.name or manifest.step != step:
+            raise Refused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
+        share = Share.of(manifest, index)
+        if not 0 <= index < share.nodes or not 1 <= share.replicas <= share.nodes:
+            raise Refused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
+        with self.writing(session):
+            before = self.checkpoints.get(step)
+            upload = self.uploads.get(step)
+            if upload is None and before is not None and before.document == document:
+                return before  # the answer to the first PUBLISH was lost
+            upload = self.upload(step, session)
+            size = upload.begin.size_bytes
+            if manifest.size_bytes != size or manifest.chunk_bytes != self._arena.block_bytes:
+                raise Refused(
+                    "failed",
+                    f"the manifest says {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
+                    f"the upload has {size} in chunks of {self._arena.block_bytes}",
+                )
+            blocks = upload.give(manifest, share)
+            del self.uploads[step]
+            self._superseded.clear()
+            checkpoint = Checkpoint(self._arena, manifest, document, share=share, blocks=blocks)
+            self.checkpoints[step] = checkpoint
+            if before is not None:
+                before.deleted = True
+                before.evict()
+            self.trim(buffers)
+            self._counters.add(saves=1)
+            self._outlet.offer(self, checkpoint)
+        self._arena.expect(buffers * len(blocks))
+        return checkpoint
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        found = self.checkpoints.get(step)
+        if found is None:
+            raise Refused("not-found", f"run {self.name!r} has no checkpoint of step {step} here")
+        return found
+
+    def delete(self, step: int, session: str | None) -> None:
+        with self.writing(session):
+            found = self.checkpoints.pop(step, None)
+            if found is not None:
+                found.deleted = True
+                self._outlet.remove(self, found)
+                found.evict()
+
+
+class Runs:
+    """All runs by name. A name belongs to whoever first brings a key for it."""
+
+    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, *, most: int) -> None:
+        self._arena, self._outlet, self._counters, self._most = arena, outlet, counters, most
+        self._lock = threading.Lock()
+        self._runs: dict[str, Run] = {}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(list(self._runs.values()))
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def find(self, name: str) -> Run | None:
+        return self._runs.get(name)
+
+    def add(self, name: str, verifier: str) -> Run:
+        """The run of that name; a new one where there is none. Whether the verifier fits is for the caller to see."""
+        with self._lock:
+            run = self._runs.get(name)
+            if run is None:
+                if len(self._runs) >= self._most:
+                    self._forget_one()
+                run = Run(name, verifier, self._arena, self._outlet, self._counters)
+                self._runs[name] = run
+            return run
+
+    def _forget_one(self) -> None:
+        for name, run in self._runs.items():
+            if run.empty:
+                del self._runs[name]
+                return
+        raise Refused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
+
+
+def may_open(
+    run: Run | None, name: str, *, proof: str | None, verifier: str | None, node_nonce: str, client_nonce: str
+) -> bool:
+    """Whether the client has the run's key. Of a run that is not here, whoever brings a verifier may have an empty
+    view; one who only claims to know the key hears the same as with a wrong key."""
+    if run is None:
+        return verifier is not None
+    if proof is None and verifier is None:
+        return False
+    fits = True
+    if proof is not None:
+        fits &= wire.same(proof, wire.proof(run.verifier, f"run/{name}", node_nonce, client_nonce))
+    if verifier is not None:
+        fits &= wire.same(verifier, run.verifier)
+    return fits

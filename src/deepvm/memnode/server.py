@@ -1,0 +1,239 @@
+"""The memory node: listens, gives every client a thread, and stops within its deadlines."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import deepvm
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.memnode import wire
+from deepvm.memnode.arena import Arena
+from deepvm.memnode.channel import Channel, Gone
+from deepvm.memnode.connection import Connection
+from deepvm.memnode.flow import Flow
+from deepvm.memnode.log import Log
+from deepvm.memnode.runs import Runs
+from deepvm.memnode.settings import Settings, join_address, split_address
+from deepvm.memnode.status import Counters
+
+_TICK_S = 0.5
+_BACKLOG = 128
+
+
+class Budget:
+    """Bytes that all clients together may have on their way in, beside chunks."""
+
+    def __init__(self, most: int) -> None:
+        self._left = most
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def take(self, count: int, *, timeout_s: float) -> Iterator[None]:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._left >= count, timeout_s):
+                raise Gone("too many documents are on their way in")
+            self._left -= count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._left += count
+                self._changed.notify_all()
+
+
+class MemoryNode:
+    """``with MemoryNode(capacity_bytes=2**30) as node: ... node.address``. Settings' fields are the arguments."""
+
+    def __init__(self, settings: Settings | None = None, /, *, log: Log | None = None, **fields: Any) -> None:
+        self.settings = settings if settings is not None else Settings(**fields)
+        self.log = log or Log(None)
+        self.counters = Counters()
+        self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
+        self.documents = Budget(self.settings.limits.documents_bytes)
+        self.flow = Flow()
+        self.runs = Runs(self.arena, self.flow, self.counters, most=self.settings.limits.runs)
+        self.stopping = False  # no new connections and uploads
+        self.closing = False  # no more frames
+        self._started_s = time.time()
+        self._lock = threading.Lock()
+        self._threads: dict[Connection, threading.Thread] = {}
+        self._background: list[threading.Thread] = []
+        self._listener: socket.socket | None = None
+        self._address = ""
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def connections(self) -> int:
+        return len(self._threads)
+
+    def __enter__(self) -> MemoryNode:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # --- start ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        try:
+            self._tls = _tls_context(self.settings)
+            self._listener = _listen(self.settings.listen)
+            self._address = join_address(*self._listener.getsockname()[:2])
+            for work in (self._accept, self._tidy):
+                thread = threading.Thread(target=work, name=f"deepvm-{work.__name__}", daemon=True)
+                thread.start()
+                self._background.append(thread)
+        except BaseException:
+            self.stop(now=True)
+            raise
+        self.log.info(
+            "listening",
+            address=self._address,
+            capacity_bytes=self.arena.capacity_bytes,
+            block_bytes=self.settings.block_bytes,
+            tls=self._tls is not None,
+            token=self.settings.token is not None,
+            version=deepvm.__version__,
+        )
+
+    def _accept(self) -> None:
+        assert self._listener is not None  # noqa: S101 - start() made it
+        while not self.stopping:
+            try:
+                sock, address = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:
+                if self._listener.fileno() >= 0:  # out of descriptors, for one: it passes
+                    self.log.warning("accept failed", error=str(error))
+                    time.sleep(_TICK_S)
+                continue
+            name = join_address(*address[:2])
+            if self.connections >= self.settings.limits.connections:
+                self.counters.add(connections_refused=1)
+                self.log.warning("refused", client=name, reason="too many connections")
+                sock.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
+            thread.start()
+
+    def _serve(self, sock: socket.socket, name: str) -> None:
+        self.counters.add(connections_total=1)
+        try:
+            if self._tls is not None:
+                sock.settimeout(self.settings.limits.handshake_s)
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            channel = Channel(sock, frame_s=self.settings.limits.frame_s)
+        except OSError as error:  # ssl's errors are among them
+            self.log.warning("handshake failed", client=name, error=str(error))
+            sock.close()
+            return
+        connection = Connection(self, channel, name)
+        with self._lock:
+            self._threads[connection] = threading.current_thread()
+            if self.closing:
+                connection.shutdown()
+        try:
+            connection.serve()
+        finally:
+            with self._lock:
+                del self._threads[connection]
+
+    def _tidy(self) -> None:
+        """Uploads that nobody touches any more give their memory back."""
+        idle_s = self.settings.limits.upload_idle_s
+        while not self.closing:
+            for run in self.runs:
+                run.drop_idle(idle_s)
+            time.sleep(min(_TICK_S, idle_s / 4))
+
+    # --- stop -----------------------------------------------------------------------------------------------------
+
+    def stop(self, *, now: bool = False) -> None:
+        """Uploads in progress may finish and what is committed is written on, within deadlines; ``now``: neither."""
+        limits = self.settings.limits
+        if self.closing:
+            return
+        self.stopping = True
+        if self._listener is not None:
+            self._listener.close()
+        deadline = time.monotonic() + (0 if now else limits.stop_s)
+        while time.monotonic() < deadline and any(run.uploads for run in self.runs):
+            time.sleep(0.02)
+        self.closing = True
+        with self._lock:
+            waiting = list(self._threads.items())
+            for connection, _ in waiting:
+                connection.shutdown()
+        for _, thread in waiting:
+            thread.join(5)
+        for thread in self._background:
+            thread.join(5)
+        self.arena.close()
+        self.log.info("stopped", **self.counters.as_dict())
+
+    # --- figures --------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        block = self.arena.block_bytes
+        return {
+            "version": deepvm.__version__,
+            "protocol": wire.VERSION,
+            "address": self._address,
+            "uptime_s": round(time.time() - self._started_s, 3),
+            "stopping": self.stopping,
+            "capacity_bytes": self.arena.capacity_bytes,
+            "block_bytes": block,
+            "buffers": self.settings.buffers,
+            "used_bytes": self.arena.used * block,
+            "reserved_bytes": self.arena.reserved * block,
+            "free_bytes": self.arena.free * block,
+            "touched_bytes": self.arena.touched * block,
+            "runs": len(self.runs),
+            "checkpoints": sum(len(run.checkpoints) for run in self.runs),
+            "uploads": sum(len(run.uploads) for run in self.runs),
+            "connections": self.connections,
+            **self.counters.as_dict(),
+            **self.flow.status(),
+        }
+
+
+def _listen(address: str) -> socket.socket:
+    host, port = split_address(address)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"{address} is no address of this machine: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+        listener.settimeout(_TICK_S)
+    except OSError as error:
+        listener.close()
+        raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None
+    return listener
+
+
+def _tls_context(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificate {settings.tls_cert} and its key cannot be used: {error}") from None
+    return context

@@ -1,0 +1,258 @@
+"""A checkpoint on its way in: chunks attached to blocks, from several ranks and connections at once.
+
+An upload owns references to blocks and a reservation for those still to come. Nothing of it is visible to readers.
+A block that is being received belongs to the connection that receives it, until it is whole and verified.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from deepvm.memnode import wire
+from deepvm.memnode.arena import Arena, NoRoom
+from deepvm.memnode.refusal import Refused
+from deepvm.store.base import Manifest, chunk_count, chunk_span
+
+MOST_EXTRA_BYTES = 16 * 2**20  # one rank's own state
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Which chunks are this node's: those k for which (k + j) % nodes is its index, j < replicas."""
+
+    nodes: int = 1
+    index: int = 0
+    replicas: int = 1
+
+    def has(self, chunk: int) -> bool:
+        return (self.index - chunk) % self.nodes < self.replicas
+
+    def count(self, chunks: int) -> int:
+        whole, rest = divmod(chunks, self.nodes)
+        return whole * min(self.replicas, self.nodes) + sum(self.has(chunk) for chunk in range(rest))
+
+    @classmethod
+    def of(cls, manifest: Manifest, index: int) -> Share:
+        return cls(nodes=max(1, len(manifest.nodes)), index=index, replicas=manifest.replicas)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Begin:
+    """What a rank says when it joins an upload."""
+
+    step: int
+    size_bytes: int
+    layout: str
+    rank: int
+    world_size: int
+    share: Share
+
+
+class Upload:
+    def __init__(self, arena: Arena, begin: Begin, *, session: str, reserved: int) -> None:
+        self.arena, self.begin, self.session = arena, begin, session
+        self.chunks = chunk_count(begin.size_bytes, arena.block_bytes)
+        self.blocks: dict[int, int] = {}
+        self.digests: dict[int, int] = {}
+        self.touched_s = time.monotonic()
+        self.receiving = 0  # connections that fill a block of it just now
+        self._reserved = reserved
+        self._extras: dict[int, bytes] = {}
+        self._changed = threading.Condition()
+        self._ended: Refused | None = None
+
+    # --- joining --------------------------------------------------------------------------------------------------
+
+    def join(self, begin: Begin) -> None:
+        mine = self.begin
+        for what, wanted, found in (
+            ("bytes", mine.size_bytes, begin.size_bytes),
+            ("layout", mine.layout, begin.layout),
+            ("world size", mine.world_size, begin.world_size),
+            ("share of the chunks", mine.share, begin.share),
+        ):
+            if wanted != found:
+                raise Refused(
+                    "failed",
+                    f"step {begin.step}: rank {begin.rank} and rank {mine.rank} disagree on the {what} "
+                    f"({_short(found)} and {_short(wanted)})",
+                )
+        self.touched_s = time.monotonic()
+
+    # --- chunks ---------------------------------------------------------------------------------------------------
+
+    def start(self, chunk: int, length: int) -> int:
+        """A block to receive the chunk into."""
+        if not 0 <= chunk < self.chunks:
+            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
+        _, wanted = chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)
+        if length != wanted:
+            raise Refused("failed", f"chunk {chunk} has {wanted} bytes, {length} were sent")
+        with self._changed:
+            self._check()
+            block = self._take()
+            self.receiving += 1
+            return block
+
+    def finish(self, chunk: int, block: int, digest: int) -> None:
+        """The block is whole and verified: it is the chunk now, in place of an earlier one."""
+        with self._changed:
+            self.receiving -= 1
+            self.touched_s = time.monotonic()
+            if self._ended is not None:
+                self.arena.drop(block)
+                raise Refused(self._ended.code, self._ended.message)
+            self._attach(chunk, block, digest)
+            self._changed.notify_all()
+
+    def cancel(self, block: int) -> None:
+        """What was received is no good."""
+        with self._changed:
+            self.receiving -= 1
+            self._give_back(block)
+
+    def keep(self, chunks: Sequence[int], digests: Sequence[int], blocks: Sequence[int]) -> None:
+        """Share blocks that are held for this call: all of them are attached, or none."""
+        with self._changed:
+            if self._ended is not None:
+                for block in blocks:
+                    self.arena.drop(block)
+                raise Refused(self._ended.code, self._ended.message)
+            for chunk, digest, block in zip(chunks, digests, blocks, strict=True):
+                self._attach(chunk, block, digest)
+            self.touched_s = time.monotonic()
+            self._changed.notify_all()
+
+    def _take(self) -> int:
+        if self._reserved:
+            self._reserved -= 1
+            return self.arena.take(reserved=True)
+        try:
+            return self.arena.take(reserved=False)
+        except NoRoom:
+            raise Refused("busy", "no block is free for a chunk that is sent a second time: try again") from None
+
+    def _give_back(self, block: int) -> None:
+        if self._ended is None:
+            self._reserved += self.arena.drop(block, reserve=True)
+        else:
+            self.arena.drop(block)
+
+    def _attach(self, chunk: int, block: int, digest: int) -> None:
+        before = self.blocks.get(chunk)
+        self.blocks[chunk], self.digests[chunk] = block, digest
+        if before is not None:
+            self._give_back(before)
+
+    # --- ranks meet -----------------------------------------------------------------------------------------------
+
+    def add_extra(self, rank: int, document: bytes) -> None:
+        if len(document) > MOST_EXTRA_BYTES:
+            raise Refused(
+                "failed", f"rank {rank}'s own state has {len(document)} bytes, {MOST_EXTRA_BYTES} are allowed"
+            )
+        if rank >= self.begin.world_size:
+            raise Refused("failed", f"rank {rank} in a world of {self.begin.world_size}")
+        try:
+            json.loads(document)
+        except (ValueError, RecursionError):
+            raise Refused("failed", f"rank {rank}'s own state is no JSON document") from None
+        with self._changed:
+            self._check()
+            others = sum(len(text) + 1 for other, text in self._extras.items() if other != rank)
+            if others + len(document) + 2 > wire.MOST_DOCUMENT_BYTES:
+                raise Refused("no-room", f"the ranks' own states exceed {wire.MOST_DOCUMENT_BYTES} bytes in all")
+            self._extras[rank] = document
+            self._changed.notify_all()
+
+    def extras(self, world_size: int, timeout_s: float) -> bytes:
+        def missing() -> int:
+            return world_size - len(self._extras)
+
+        with self._changed:
+            if world_size != self.begin.world_size:
+                raise Refused("failed", f"a world of {world_size} ranks, the upload began with {self.begin.world_size}")
+            if not self._wait(lambda: missing() <= 0, timeout_s):
+                raise Refused(
+                    "busy", f"step {self.begin.step}: the states of {missing()} of {world_size} ranks are missing"
+                )
+            return b"[" + b",".join(self._extras[rank] for rank in sorted(self._extras)) + b"]"
+
+    def seal(self, chunks: Sequence[int], timeout_s: float) -> list[int]:
+        missing = list(chunks)
+
+        def whole() -> bool:
+            nonlocal missing
+            missing = [chunk for chunk in missing if chunk not in self.blocks]
+            return not missing
+
+        if chunks and not 0 <= min(chunks) <= max(chunks) < self.chunks:
+            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {max(chunks)}")
+        with self._changed:
+            if not self._wait(whole, timeout_s):
+                raise Refused("busy", f"step {self.begin.step}: {len(missing)} of {len(chunks)} chunks are missing")
+            return [self.digests[chunk] for chunk in chunks]
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._check()
+            if ready():
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._changed.wait(min(left, _LOOK_S))
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._ended is not None:
+            raise Refused(self._ended.code, self._ended.message)
+        self.touched_s = time.monotonic()
+
+    def give(self, manifest: Manifest, share: Share) -> dict[int, int]:
+        """Hand the blocks over to the checkpoint that this upload becomes, if they are what the manifest says."""
+        with self._changed:
+            self._check()
+            mine = [chunk for chunk in range(self.chunks) if share.has(chunk)]
+            missing = [chunk for chunk in mine if chunk not in self.blocks]
+            if missing:
+                raise Refused(
+                    "failed", f"step {self.begin.step}: {len(missing)} chunks are missing, first {missing[0]}"
+                )
+            wrong = [chunk for chunk in mine if self.digests[chunk] != manifest.digests[chunk]]
+            if wrong:
+                raise Refused(
+                    "corrupt", f"step {self.begin.step}: {len(wrong)} chunks are not what the manifest says, "
+                    f"first {wrong[0]}"
+                )  # fmt: skip
+            blocks, self.blocks = self.blocks, {}
+            self._end(Refused("not-found", f"step {self.begin.step} is published, its upload is over"))
+            return blocks
+
+    def end(self, why: Refused) -> None:
+        """Give everything back. Whoever still receives or waits is told why."""
+        with self._changed:
+            if self._ended is None:
+                self._end(why)
+
+    def _end(self, why: Refused) -> None:
+        self._ended = why
+        for block in self.blocks.values():
+            self.arena.drop(block)
+        self.blocks = {}
+        self._extras = {}
+        self.arena.unreserve(self._reserved)
+        self._reserved = 0
+        self._changed.notify_all()
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else text[:37] + "..."
