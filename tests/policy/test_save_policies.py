@@ -144,7 +144,8 @@ def test_the_interval_keeps_its_bounds(now: Moment, hazard: float) -> None:
 
 
 def test_the_interval_falls_back_until_measured() -> None:
-    now = Moment(step=1, now_s=700, last_saved_step=0, last_saved_s=0)
+    now = Moment(step=1, now_s=700)
+    assert not YoungDaly().due(dataclasses.replace(now, now_s=599))
     assert YoungDaly().interval_s(now) == 600
     assert YoungDaly().due(now)
     measured = dataclasses.replace(now, save_cost_s=0.5, hazard_per_s=1 / 7200)

@@ -13,16 +13,24 @@ from deepvm.units import parse_seconds
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """What is known after a training step. Where a run began or was restored counts as its first save."""
+    """What is known after a training step."""
 
     step: int
-    now_s: float  # of any clock that only goes forward; only differences count
-    last_saved_step: int
-    last_saved_s: float
+    now_s: float  # since the run began or was restored, which counts as a save where there was none since
+    last_saved_step: int | None = None
+    last_saved_s: float | None = None
     notice_s_left: float | None = None  # seconds until this machine is taken, if that was announced
     save_cost_s: float | None = None  # training time that one save takes, as measured
     restore_cost_s: float | None = None
     hazard_per_s: float | None = None  # preemptions that stop the run, per second
+
+    @property
+    def unsaved_steps(self) -> int:
+        return self.step - (self.last_saved_step or 0)
+
+    @property
+    def unsaved_s(self) -> float:
+        return self.now_s - (self.last_saved_s or 0.0)
 
 
 class SavePolicy(Protocol):
@@ -84,7 +92,7 @@ class EverySeconds(_Composable):
             raise UsageError(f"a save every {self.seconds} seconds: the number must be above 0")
 
     def due(self, now: Moment) -> bool:
-        return now.step > now.last_saved_step and now.now_s - now.last_saved_s >= self.seconds
+        return now.unsaved_steps > 0 and now.unsaved_s >= self.seconds
 
     def __str__(self) -> str:
         return f"every {self.seconds!r}s"
@@ -116,7 +124,7 @@ class YoungDaly(_Composable):
         return min(max(wanted, self.least_s), self.most_s)
 
     def due(self, now: Moment) -> bool:
-        return now.step > now.last_saved_step and now.now_s - now.last_saved_s >= self.interval_s(now)
+        return now.unsaved_steps > 0 and now.unsaved_s >= self.interval_s(now)
 
     def __str__(self) -> str:
         return "young-daly"
@@ -133,9 +141,9 @@ class AtNotice(_Composable):
             raise UsageError(f"saves every {self.again_after_s} s at a notice: the number must be above 0")
 
     def due(self, now: Moment) -> bool:
-        if now.notice_s_left is None or now.notice_s_left <= 0 or now.step <= now.last_saved_step:
+        if now.notice_s_left is None or now.notice_s_left <= 0 or now.unsaved_steps <= 0:
             return False
-        return now.now_s - now.last_saved_s >= min(self.again_after_s, now.notice_s_left)
+        return now.unsaved_s >= min(self.again_after_s, now.notice_s_left)
 
     def __str__(self) -> str:
         return "at notice"

@@ -1,0 +1,123 @@
+"""Whole checkpoints at once: verify every byte of one, or copy it from one store to another."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from deepvm.errors import Corrupt, NotFound
+from deepvm.store.base import Manifest, Store
+from deepvm.store.header import read_header
+
+THREADS = 4  # as many chunks are in memory at once
+
+Progress = Callable[[int], None]  # called with the bytes that are done in addition
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadChunk:
+    chunk: int
+    offset: int
+    problem: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    run: str
+    step: int
+    size_bytes: int
+    chunks: int
+    chunks_bad: tuple[BadChunk, ...]
+    header_problem: str | None  # why the bytes are no safetensors file
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        return not self.chunks_bad and self.header_problem is None
+
+
+def verify(
+    store: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress | None = None
+) -> Verification:
+    """Read every chunk and compare its digest, and check that the whole is a safetensors file."""
+    began = time.perf_counter()
+    manifest = store.manifest(run, step)
+    bad: list[BadChunk] = []
+
+    def check(chunk: int, buffer: memoryview) -> None:
+        offset, length = manifest.span(chunk)
+        try:
+            store.read_chunk(manifest, chunk, buffer[:length])
+        except (Corrupt, NotFound) as error:
+            bad.append(BadChunk(chunk=chunk, offset=offset, problem=str(error)))
+        if progress is not None:
+            progress(length)
+
+    _each_chunk(manifest, check, threads)
+    try:
+        read_header(store, manifest)
+        header_problem = None
+    except (Corrupt, NotFound) as error:
+        header_problem = str(error)
+    return Verification(
+        run=run,
+        step=step,
+        size_bytes=manifest.size_bytes,
+        chunks=len(manifest.digests),
+        chunks_bad=tuple(sorted(bad, key=lambda b: b.chunk)),
+        header_problem=header_problem,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def copy(
+    source: Store, target: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress | None = None
+) -> Manifest:
+    """Copy a checkpoint, every chunk verified on the way, and publish it last. A failure leaves nothing behind."""
+    manifest = source.manifest(run, step)
+    writer = target.writer(run, step, size_bytes=manifest.size_bytes, chunk_bytes=manifest.chunk_bytes)
+
+    def move(chunk: int, buffer: memoryview) -> None:
+        piece = buffer[: manifest.span(chunk)[1]]
+        source.read_chunk(manifest, chunk, piece)
+        writer.put(chunk, [piece], manifest.digests[chunk])
+        if progress is not None:
+            progress(len(piece))
+
+    try:
+        _each_chunk(manifest, move, threads)
+        published = dataclasses.replace(manifest, nodes=(), replicas=1)  # where the source's copies lie is its matter
+        writer.publish(published)
+    except BaseException:
+        writer.abort()
+        raise
+    return published
+
+
+def _each_chunk(manifest: Manifest, work: Callable[[int, memoryview], None], threads: int) -> None:
+    """Call ``work`` for every chunk, about in order, each thread with one buffer. The first failure ends it all."""
+    chunks = iter(range(len(manifest.digests)))
+    lock, failed = threading.Lock(), threading.Event()
+
+    def loop() -> None:
+        buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
+        while not failed.is_set():
+            with lock:
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            try:
+                work(chunk, buffer)
+            except BaseException:
+                failed.set()
+                raise
+
+    count = min(threads, len(manifest.digests))
+    with ThreadPoolExecutor(count, thread_name_prefix="deepvm-chunks") as pool:
+        futures = [pool.submit(loop) for _ in range(count)]
+    for future in futures:
+        future.result()
