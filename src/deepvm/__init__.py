@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _LAZY = {
+    "Checkpointer": "deepvm.checkpoint",
     "Request": "deepvm.plan",
     "load_catalog": "deepvm.catalog.library:load",
     "make_plan": "deepvm.plan:plan",
@@ -23,17 +24,35 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from deepvm.catalog.library import load as load_catalog
+    from deepvm.checkpoint import Checkpointer
     from deepvm.paper import reproduce
     from deepvm.plan import Request, explain, pareto, sweep
     from deepvm.plan import plan as make_plan
 
-__all__ = ["Request", "__version__", "explain", "load_catalog", "make_plan", "pareto", "reproduce", "sweep"]
+__all__ = [
+    "Checkpointer",
+    "Request",
+    "__version__",
+    "explain",
+    "load_catalog",
+    "make_plan",
+    "pareto",
+    "reproduce",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'deepvm' has no attribute {name!r}")
     module, _, attribute = _LAZY[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute or name)
+    try:
+        value = getattr(importlib.import_module(module), attribute or name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from deepvm.errors import MissingExtra
+
+        raise MissingExtra(f"deepvm.{name}", "train") from None
     globals()[name] = value
     return value

@@ -1,0 +1,201 @@
+"""The state's tensors and skeleton, taken quickly: what was there the last time is recognised, not walked again.
+
+``state_dict()`` of a model with thousands of tensors takes longer than copying them. Modules and optimizers are
+therefore looked at closely only when one of their tensors is another object, or elsewhere in memory, than before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import torch
+
+from deepvm.checkpoint.state import Tensors, flatten
+
+_address = torch.Tensor.data_ptr
+
+
+@dataclass(frozen=True)
+class Captured:
+    tensors: dict[str, torch.Tensor]
+    texts: dict[str, str]  # each component's skeleton, as JSON
+    same: bool  # the tensors are the very same as at the last capture, but for those in ``replaced``
+    replaced: dict[str, torch.Tensor]
+
+
+class _Part(Protocol):
+    def full(self, tensors: Tensors) -> str:
+        """Flatten the component into ``tensors``; its skeleton."""
+        ...
+
+    def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
+        """The skeleton as it is now, and tensors that are new objects under their old names; None where more than
+        that has changed."""
+        ...
+
+
+def _marks(tensors: list[torch.Tensor]) -> tuple[list[int], list[int]]:
+    return list(map(id, tensors)), list(map(_address, tensors))
+
+
+class _Plain:
+    """Schedulers, loaders, counters, tensors: anything that is small, or of a kind that is not known."""
+
+    def __init__(self, name: str, component: Any) -> None:
+        self._name, self._component = name, component
+        self._specs: list[tuple[Any, ...]] = []
+
+    def full(self, tensors: Tensors) -> str:
+        text, own = self._flatten(tensors)
+        self._specs = [(name, t.dtype, t.shape) for name, t in own.items()]
+        return text
+
+    def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
+        text, own = self._flatten(Tensors())
+        if [(name, t.dtype, t.shape) for name, t in own.items()] != self._specs:
+            return None
+        return text, own
+
+    def _flatten(self, tensors: Tensors) -> tuple[str, dict[str, torch.Tensor]]:
+        before = len(tensors)
+        part = self._component
+        value = part.state_dict() if hasattr(part, "state_dict") else part
+        text = json.dumps(flatten(value, self._name, tensors), allow_nan=False)
+        return text, dict(list(tensors.items())[before:])
+
+
+class _Module:
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        self._name, self._module = name, module
+
+    @staticmethod
+    def fits(component: Any) -> bool:
+        """Whether the state is parameters and buffers and nothing else."""
+        return isinstance(component, torch.nn.Module) and all(
+            type(m).state_dict is torch.nn.Module.state_dict
+            and type(m)._save_to_state_dict is torch.nn.Module._save_to_state_dict
+            and type(m).get_extra_state is torch.nn.Module.get_extra_state
+            and not m._state_dict_hooks
+            and not m._state_dict_pre_hooks
+            for m in component.modules()
+        )
+
+    def full(self, tensors: Tensors) -> str:
+        self._modules = list(self._module.modules())
+        self._children = self._child_ids()
+        self._seen = _marks(self._tensors())
+        self._text = json.dumps(flatten(self._module.state_dict(), self._name, tensors), allow_nan=False)
+        return self._text
+
+    def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
+        if self._child_ids() != self._children or _marks(self._tensors()) != self._seen:
+            return None
+        return self._text, {}
+
+    def _child_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(m._modules.values() for m in self._modules)))
+
+    def _tensors(self) -> list[torch.Tensor]:
+        parts = chain.from_iterable(chain(m._parameters.values(), m._buffers.values()) for m in self._modules)
+        return [t for t in parts if t is not None]
+
+
+class _Optimizer:
+    def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
+        self._name, self._optimizer = name, optimizer
+
+    @staticmethod
+    def fits(component: Any) -> bool:
+        return (
+            isinstance(component, torch.optim.Optimizer)
+            and type(component).state_dict is torch.optim.Optimizer.state_dict
+            and not component._optimizer_state_dict_pre_hooks
+            and not component._optimizer_state_dict_post_hooks
+        )
+
+    def full(self, tensors: Tensors) -> str:
+        state = self._optimizer.state_dict()
+        self._numbers = [json.dumps(group["params"]) for group in state["param_groups"]]
+        self._state_text = json.dumps(flatten(state["state"], f"{self._name}.state", tensors), allow_nan=False)
+        values = self._values()
+        self._only_tensors = all(isinstance(v, torch.Tensor) for v in values)
+        self._seen = _marks(values) if self._only_tensors else ([], [])
+        self._params = self._param_ids()
+        return self._text(tensors)
+
+    def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
+        values = self._values()
+        if not self._only_tensors or self._param_ids() != self._params or list(map(id, values)) != self._seen[0]:
+            return None
+        if list(map(_address, values)) != self._seen[1]:
+            return None
+        tensors = Tensors()
+        text = self._text(tensors)
+        return None if tensors else (text, {})  # a learning rate that is a tensor: rare, and walked anew
+
+    def _values(self) -> list[Any]:
+        return list(chain.from_iterable(values.values() for values in self._optimizer.state.values()))
+
+    def _param_ids(self) -> list[int]:
+        return list(map(id, chain.from_iterable(group["params"] for group in self._optimizer.param_groups)))
+
+    def _text(self, tensors: Tensors) -> str:
+        groups = []
+        for i, (group, numbers) in enumerate(zip(self._optimizer.param_groups, self._numbers, strict=True)):
+            rest = {k: v for k, v in group.items() if k != "params"}
+            text = json.dumps(flatten(rest, f"{self._name}.param_groups.{i}", tensors), allow_nan=False)
+            groups.append(f'{text[:-1]}{", " if rest else ""}"params": {numbers}}}')
+        return f'{{"state": {self._state_text}, "param_groups": [{", ".join(groups)}]}}'
+
+
+class Capture:
+    """Takes the state of components again and again."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, _Part] = {}
+        self._components: list[tuple[str, int]] = []
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def take(self, components: Mapping[str, Any]) -> Captured:
+        known = [(name, id(component)) for name, component in components.items()]
+        if known == self._components:
+            found = self._again()
+            if found is not None:
+                return found
+        self._components = known
+        self._parts = {name: _part(name, component) for name, component in components.items()}
+        tensors = Tensors()
+        texts = {name: part.full(tensors) for name, part in self._parts.items()}
+        self._tensors = dict(tensors)
+        return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
+
+    def _again(self) -> Captured | None:
+        texts: dict[str, str] = {}
+        replaced: dict[str, torch.Tensor] = {}
+        for name, part in self._parts.items():
+            found = part.again()
+            if found is None:
+                return None
+            texts[name], tensors = found
+            replaced.update(tensors)
+        if not replaced.keys() <= self._tensors.keys():
+            return None
+        self._tensors.update(replaced)
+        return Captured(tensors=self._tensors, texts=texts, same=True, replaced=replaced)
+
+
+def _part(name: str, component: Any) -> _Part:
+    if _Module.fits(component):
+        return _Module(name, component)
+    if _Optimizer.fits(component):
+        return _Optimizer(name, component)
+    return _Plain(name, component)
+
+
+def join(texts: Mapping[str, str]) -> str:
+    """One rank's skeleton."""
+    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "}"

@@ -1,0 +1,299 @@
+"""The trainer's side: three lines in a training loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from deepvm.checkpoint import ranks
+from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.plain import PlainTransfer
+from deepvm.checkpoint.restore import Restored, restore_newest
+from deepvm.checkpoint.snapshot import Snapshot
+from deepvm.checkpoint.taking import Taking, optimizers
+from deepvm.checkpoint.transfer import MemoryTransfer
+from deepvm.errors import CheckpointError, DeepvmError, StoreError, UsageError
+from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
+from deepvm.store.base import Store, check_run
+from deepvm.store.memory import MemoryStore
+from deepvm.store.urls import open_stores
+
+log = logging.getLogger("deepvm.checkpoint")
+
+STATE_FORMAT = "deepvm-state/1"
+DURABLE_POLL_S = 0.005
+
+
+class Checkpointer:
+    """Saves state into stores while training goes on, and restores the newest that is whole.
+
+    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors. Optimizers
+    among them are told to wait (through their own pre-hook) only for what is neither copied nor sent when they step.
+    """
+
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        store: str | Sequence[str] | Store,
+        *,
+        run: str = "default",
+        policy: SavePolicy | str = "every 60s",
+        retention: Retention | None = None,
+        key: str | None = None,
+        token: str | None = None,
+        memory_budget_bytes: int | None = None,
+        deadline_s: float = 600.0,
+        on_error: str = "log",
+        on_busy: str = "skip",
+    ) -> None:
+        if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
+            raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
+        self.state = dict(state)
+        self.run = check_run(run)
+        self.policy = parse_policy(policy) if isinstance(policy, str) else policy
+        self.retention = retention or Retention()
+        token, key = token or os.environ.get("DEEPVM_TOKEN"), key or os.environ.get("DEEPVM_RUN_KEY")
+        self._stores: tuple[Store, ...]
+        if isinstance(store, str | Sequence):
+            self._stores = open_stores(store, token=token, key=key)
+        else:
+            self._stores = (store,)
+        self._deadline_s, self._on_error, self._on_busy = deadline_s, on_error, on_busy
+        self._rank, self._world_size = ranks.rank_and_world_size()
+        first = self._stores[0]
+        if isinstance(first, MemoryStore):
+            first.session = ranks.shared_session(first.session)
+            self._transfer: MemoryTransfer | PlainTransfer = MemoryTransfer(first, run, self._rank, self._world_size)
+        else:
+            self._transfer = PlainTransfer(first, run, self._rank)
+        self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
+        self._taking.budget_bytes = memory_budget_bytes
+        self._snapshot: Snapshot | None = None
+        self._handle: SaveHandle | None = None
+        self._status = Status()
+        self._started_s = self._last_saved_s = time.monotonic()
+        self._last_saved_step = 0
+        self._notice_ends_s: float | None = None
+        self._raise: CheckpointError | None = None
+        self._saves: queue.SimpleQueue[tuple[Snapshot, SaveHandle, str, float] | None] = queue.SimpleQueue()
+        self._tiers: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+        self._busy = threading.Event()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._threads = [
+            threading.Thread(target=target, name=f"deepvm-{name}", daemon=True)
+            for name, target in (("save", self._save_loop), ("tier", self._tier_loop))
+        ]
+        for thread in self._threads:
+            thread.start()
+        self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
+        self._closed = False
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def step(self, step: int) -> SaveHandle | None:
+        """Tell that a training step is finished; saves when the policy says so."""
+        self._raise_pending()
+        due = self.policy.due(self._moment(step))
+        if self._world_size > 1 and not self.policy.deterministic:
+            due = ranks.as_rank_0_says(due)
+        return self.save(step) if due else None
+
+    def save(self, step: int) -> SaveHandle:
+        """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
+        began = time.perf_counter()
+        self._raise_pending()
+        handle = SaveHandle(step)
+        if self._closed:
+            raise UsageError("this checkpointer is closed")
+        if not self._idle.is_set():
+            if self._on_busy == "skip":
+                self._status.skipped += 1
+                handle.advance("skipped", f"step {self._handle.step if self._handle else '?'} is still being sent")
+                return handle
+            self._idle.wait(self._deadline_s)
+        try:
+            snapshot, skeleton = self._taking.take(self.state)
+        except DeepvmError as error:
+            self._fail(handle, error)
+            return handle
+        self._idle.clear()
+        self._status.taken += 1
+        self._last_saved_step, self._last_saved_s = step, time.monotonic()
+        self._snapshot, self._handle = snapshot, handle
+        handle.stall_s = time.perf_counter() - began
+        self._saves.put((snapshot, handle, skeleton, began))
+        return handle
+
+    def notice(self, seconds_left: float) -> None:
+        """Tell that this machine will be taken away; policies that act at a notice see it at the next step."""
+        self._notice_ends_s = time.monotonic() + seconds_left
+
+    def status(self) -> Status:
+        staging = self._taking.staging
+        self._status.staging_bytes = 0 if staging is None else staging.size_bytes
+        return self._status
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Finish what is under way, and let go of threads and connections."""
+        if self._closed:
+            return
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        self._before_step()
+        self._saves.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        self._transfer.close()
+        self._taking.close()
+        for store in self._stores:
+            store.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _moment(self, step: int) -> Moment:
+        now_s = time.monotonic()
+        return Moment(
+            step=step,
+            now_s=now_s - self._started_s,
+            last_saved_step=self._last_saved_step,
+            last_saved_s=self._last_saved_s - self._started_s,
+            notice_s_left=None if self._notice_ends_s is None else max(0.0, self._notice_ends_s - now_s),
+            save_cost_s=self._status.last_save_s,
+        )
+
+    def _before_step(self, *_: object) -> None:
+        """The optimizer's pre-hook: copy what is live and not yet sent."""
+        snapshot, handle = self._snapshot, self._handle
+        if snapshot is None or handle is None or snapshot.frozen:
+            return
+        began = time.perf_counter()
+        snapshot.freeze()
+        self._snapshot = None
+        handle.stall_s += time.perf_counter() - began
+        handle.advance("staged")
+
+    # --- in the background --------------------------------------------------------------------------------------
+
+    def _save_loop(self) -> None:
+        while (work := self._saves.get()) is not None:
+            snapshot, handle, skeleton, began = work
+            try:
+                self._send(snapshot, handle, skeleton)
+                self._status.last_save_s = time.perf_counter() - began
+                handle.advance("remote")
+                self._status.remote += 1
+                self._status.last_remote_step = handle.step
+                self._tiers.put(handle)
+            except Exception as error:
+                self._fail(handle, error)
+            finally:
+                self._status.stall_s += handle.stall_s
+                if self._snapshot is snapshot:
+                    self._snapshot = None
+                self._idle.set()
+        self._tiers.put(None)
+
+    def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:
+        layout = snapshot.pieces.layout
+
+        def write_header(skeletons: Sequence[str]) -> None:
+            header = layout.header({"format": STATE_FORMAT, "skeleton": f"[{', '.join(skeletons)}]"})
+            if header is None:
+                self._taking.forget_plan()
+                raise CheckpointError(
+                    "the plain values of the state have outgrown the header: the next save makes room"
+                )
+            snapshot.staging.view[: len(header)] = header
+
+        sent = self._transfer.save(
+            snapshot,
+            handle.step,
+            extra=skeleton,
+            write_header=write_header,
+            facts={"torch": torch.__version__, "state": sorted(self.state)},
+            deadline_s=self._deadline_s,
+            on_sent=lambda: handle.advance("staged"),
+        )
+        handle.bytes_sent, handle.bytes_kept = sent.bytes_sent, sent.bytes_kept
+        self._status.bytes_sent += sent.bytes_sent
+        self._status.bytes_kept += sent.bytes_kept
+        self._status.nodes_down = sent.nodes_down
+
+    def _tier_loop(self) -> None:
+        """Follow each committed checkpoint until it is durable."""
+        while (handle := self._tiers.get()) is not None:
+            try:
+                if self._make_durable(handle):
+                    handle.advance("durable")
+                    self._status.durable += 1
+                    self._status.last_durable_step = handle.step
+            except Exception as error:
+                self._status.last_error = f"step {handle.step} is not durable: {error}"
+                log.warning("%s", self._status.last_error)
+
+    def _make_durable(self, handle: SaveHandle) -> bool:
+        first, *further = self._stores
+        if first.durable:
+            self._retain(first)
+            return True
+        if further:
+            if self._rank == 0:
+                from deepvm.store.verify import copy
+
+                for store in further:
+                    copy(first, store, self.run, handle.step)
+                    self._retain(store)
+            return True
+        assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
+        ends = time.monotonic() + self._deadline_s
+        while time.monotonic() < ends and not self._closed and self._tiers.empty():
+            states = first.states(self.run, handle.step)
+            if not states:  # overtaken by a newer one before it was written on
+                return False
+            if any(state in ("spilled", "durable") for state in states):
+                return True
+            time.sleep(DURABLE_POLL_S)
+        return False
+
+    def _retain(self, store: Store) -> None:
+        for step in self.retention.expired(store.steps(self.run)):
+            with suppress(StoreError):
+                store.delete(self.run, step)
+
+    def _fail(self, handle: SaveHandle, error: BaseException) -> None:
+        self._status.failed += 1
+        self._status.last_error = f"step {handle.step} was not saved: {error}"
+        log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
+        if self._on_error == "raise":
+            self._raise = CheckpointError(self._status.last_error)
+        handle.advance("failed", str(error))
+
+    def _raise_pending(self) -> None:
+        pending, self._raise = self._raise, None
+        if pending is not None:
+            raise pending
+
+    # --- restoring ----------------------------------------------------------------------------------------------
+
+    def restore(self, step: int | None = None) -> int | None:
+        """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none."""
+        restored: Restored | None = restore_newest(self._stores, self.run, self.state, self._rank, step)
+        if restored is None:
+            return None
+        log.info("%s", restored)
+        self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
+        return restored.step

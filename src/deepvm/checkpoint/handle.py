@@ -1,0 +1,72 @@
+"""What a caller learns of a save, and of all saves: the truth, as it becomes known."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deepvm.errors import CheckpointError, UsageError
+
+State = Literal["taken", "staged", "remote", "durable", "skipped", "failed"]
+_ORDER: tuple[State, ...] = ("taken", "staged", "remote", "durable")
+
+
+class SaveHandle:
+    """One save. ``taken``: under way; ``staged``: nothing waits for the optimizer any more; ``remote``: committed in
+    the first store; ``durable``: on a disk or in object storage; ``skipped`` or ``failed``: see ``reason``."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.stall_s = 0.0  # how long the trainer waited for it
+        self.bytes_sent = 0
+        self.bytes_kept = 0  # unchanged since the save before, and not sent again
+        self.reason: str | None = None
+        self.state: State = "taken"
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"SaveHandle(step={self.step}, state={self.state!r}" + (f", {self.reason}" if self.reason else "") + ")"
+
+    def advance(self, state: State, reason: str | None = None) -> None:
+        with self._changed:
+            if self.state in ("skipped", "failed"):
+                return
+            if state in _ORDER and _ORDER.index(state) <= _ORDER.index(self.state):
+                return
+            self.state, self.reason = state, reason or self.reason
+            self._changed.notify_all()
+
+    def wait(self, state: State = "remote", timeout_s: float = 60.0) -> None:
+        """Return once the save has come that far. Raises CheckpointError when it cannot, or did not in time."""
+        if state not in _ORDER:
+            raise UsageError(f"a save cannot be waited for to be {state!r}: {', '.join(_ORDER)}")
+
+        def settled() -> bool:
+            return self.state not in _ORDER or _ORDER.index(self.state) >= _ORDER.index(state)
+
+        with self._changed:
+            if not self._changed.wait_for(settled, timeout_s):
+                raise CheckpointError(f"step {self.step} is {self.state} and did not become {state} in {timeout_s:g} s")
+            if self.state not in _ORDER:
+                raise CheckpointError(f"step {self.step} was {self.state}: {self.reason}")
+
+
+@dataclass(kw_only=True)
+class Status:
+    """All saves of a checkpointer so far."""
+
+    taken: int = 0
+    remote: int = 0
+    durable: int = 0
+    skipped: int = 0
+    failed: int = 0
+    last_remote_step: int | None = None
+    last_durable_step: int | None = None
+    last_error: str | None = None
+    stall_s: float = 0.0
+    bytes_sent: int = 0
+    bytes_kept: int = 0
+    staging_bytes: int = 0
+    last_save_s: float | None = None  # from save() to remote
+    nodes_down: tuple[str, ...] = field(default=())

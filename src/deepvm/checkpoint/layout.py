@@ -1,0 +1,207 @@
+"""Where every byte of a checkpoint is: a safetensors file, planned before any byte moves.
+
+    u64 header length · header (JSON, padded with spaces) · tensors, without gaps, wide types first
+
+Tensors begin at a multiple of 4 KiB. The header has room to grow, so that a save with a longer skeleton keeps every
+tensor where it was, and chunks that did not change are chunks that did not move.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import xxhash
+
+from deepvm.errors import CheckpointError, Corrupt
+
+PAGE_BYTES = 4096
+MOST_HEADER_BYTES = 100_000_000  # what safetensors' own reader accepts
+_METADATA = "__metadata__"
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# Types that the format lacks, as the widest integers or floats that have the same bytes
+_DISGUISED = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor in the file. ``start`` counts from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    bytes: int
+
+
+def disguise(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
+    """A tensor of a type that the format has, with the same bytes; and the type it really has, if another."""
+    if tensor.is_sparse or tensor.is_quantized or tensor.layout is not torch.strided:
+        raise CheckpointError(f"a tensor of layout {tensor.layout} cannot be saved: make it dense first")
+    if tensor.dtype in _NAMES:
+        return tensor, None
+    real = str(tensor.dtype).removeprefix("torch.")
+    if tensor.dtype in _DISGUISED:
+        return torch.view_as_real(tensor.resolve_conj()), real
+    if tensor.element_size() == 1:
+        return tensor.view(torch.uint8), real
+    raise CheckpointError(f"a tensor of type {tensor.dtype} cannot be saved")
+
+
+def undisguise(tensor: torch.Tensor, real: str) -> torch.Tensor:
+    dtype = getattr(torch, real)
+    return torch.view_as_complex(tensor) if dtype in _DISGUISED else tensor.view(dtype)
+
+
+Spec = tuple[str, str, tuple[int, ...]]  # name, type, shape
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The file's plan. Two ranks with the same tensors make the same one."""
+
+    entries: tuple[Entry, ...]  # by their place in the file
+    header_bytes: int  # with its length field: where the first tensor begins
+    size_bytes: int
+
+    @cached_property
+    def fingerprint(self) -> str:
+        text = json.dumps([[e.name, e.dtype, e.shape, e.start] for e in self.entries])
+        return xxhash.xxh3_64_hexdigest(text.encode())
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        return {e.name: i for i, e in enumerate(self.entries)}
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return [e.start for e in self.entries]
+
+    @cached_property
+    def _entries_text(self) -> bytes:
+        return _entries_text(self.entries, self.header_bytes)
+
+    def overlapping(self, start: int, end: int) -> range:
+        """The entries that have bytes in [start, end)."""
+        first = max(0, bisect.bisect_right(self._starts, start) - 1)
+        return range(first, bisect.bisect_left(self._starts, end))
+
+    def holds(self, specs: Sequence[Spec]) -> bool:
+        """Whether a state is laid out by this plan."""
+        if len(specs) != len(self.entries):
+            return False
+        entries, by_name = self.entries, self.by_name
+        for name, dtype, shape in specs:
+            i = by_name.get(name)
+            if i is None or entries[i].dtype != dtype or entries[i].shape != shape:
+                return False
+        return True
+
+    def header(self, metadata: Mapping[str, str]) -> bytes | None:
+        """The file's first bytes, or None where the metadata has outgrown the room that was planned."""
+        text = _with_metadata(self._entries_text, metadata)
+        room = self.header_bytes - 8
+        return None if len(text) > room else struct.pack("<Q", room) + text.ljust(room)
+
+
+def spec_of(name: str, tensor: torch.Tensor) -> Spec:
+    return name, _NAMES[tensor.dtype], tuple(tensor.shape)
+
+
+def _entries_text(entries: Sequence[Entry], data_start: int) -> bytes:
+    rows = {
+        e.name: {
+            "dtype": e.dtype,
+            "shape": list(e.shape),
+            "data_offsets": [e.start - data_start, e.start - data_start + e.bytes],
+        }
+        for e in entries
+    }
+    return json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _with_metadata(entries_text: bytes, metadata: Mapping[str, str]) -> bytes:
+    comma = b"," if len(entries_text) > 2 else b""
+    described = json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False).encode()
+    return b'{"' + _METADATA.encode() + b'":' + described + comma + entries_text[1:]
+
+
+def make_layout(specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes: int) -> Layout:
+    """Lay out tensors in the order given, but wide types first, so that each is aligned to its type."""
+    widths = [DTYPES[dtype].itemsize for _, dtype, _ in specs]
+    order = sorted(range(len(specs)), key=lambda i: -widths[i])  # stable
+    sizes = [widths[i] * _elements(specs[i][2]) for i in range(len(specs))]
+
+    def placed(data_start: int) -> tuple[Entry, ...]:
+        found, at = [], data_start
+        for i in order:
+            name, dtype, shape = specs[i]
+            found.append(Entry(name, dtype, shape, at, sizes[i]))
+            at += sizes[i]
+        return tuple(found)
+
+    text = len(_with_metadata(_entries_text(placed(0), 0), metadata)) + slack_bytes
+    header_bytes = -(-(8 + text) // PAGE_BYTES) * PAGE_BYTES
+    if header_bytes > MOST_HEADER_BYTES:
+        raise CheckpointError(f"the state's names and plain values need {header_bytes} bytes, the format holds 100 MB")
+    return Layout(entries=placed(header_bytes), header_bytes=header_bytes, size_bytes=header_bytes + sum(sizes))
+
+
+def read_header(head: bytes | memoryview) -> tuple[Layout, dict[str, str]]:
+    """A layout and its metadata from the first bytes of a file (at least 8 + header length of them)."""
+    (length,) = struct.unpack("<Q", bytes(head[:8]))
+    if not 0 < length <= MOST_HEADER_BYTES or len(head) < 8 + length:
+        raise Corrupt(f"a safetensors header of {length} bytes cannot be read")
+    try:
+        header = json.loads(bytes(head[8 : 8 + length]))
+        metadata = header.pop(_METADATA, {})
+        entries = tuple(
+            Entry(
+                name,
+                row["dtype"],
+                tuple(row["shape"]),
+                8 + length + row["data_offsets"][0],
+                row["data_offsets"][1] - row["data_offsets"][0],
+            )
+            for name, row in header.items()
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise Corrupt(f"a safetensors header cannot be read: {type(error).__name__} {error}") from None
+    entries = tuple(sorted(entries, key=lambda e: (e.start, e.bytes)))
+    end = 8 + length
+    for e in entries:
+        wanted = DTYPES[e.dtype].itemsize * _elements(e.shape) if e.dtype in DTYPES else -1
+        if e.start != end or e.bytes != wanted:
+            raise Corrupt(f"a safetensors header puts {e.name} where it cannot be")
+        end += e.bytes
+    return Layout(entries=entries, header_bytes=8 + length, size_bytes=end), metadata
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count

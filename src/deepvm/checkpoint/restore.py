@@ -1,0 +1,149 @@
+"""From a store back into the trainer: the newest whole checkpoint, every chunk verified, nothing half-loaded."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepvm.checkpoint.layout import DTYPES, Layout, read_header
+from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.state import rebuild
+from deepvm.errors import CheckpointError, Corrupt, StoreError
+from deepvm.store.base import Manifest, Store
+from deepvm.store.memory import MemoryStore
+
+log = logging.getLogger("deepvm.checkpoint")
+
+READERS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restored:
+    step: int
+    store: str
+    bytes: int
+    seconds: float
+    passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
+
+    def __str__(self) -> str:
+        skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
+        return f"restored step {self.step} from {self.store}: {self.bytes} bytes in {self.seconds:.3f} s{skipped}"
+
+
+def restore_newest(
+    stores: Sequence[Store], run: str, components: dict[str, Any], rank: int, step: int | None
+) -> Restored | None:
+    """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded."""
+    problems: list[str] = []
+    found: list[tuple[int, int]] = []
+    for nearness, store in enumerate(stores):
+        try:
+            found += [(-s, nearness) for s in store.steps(run) if step in (None, s)]
+        except StoreError as error:
+            problems.append(f"{store.url}: {error}")
+    for negative, nearness in sorted(found):
+        store, candidate = stores[nearness], -negative
+        began = time.perf_counter()
+        try:
+            manifest = store.manifest(run, candidate)
+            memory = fetch(store, manifest)
+            layout, metadata = read_header(memory.view)
+            skeletons = json.loads(metadata["skeleton"])
+        except (StoreError, KeyError, ValueError) as error:
+            problems.append(f"step {candidate} in {store.url}: {error}")
+            log.warning("cannot restore %s", problems[-1])
+            continue
+        load(components, layout, memory, skeletons[rank % len(skeletons)])
+        return Restored(
+            step=candidate,
+            store=store.url,
+            bytes=manifest.size_bytes,
+            seconds=time.perf_counter() - began,
+            passed_over=tuple(problems),
+        )
+    if problems:
+        raise CheckpointError(f"no checkpoint of run {run} can be restored: {'; '.join(problems)}")
+    if step is not None:
+        raise CheckpointError(f"no store has step {step} of run {run}")
+    return None
+
+
+def fetch(store: Store, manifest: Manifest) -> Staging:
+    """All bytes of a checkpoint, in parallel, verified."""
+    memory = Staging(manifest.size_bytes)
+    readers = len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
+
+    def read(chunk: int) -> None:
+        offset, length = manifest.span(chunk)
+        store.read_chunk(manifest, chunk, memory.view[offset : offset + length])
+
+    with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="deepvm-read") as pool:
+        for done in pool.map(read, range(len(manifest.digests))):
+            del done
+    return memory
+
+
+def load(components: dict[str, Any], layout: Layout, memory: Staging, skeleton: Mapping[str, Any]) -> None:
+    """Give every component its state. Nothing is changed before all of it fits."""
+    missing = sorted(components.keys() - skeleton.keys())
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint has no state of {', '.join(missing)}; it has {', '.join(sorted(skeleton))}"
+        )
+    tensors = {e.name: memory.tensor(e.start, DTYPES[e.dtype], e.shape) for e in layout.entries}
+    _check_modules(components, skeleton, tensors)
+    for name, component in components.items():
+        if isinstance(component, torch.nn.Module):  # copies into its own tensors
+            component.load_state_dict(rebuild(skeleton[name], tensors))
+            continue
+        state = rebuild(skeleton[name], _Cloned(tensors))  # others keep what they are given
+        if hasattr(component, "load_state_dict"):
+            component.load_state_dict(state)
+        elif isinstance(component, torch.Tensor):
+            with torch.no_grad():
+                component.copy_(state)
+        else:
+            components[name] = state
+
+
+class _Cloned(dict[str, torch.Tensor]):
+    """Tensors with memory of their own, made when they are asked for; tied ones stay tied."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        self[name] = self._tensors[name].clone()
+        return self[name]
+
+
+def _check_modules(
+    components: Mapping[str, Any], skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    problems: list[str] = []
+    for name, component in components.items():
+        if not isinstance(component, torch.nn.Module):
+            continue
+        try:
+            saved = rebuild(skeleton[name], tensors)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Corrupt(f"the saved state of {name} cannot be read: {error}") from None
+        own = component.state_dict()
+        problems += [f"{name}.{key} is not in the checkpoint" for key in own if key not in saved]
+        problems += [f"{name}.{key} is not in the model" for key in saved if key not in own]
+        problems += [
+            f"{name}.{key} is {tuple(own[key].shape)}, saved {tuple(saved[key].shape)}"
+            for key in own
+            if key in saved and isinstance(own[key], torch.Tensor) and own[key].shape != saved[key].shape
+        ]
+    if problems:
+        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(problems[:8])}{more}")

@@ -1,0 +1,152 @@
+"""The threads and connections that bring chunks to one memory node. Nothing here is waited for by the trainer."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from deepvm.checkpoint.snapshot import Snapshot
+from deepvm.errors import NotFound
+from deepvm.memnode.wire import Kind
+from deepvm.store.connection import Connection
+from deepvm.store.memory import MemoryStore, begin, pack_kept
+
+SENDER_NICENESS = 10  # training keeps its cores; what is not sent in time is copied instead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """The last checkpoint that was committed: what has its digest there need not be sent again."""
+
+    step: int
+    fingerprint: str
+    header_bytes: int
+    digests: Sequence[int]
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One save, as the senders of one node see it."""
+
+    snapshot: Snapshot
+    step: int
+    layout: str
+    base: Base | None
+    digests: list[int]
+    waiting: queue.SimpleQueue[int | None]
+    senders: int
+    finished: threading.Event = field(default_factory=threading.Event)
+    failure: BaseException | None = None
+    bytes_sent: int = 0
+    bytes_kept: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Senders:
+    """The threads and connections to one memory node; they stay between saves."""
+
+    def __init__(self, store: MemoryStore, node: str, run: str, rank: int, world_size: int) -> None:
+        self.node = node
+        self._store, self._run, self._rank, self._world_size = store, run, rank, world_size
+        self._jobs: list[queue.SimpleQueue[Job | None]] = [queue.SimpleQueue() for _ in range(store.connections)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(jobs,), name=f"deepvm-send-{node}-{i}", daemon=True)
+            for i, jobs in enumerate(self._jobs)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, job: Job) -> None:
+        job.senders = len(self._jobs)
+        for jobs in self._jobs:
+            jobs.put(job)
+
+    def close(self) -> None:
+        for jobs in self._jobs:
+            jobs.put(None)
+        for thread in self._threads:
+            thread.join(5.0)
+
+    def _work(self, jobs: queue.SimpleQueue[Job | None]) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SENDER_NICENESS)
+        connection: Connection | None = None
+        while True:
+            job = jobs.get()
+            if job is None:
+                break
+            try:
+                if connection is None:
+                    connection = self._store.connect(self.node, self._run, write=True)
+                self._serve(connection, job)
+            except BaseException as error:
+                if connection is not None:
+                    connection.close()
+                    connection = None
+                with job.lock:
+                    job.failure = job.failure or error
+            with job.lock:
+                job.senders -= 1
+                if job.senders == 0:
+                    job.finished.set()
+        if connection is not None:
+            connection.close()
+
+    def _serve(self, connection: Connection, job: Job) -> None:
+        snapshot = job.snapshot
+        size_bytes, chunk_bytes = snapshot.pieces.layout.size_bytes, snapshot.pieces.chunk_bytes
+        begin(
+            connection, job.step, size_bytes, chunk_bytes,
+            layout=job.layout, rank=self._rank, world_size=self._world_size,
+        )  # fmt: skip
+        kept: list[int] = []
+        sent: list[int] = []
+        while (chunk := job.waiting.get()) is not None and job.failure is None:
+            digest = job.digests[chunk] or snapshot.digest(chunk)
+            job.digests[chunk] = digest
+            if job.base is not None and job.base.digests[chunk] == digest:
+                kept.append(chunk)
+            else:
+                self._put(connection, job, chunk)
+                sent.append(chunk)
+        job.waiting.put(None)  # for the next sender
+        connection.finish()
+        if kept and job.failure is None:
+            self._keep(connection, job, kept)
+
+    def _put(self, connection: Connection, job: Job, chunk: int) -> None:
+        snapshot = job.snapshot
+        _, length = snapshot.pieces.span(chunk)
+        connection.put(
+            {"step": job.step, "chunk": chunk},
+            length,
+            job.digests[chunk],
+            lambda offset, send: snapshot.hand_over(chunk, offset, send),
+        )
+        with job.lock:
+            job.bytes_sent += length
+        snapshot.sent(chunk)
+
+    def _keep(self, connection: Connection, job: Job, kept: list[int]) -> None:
+        assert job.base is not None  # noqa: S101 - nothing is kept without a base
+        try:
+            connection.call(
+                Kind.KEEP,
+                {"step": job.step, "from_step": job.base.step},
+                pack_kept(kept, [job.digests[chunk] for chunk in kept]),
+            )
+        except NotFound:  # the node no longer has the base: send after all what can still be read
+            for chunk in kept:
+                if not job.snapshot.readable(chunk):
+                    raise
+                self._put(connection, job, chunk)
+            connection.finish()
+            return
+        for chunk in kept:
+            job.snapshot.sent(chunk)
+            with job.lock:
+                job.bytes_kept += job.snapshot.pieces.span(chunk)[1]

@@ -1,0 +1,150 @@
+"""One consistent picture of the state, taken while training goes on.
+
+A tensor's bytes come from one of three sources:
+
+- **live**: it changes only in an optimizer's step. Its bytes are read where they are; before the optimizer steps
+  (``freeze``, called by its own pre-hook) what was not yet sent is copied into staging memory.
+- **stable**: it did not change since the last save. It is read where it is, whenever.
+- **staged**: anything else. It is copied when the snapshot is taken.
+
+Live and stable tensors are watched by torch's version counters: a snapshot of which a tensor changed before it was read
+is torn, says so, and is never committed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import xxhash
+
+from deepvm.checkpoint.layout import DTYPES, Layout
+from deepvm.checkpoint.sources import Sources, versions_of
+from deepvm.checkpoint.staging import Staging, copy_bytes, view_of
+from deepvm.errors import CheckpointError
+
+GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its trainer
+
+
+class Snapshot:
+    """``stable`` are tensors by entry; what is neither live nor stable was staged before."""
+
+    def __init__(self, sources: Sources, stable: Mapping[int, torch.Tensor], copies: Sequence[int]) -> None:
+        self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
+        self._stable = stable
+        self._live_versions = sources.versions()
+        self._stable_versions = list(map(versions_of, stable.values()))
+        self._locks = [threading.Lock() for _ in range(self.pieces.count)]
+        self._moved = bytearray(self.pieces.count)  # live parts are in staging memory now
+        self._waiting = list(copies)  # how many nodes still have to get the chunk from this rank
+        self._views: list[list[memoryview] | None] = [None] * self.pieces.count
+        self._gate = threading.Event()
+        self._gate.set()
+        self.frozen = False
+        self.torn: str | None = None
+
+    # --- the trainer's side -------------------------------------------------------------------------------------
+
+    def freeze(self) -> int:
+        """Copy what is live and not yet sent; returns the bytes copied. After it, tensors may change."""
+        if self.frozen:
+            return 0
+        self._gate.clear()  # senders stand still: the copy has the memory's bandwidth and the cores
+        held = [lock for lock, waiting in zip(self._locks, self._waiting, strict=True) if waiting and lock.acquire()]
+        try:
+            copied = 0
+            unsent = [c for c, n in enumerate(self._waiting) if n and self._sources.in_chunk[c] and not self._moved[c]]
+            if unsent:
+                self.check_untorn()
+                everything = len(unsent) >= 0.9 * sum(self._sources.in_chunk)
+                copied = self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
+                for chunk in unsent:
+                    self._moved[chunk] = 1
+                    self._views[chunk] = None
+            self.frozen = True
+            return copied
+        finally:
+            for lock in held:
+                lock.release()
+            self._gate.set()
+
+    def check_untorn(self) -> None:
+        """That no tensor which is read where it is has changed since the snapshot was taken."""
+        changed = list(map(versions_of, self._stable.values())) != self._stable_versions
+        if not self.frozen:
+            changed = changed or self._sources.versions() != self._live_versions
+        if changed and self.torn is None:
+            self.torn = "a tensor was changed in place before it was saved, other than by the optimizer's step"
+
+    # --- the senders' side --------------------------------------------------------------------------------------
+
+    def digest(self, chunk: int) -> int:
+        self._gate.wait(GATE_S)
+        with self._locks[chunk]:
+            views = self._chunk_views(chunk)
+            if len(views) == 1:
+                return xxhash.xxh3_64_intdigest(views[0])
+            hasher = xxhash.xxh3_64()
+            for view in views:
+                hasher.update(view)
+            return hasher.intdigest()
+
+    def hand_over(self, chunk: int, offset: int, send: Callable[[Sequence[memoryview]], int]) -> int:
+        """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
+        self._gate.wait(GATE_S)
+        with self._locks[chunk]:
+            return send(_from_offset(self._chunk_views(chunk), offset))
+
+    def sent(self, chunk: int) -> None:
+        with self._locks[chunk]:
+            self._waiting[chunk] -= 1
+
+    def readable(self, chunk: int) -> bool:
+        """Whether the chunk's bytes are still those of the snapshot."""
+        return not self.frozen or bool(self._moved[chunk]) or not self._sources.in_chunk[chunk]
+
+    def _chunk_views(self, chunk: int) -> list[memoryview]:
+        found = self._views[chunk]
+        if found is None:
+            if not self.readable(chunk):
+                raise CheckpointError(f"chunk {chunk} was given up to the optimizer and cannot be read again")
+            found = self._views[chunk] = self._make_views(chunk)
+        return found
+
+    def _make_views(self, chunk: int) -> list[memoryview]:
+        spans: list[list[int]] = []  # address, length; neighbours joined
+        for entry, offset, length in self.pieces.parts[chunk]:
+            stable = self._stable.get(entry)
+            if stable is not None:
+                address = stable.data_ptr() + offset - self.pieces.layout.entries[entry].start
+            elif entry >= 0 and self._sources.live[entry] and not self._moved[chunk]:
+                address = self._sources.address(entry, offset)
+            else:
+                address = self.staging.address + offset
+            if spans and spans[-1][0] + spans[-1][1] == address:
+                spans[-1][1] += length
+            else:
+                spans.append([address, length])
+        return [view_of(address, length) for address, length in spans]
+
+
+def _from_offset(views: list[memoryview], offset: int) -> Sequence[memoryview]:
+    if not offset:
+        return views
+    for i, view in enumerate(views):
+        if offset < len(view):
+            return [view[offset:], *views[i + 1 :]]
+        offset -= len(view)
+    return []
+
+
+def stage(staging: Staging, layout: Layout, entry: int, tensor: torch.Tensor) -> None:
+    """Copy a tensor to its place in staging memory, whatever its strides and device."""
+    where = layout.entries[entry]
+    if not where.bytes:
+        return
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        copy_bytes(staging.address + where.start, tensor.data_ptr(), where.bytes)
+    else:
+        staging.tensor(where.start, DTYPES[where.dtype], where.shape).copy_(tensor)

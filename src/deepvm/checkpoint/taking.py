@@ -1,0 +1,122 @@
+"""Taking snapshots: which tensors there are, where each goes in the file, and from where its bytes are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepvm.checkpoint.capture import Capture, Captured, join
+from deepvm.checkpoint.layout import Layout, make_layout, spec_of
+from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.snapshot import Snapshot, stage
+from deepvm.checkpoint.sources import Copier, Sources
+from deepvm.checkpoint.staging import Staging
+from deepvm.errors import CheckpointError
+from deepvm.units import format_bytes
+
+HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What stays the same from save to save, as long as the state's tensors do."""
+
+    pieces: Pieces
+    text_bytes: int  # of the skeleton for which the header was planned
+    sources: Sources
+    others: list[tuple[str, int]]  # names and entries of all others
+
+
+def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
+    return [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
+
+
+class Taking:
+    """Takes the snapshots of one checkpointer."""
+
+    def __init__(self, chunk_bytes: Callable[[], int], copies: Callable[[Pieces], list[int]], world_size: int) -> None:
+        self._chunk_bytes, self._copies, self._world_size = chunk_bytes, copies, world_size
+        self._capture = Capture()
+        self._copier = Copier()
+        self._plan: _Plan | None = None
+        self._seen: dict[str, tuple[int, int]] = {}  # of tensors that no optimizer owns: address and version
+        self.staging: Staging | None = None
+        self.budget_bytes: int | None = None
+
+    def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, str]:
+        """A snapshot, and this rank's skeleton. What neither an optimizer owns nor stayed as it was is copied."""
+        captured = self._capture.take(state)
+        text = join(captured.texts)
+        plan = self._plan
+        if plan is None or not captured.same or len(text) > plan.text_bytes + HEADER_SLACK_BYTES // 4:
+            plan = self._plan = self._make_plan(captured, text, state)
+        stable: dict[int, torch.Tensor] = {}
+        seen: dict[str, tuple[int, int]] = {}
+        for name, entry in plan.others:
+            tensor = captured.tensors[name]
+            seen[name] = mark = (tensor.data_ptr(), tensor._version)
+            if self._seen.get(name) == mark and tensor.device.type == "cpu" and tensor.is_contiguous():
+                stable[entry] = tensor
+            else:
+                stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
+        self._seen = seen
+        return Snapshot(plan.sources, stable, self._copies(plan.pieces)), text
+
+    def close(self) -> None:
+        self._copier.close()
+
+    def forget_plan(self) -> None:
+        """Plan anew the next time: the header has no room left."""
+        self._plan = None
+
+    def _make_plan(self, captured: Captured, text: str, state: Mapping[str, Any]) -> _Plan:
+        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
+        old = self._plan
+        if old is not None and old.pieces.layout.holds(specs) and len(text) <= old.text_bytes + HEADER_SLACK_BYTES // 4:
+            pieces, text_bytes = old.pieces, old.text_bytes
+        else:
+            slack = HEADER_SLACK_BYTES + 2 * len(text) * (self._world_size - 1)
+            layout = make_layout(specs, {"skeleton": json.dumps([text])}, slack)
+            self._check_budget(layout)
+            pieces, text_bytes = Pieces(layout, self._chunk_bytes()), len(text)
+            self._seen = {}
+        owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
+        others = []
+        owned = _owned_addresses(state)
+        for name, tensor in captured.tensors.items():
+            entry = pieces.layout.by_name[name]
+            if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.data_ptr() in owned:
+                owned_tensors[entry] = tensor
+            else:
+                others.append((name, entry))
+        sources = Sources(pieces, owned_tensors, self._warm(pieces.layout), self._copier)
+        return _Plan(pieces, text_bytes, sources, others)
+
+    def _check_budget(self, layout: Layout) -> None:
+        if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
+            raise CheckpointError(
+                f"a snapshot needs {format_bytes(layout.size_bytes)} of staging memory, the budget is "
+                f"{format_bytes(self.budget_bytes)}: raise memory_budget_bytes"
+            )
+
+    def _warm(self, layout: Layout) -> Staging:
+        if self.staging is None or self.staging.size_bytes < layout.size_bytes:
+            self.staging = None  # the old one goes before the new one comes
+            self.staging = Staging(layout.size_bytes)
+        return self.staging
+
+
+def _owned_addresses(state: Mapping[str, Any]) -> set[int]:
+    """Where the tensors are that only an optimizer's step changes."""
+    owned: set[int] = set()
+    for optimizer in optimizers(state):
+        for group in optimizer.param_groups:
+            owned.update(p.data_ptr() for p in group["params"])
+        for values in optimizer.state.values():
+            owned.update(v.data_ptr() for v in values.values() if isinstance(v, torch.Tensor))
+    owned.discard(0)
+    return owned

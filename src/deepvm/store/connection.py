@@ -1,0 +1,247 @@
+"""One connection to one memory node: handshake, calls, and chunks sent without waiting for each answer.
+
+The socket never blocks: waiting is done in poll, with a deadline, and memory is only looked at while bytes are handed
+to the kernel. So a chunk's source may move (from live parameters to their copy) between two pieces of it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import xxhash
+
+from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
+from deepvm.memnode import wire
+from deepvm.memnode.wire import Frame, Kind
+
+CONNECT_S = 10.0
+PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
+_PIECES = 64  # memory views handed to the kernel at once; more than that costs more than it saves
+
+Send = Callable[[Sequence[memoryview]], int]
+HandOver = Callable[[int, Send], int]
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``10.0.0.9:7070`` or ``[::1]:7070``."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
+        raise UsageError(f"{text!r} is no address of a memory node: write it like 10.0.0.9:7070")
+    return host.strip("[]"), int(port)
+
+
+class Connection:
+    """Not for several threads at once."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        connect_s: float = CONNECT_S,
+        progress_s: float = PROGRESS_S,
+        pace_bytes_per_s: int | None = None,
+    ) -> None:
+        self.address = address
+        self._token, self._progress_s = token, progress_s
+        self._requests = 0
+        self._outstanding = 0
+        self._header = bytearray(wire.HEADER.size)
+        host, port = parse_address(address)
+        try:
+            plain = socket.create_connection((host, port), timeout=connect_s)
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if pace_bytes_per_s is not None:
+                plain.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
+            self._sock = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
+        except (OSError, ssl.SSLError) as error:
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error}") from None
+        self._sock.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._waits_for = select.POLLIN
+        try:
+            self._handshake(time.monotonic() + connect_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    # --- handshake ----------------------------------------------------------------------------------------------
+
+    def _handshake(self, deadline_s: float) -> None:
+        frame, hello, _ = self._receive(deadline_s)
+        if frame.kind is not Kind.HELLO or hello.get("version") != wire.VERSION:
+            raise StoreUnavailable(
+                f"memory node {self.address} speaks protocol {hello.get('version')}, this is {wire.VERSION}"
+            )
+        self.block_bytes = int(hello["block_bytes"])
+        self.node_nonce, self.nonce = str(hello["nonce"]), wire.new_nonce()
+        if hello.get("token") and self._token is None:
+            raise AccessDenied(f"memory node {self.address} asks for a token: set DEEPVM_TOKEN or token=")
+        known = "" if self._token is None else wire.proof(self._token, "client", self.node_nonce, self.nonce)
+        answer, _ = self.call(Kind.AUTH, {"version": wire.VERSION, "nonce": self.nonce, "proof": known})
+        if self._token is not None and hello.get("token"):
+            expected = wire.proof(self._token, "node", self.node_nonce, self.nonce)
+            if not wire.same(str(answer.get("proof")), expected):
+                raise AccessDenied(f"{self.address} does not know the token: it is no memory node of this cluster")
+
+    def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
+        verifier = wire.run_verifier(run, key)
+        self.call(
+            Kind.OPEN,
+            {
+                "run": run,
+                "session": session,
+                "write": write,
+                "proof": wire.proof(verifier, f"run/{run}", self.node_nonce, self.nonce),
+                "verifier": wire.masked(verifier, self._token, self.node_nonce, self.nonce),
+            },
+        )
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def call(
+        self, kind: Kind, meta: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float | None = None
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Send a request and wait for its answer: its meta and body."""
+        deadline_s = time.monotonic() + (self._progress_s if timeout_s is None else timeout_s + self._progress_s)
+        digest = xxhash.xxh3_64_intdigest(body) if body else 0
+        self._send_frame(kind, meta, len(body), digest)
+        if body:
+            self._send_all(memoryview(body))
+        frame, answer, content = self._receive(deadline_s)
+        if frame.kind is Kind.ERROR:
+            wire.raise_error(answer)
+        return answer, content
+
+    def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview) -> None:
+        """Send a request whose answer is a body of known length, and receive it straight into memory, verified."""
+        deadline_s = time.monotonic() + self._progress_s
+        self._send_frame(kind, meta, 0, 0)
+        frame, answer = self._receive_head(deadline_s)
+        if frame.kind is Kind.ERROR:
+            wire.raise_error(answer)
+        if frame.body_bytes != len(into):
+            raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
+        self._receive_exactly(into, deadline_s)
+        if xxhash.xxh3_64_intdigest(into) != frame.digest:
+            raise Corrupt(f"a chunk from memory node {self.address} arrived damaged")
+
+    # --- chunks, one after the other without waiting ------------------------------------------------------------
+
+    def put(self, meta: dict[str, Any], length: int, digest: int, hand_over: HandOver) -> None:
+        """Send a chunk. ``hand_over(offset, send)`` calls ``send`` with the memory that holds the chunk from an offset
+        on, at that moment, and returns what it returns: how many bytes the kernel took."""
+        self._send_frame(Kind.PUT, meta, length, digest)
+        offset = 0
+        while offset < length:
+            self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
+            offset += hand_over(offset, self._send_some)
+        self._outstanding += 1
+        self._take_answers(wait_until=None)
+
+    def finish(self) -> None:
+        """Wait until every chunk sent so far is acknowledged."""
+        while self._outstanding:
+            self._take_answers(wait_until=time.monotonic() + self._progress_s)
+
+    def _take_answers(self, wait_until: float | None) -> None:
+        """Take the answers that are there; with a deadline, wait for one."""
+        while self._outstanding:
+            if wait_until is None:
+                if not self._readable():
+                    return
+                deadline_s = time.monotonic() + self._progress_s
+            else:
+                deadline_s = wait_until
+            frame, answer, _ = self._receive(deadline_s)
+            self._outstanding -= 1
+            if frame.kind is Kind.ERROR:
+                wire.raise_error(answer)
+            if wait_until is not None:
+                return
+
+    # --- bytes --------------------------------------------------------------------------------------------------
+
+    def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
+        self._requests += 1
+        self._send_all(memoryview(wire.encode(kind, self._requests, meta, body_bytes, digest)))
+
+    def _send_all(self, data: memoryview) -> None:
+        while data:
+            self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
+            data = data[self._send_some([data]) :]
+
+    def _send_some(self, views: Sequence[memoryview]) -> int:
+        try:
+            if isinstance(self._sock, ssl.SSLSocket):
+                return self._sock.send(views[0])
+            return self._sock.sendmsg(views[:_PIECES], [], socket.MSG_DONTWAIT)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+        except OSError as error:
+            raise StoreUnavailable(f"memory node {self.address} went away: {error}") from None
+
+    def _receive(self, deadline_s: float) -> tuple[Frame, dict[str, Any], bytearray]:
+        frame, meta = self._receive_head(deadline_s)
+        body = bytearray(frame.body_bytes)
+        if body:
+            self._receive_exactly(memoryview(body), deadline_s)
+            if xxhash.xxh3_64_intdigest(body) != frame.digest:
+                raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
+        return frame, meta, body
+
+    def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
+        self._receive_exactly(memoryview(self._header), deadline_s)
+        frame = wire.decode_header(self._header)
+        meta = bytearray(frame.meta_bytes)
+        if meta:
+            self._receive_exactly(memoryview(meta), deadline_s)
+        return frame, wire.decode_meta(meta)
+
+    def _receive_exactly(self, into: memoryview, deadline_s: float) -> None:
+        received = 0
+        while received < len(into):
+            try:
+                count = self._sock.recv_into(into[received:])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                self._wait(select.POLLIN, deadline_s)
+                continue
+            except OSError as error:
+                raise StoreUnavailable(f"memory node {self.address} went away: {error}") from None
+            if count == 0:
+                raise StoreUnavailable(f"memory node {self.address} closed the connection")
+            received += count
+            deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
+
+    def _readable(self) -> bool:
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return True
+        self._watch(select.POLLIN)
+        return bool(self._poll.poll(0))
+
+    def _wait(self, event: int, deadline_s: float) -> None:
+        self._watch(event)
+        left_ms = max(0.0, (deadline_s - time.monotonic()) * 1e3)
+        if not self._poll.poll(left_ms):
+            raise StoreUnavailable(f"memory node {self.address} did not answer in time")
+
+    def _watch(self, event: int) -> None:
+        if event != self._waits_for:
+            self._poll.modify(self._sock, event)
+            self._waits_for = event
+
+
+_SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
