@@ -80,20 +80,28 @@ class NodeClient:
         self.ask(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
 
     def ask(
-        self, kind: Kind, meta: Mapping[str, Any] | None = None, *, into: memoryview | None = None
+        self,
+        kind: Kind,
+        meta: Mapping[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        into: memoryview | None = None,
+        digest: int | None = None,
     ) -> tuple[Kind, dict[str, Any], bytes]:
-        """Send a request and wait for its answer; a DATA body goes into ``into`` where that is given."""
+        """Send a request and wait for its answer. A DATA body goes into ``into`` where that is given; ``digest`` is
+        what it must have."""
         self._request += 1
         try:
-            self._sock.sendall(wire.encode(kind, self._request, meta))
-            answer, fields, body = self._receive(into)
+            head = wire.encode(kind, self._request, meta, len(body), xxhash.xxh3_64_intdigest(body) if body else 0)
+            self._sock.sendall(head + body)
+            answer, fields, found = self._receive(into, digest)
         except OSError as error:
             raise StoreUnavailable(f"the memory node at {self.address} does not answer: {error}") from None
         if answer is Kind.ERROR:
             wire.raise_error(fields)
-        return answer, fields, body
+        return answer, fields, found
 
-    def _receive(self, into: memoryview | None = None) -> tuple[Kind, dict[str, Any], bytes]:
+    def _receive(self, into: memoryview | None = None, digest: int | None = None) -> tuple[Kind, dict[str, Any], bytes]:
         frame = wire.decode_header(self._exactly(wire.HEADER.size))
         meta = wire.decode_meta(self._exactly(frame.meta_bytes))
         body = b""
@@ -104,7 +112,8 @@ class NodeClient:
                 self._fill(into)
             else:
                 raise wire.ProtocolError(f"{frame.body_bytes} bytes came, {len(into)} were asked for")
-            if xxhash.xxh3_64_intdigest(body if into is None else into) != frame.digest:
+            wanted = frame.digest if digest is None else digest
+            if xxhash.xxh3_64_intdigest(body if into is None else into) != wanted:
                 raise Corrupt(f"what {self.address} sent is damaged")
         return frame.kind, meta, body
 

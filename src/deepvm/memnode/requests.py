@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Answer = dict[str, Any] | bytes | None  # the meta of an OK, the body of a DATA, or a bare OK
 _KEEP = struct.Struct("<IQ").size
-_MOST_LISTED_STEPS = 1000  # an answer's meta has a limit; only the newest are told beyond it
+_MOST_LISTED_STEPS = 600  # an answer's meta has a limit; beyond it only the newest are told
+_MOST_LISTED_RUNS = 600
 
 
 class Requests:
@@ -195,7 +196,8 @@ class Requests:
 
     def _runs(self, meta: dict[str, Any], body: bytes) -> Answer:
         del meta, body
-        return {"runs": sorted(run.name for run in self._node.runs if not run.empty)}
+        names = sorted(run.name for run in self._node.runs if not run.empty)
+        return {"runs": names[:_MOST_LISTED_RUNS], "more": max(0, len(names) - _MOST_LISTED_RUNS)}
 
     def _status(self, meta: dict[str, Any], body: bytes) -> Answer:
         del meta, body

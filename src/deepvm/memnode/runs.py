@@ -118,12 +118,15 @@ class Run:
 
     def trim(self, keep: int) -> None:
         """Free the memory of the oldest checkpoints; those in the spill directory can still be read."""
-        inside = sorted(step for step, found in self.checkpoints.items() if found.in_memory)
-        for step in inside[:-keep]:
-            found = self.checkpoints[step]
+        inside = [found for found in self.in_order() if found.in_memory]
+        for found in inside[:-keep]:
             found.evict()
-            if found.file is None:
-                del self.checkpoints[step]
+            if found.copy is None:
+                del self.checkpoints[found.step]
+
+    def in_order(self) -> list[Checkpoint]:
+        """The checkpoints as they were committed, the newest last; after a roll-back its step may be a lower one."""
+        return sorted(self.checkpoints.values(), key=lambda found: found.order)
 
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> None:
         try:
@@ -198,14 +201,16 @@ class Run:
             del self.uploads[step]
             self._superseded.clear()
             checkpoint = Checkpoint(self._arena, manifest, document, share=share, blocks=blocks)
+            checkpoint.order = max((found.order for found in self.checkpoints.values()), default=0) + 1
             self.checkpoints[step] = checkpoint
             if before is not None:
-                before.deleted = True
+                before.delete()
                 before.evict()
             self.trim(buffers)
             self._counters.add(saves=1)
             self._outlet.offer(self, checkpoint)
-        self._arena.expect(buffers * len(blocks))
+            others = self._arena.used - sum(found.blocks for found in self.checkpoints.values())
+        self._arena.expect(others + buffers * len(blocks))  # as many again will come, at the next saves
         return checkpoint
 
     def checkpoint(self, step: int) -> Checkpoint:
@@ -218,7 +223,7 @@ class Run:
         with self.writing(session):
             found = self.checkpoints.pop(step, None)
             if found is not None:
-                found.deleted = True
+                found.delete()
                 self._outlet.remove(self, found)
                 found.evict()
 

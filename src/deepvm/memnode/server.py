@@ -18,12 +18,14 @@ from deepvm.memnode.channel import Channel, Gone
 from deepvm.memnode.connection import Connection
 from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
+from deepvm.memnode.metrics import MetricsServer
 from deepvm.memnode.runs import Runs
 from deepvm.memnode.settings import Settings, join_address, split_address
 from deepvm.memnode.status import Counters
 
 _TICK_S = 0.5
 _BACKLOG = 128
+_TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
 
 
 class Budget:
@@ -55,8 +57,13 @@ class MemoryNode:
         self.log = log or Log(None)
         self.counters = Counters()
         self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
+        self.arena.expect(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
         self.documents = Budget(self.settings.limits.documents_bytes)
-        self.flow = Flow()
+        try:
+            self.flow = Flow(self.settings, self.log)
+        except BaseException:
+            self.arena.close()
+            raise
         self.runs = Runs(self.arena, self.flow, self.counters, most=self.settings.limits.runs)
         self.stopping = False  # no new connections and uploads
         self.closing = False  # no more frames
@@ -67,6 +74,7 @@ class MemoryNode:
         self._listener: socket.socket | None = None
         self._address = ""
         self._tls: ssl.SSLContext | None = None
+        self._metrics: MetricsServer | None = None
 
     @property
     def address(self) -> str:
@@ -88,12 +96,15 @@ class MemoryNode:
     def start(self) -> None:
         try:
             self._tls = _tls_context(self.settings)
+            loaded = self.flow.load(self.runs, self.arena)
             self._listener = _listen(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
                 thread = threading.Thread(target=work, name=f"deepvm-{work.__name__}", daemon=True)
                 thread.start()
                 self._background.append(thread)
+            if self.settings.metrics is not None:
+                self._metrics = MetricsServer(self.settings.metrics, self.status)
         except BaseException:
             self.stop(now=True)
             raise
@@ -104,6 +115,8 @@ class MemoryNode:
             block_bytes=self.settings.block_bytes,
             tls=self._tls is not None,
             token=self.settings.token is not None,
+            metrics=None if self._metrics is None else self._metrics.address,
+            spilled_checkpoints=loaded,
             version=deepvm.__version__,
         )
 
@@ -176,10 +189,13 @@ class MemoryNode:
             waiting = list(self._threads.items())
             for connection, _ in waiting:
                 connection.shutdown()
-        for _, thread in waiting:
+        for thread in [thread for _, thread in waiting] + self._background:
             thread.join(5)
-        for thread in self._background:
-            thread.join(5)
+        if not self.flow.flush(0 if now else limits.flush_s):
+            self.log.warning("not everything was written on", **self.flow.status())
+        self.flow.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self.arena.close()
         self.log.info("stopped", **self.counters.as_dict())
 

@@ -2,7 +2,8 @@
 
 A frame is a fixed header, a small JSON object (meta) and a body of bytes:
 
-    magic "DVM1" · kind u8 · flags u8 (0) · reserved u16 (0) · request u32 · meta length u32 · body length u64 · digest u64
+    magic "DVM1" · kind u8 · flags u8 (0) · reserved u16 (0) · request u32 · meta length u32 · body length u64 ·
+    digest u64
 
 Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body.
 """
@@ -40,20 +41,21 @@ class Kind(IntEnum):
     DATA = 12  # a body that was asked for
     # of a run; OPEN comes first
     OPEN = 20  # {"run", "session", "write": bool, "proof" or "verifier"}
-    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"}
+    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
+    # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only
     PUT = 22  # {"step", "chunk"} + body
-    KEEP = 23  # {"step", "from_step"} + body: chunk indices u32 and digests u64, packed, that are as they were
+    KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that must be here -> DATA: their digests u64
-    PUBLISH = 27  # {"step"} + body: the manifest
+    PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
     ABORT = 28  # {"step"}
     STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}]}
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}
     # of the node
-    RUNS = 40  # -> OK {"runs": [...]}
+    RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
     STATUS = 41  # -> OK {...}
 
 

@@ -1,0 +1,230 @@
+"""The spill directory: committed checkpoints as files, and what a node must know of their runs to serve them again.
+
+``DIR/RUN/step-….safetensors`` and its manifest, as any file store keeps them; ``DIR/RUN/run.json`` (mode 0600) with
+the verifier of the run's key and its sessions. A node that has only a share of a checkpoint's chunks keeps them,
+packed, in ``DIR/.parts/RUN``, where no reader of whole checkpoints looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import StoreError, UsageError
+from deepvm.memnode.arena import Arena
+from deepvm.memnode.checkpoints import Checkpoint
+from deepvm.memnode.log import Log
+from deepvm.memnode.runs import Run, Runs
+from deepvm.memnode.source import Source
+from deepvm.memnode.uploads import Share
+from deepvm.store.base import Manifest, check_run
+from deepvm.store.files import FileStore
+
+FORMAT = "deepvm-run/1"
+_PARTS = ".parts"
+_RUN_FILE = "run.json"
+_LOCK = ".node.lock"
+
+
+class SpilledCopy:
+    """The chunks of one checkpoint in a file store; ``places`` tells where the packed ones are."""
+
+    def __init__(self, store: FileStore, manifest: Manifest, places: dict[int, int] | None) -> None:
+        self.store, self._manifest, self._places = store, manifest, places
+
+    def has(self, chunk: int) -> bool:
+        return self._places is None or chunk in self._places
+
+    def read(self, chunk: int, into: memoryview) -> None:
+        self.store.read_chunk(self._manifest, chunk if self._places is None else self._places[chunk], into)
+
+
+class Spill:
+    """Writes checkpoints into the directory, and reads back what an earlier node left there."""
+
+    name = "spill"
+
+    def __init__(self, directory: Path | str, *, keep: int, log: Log) -> None:
+        self._directory = Path(directory)
+        self._keep, self._log = keep, log
+        self._lock_fd = _lock(self._directory)
+        self._whole = FileStore(self._directory, durable=False)
+        self._parts = FileStore(self._directory / _PARTS, durable=False)
+
+    def wants(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.copy is None and self._places(checkpoint) != {}
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None:
+        manifest, places = checkpoint.manifest, self._places(checkpoint)
+        store = self._whole if places is None else self._parts
+        kept = manifest if places is None else _part(checkpoint, places)
+        writer = store.writer(run.name, manifest.step, size_bytes=kept.size_bytes, chunk_bytes=kept.chunk_bytes)
+        try:
+            for chunk in range(len(manifest.digests)) if places is None else places:
+                with source.chunk(chunk) as view:
+                    writer.put(chunk if places is None else places[chunk], [view], manifest.digests[chunk])
+            with run.lock:
+                current = run.checkpoints.get(manifest.step, checkpoint)
+                if checkpoint.is_deleted() or current is not checkpoint:
+                    return
+            writer.publish(kept)
+        finally:
+            writer.abort()
+        with run.lock:
+            if checkpoint.is_deleted():
+                store.delete(run.name, manifest.step)
+                return
+            checkpoint.copy = SpilledCopy(store, kept, places)
+            run.checkpoints.setdefault(manifest.step, checkpoint)
+        self._prune(run)
+
+    @staticmethod
+    def _places(checkpoint: Checkpoint) -> dict[int, int] | None:
+        """Node 0 keeps whole checkpoints, fetching what it has not; the others keep their share."""
+        share = checkpoint.share
+        if share.index == 0 or share.replicas >= share.nodes:
+            return None
+        mine = [chunk for chunk in range(len(checkpoint.manifest.digests)) if share.has(chunk)]
+        return {chunk: place for place, chunk in enumerate(mine)}
+
+    def _prune(self, run: Run) -> None:
+        with run.lock:
+            copied = [found for found in run.in_order() if found.copy is not None]
+            for found in copied[: -self._keep]:
+                self.remove(run, found)
+                if not found.in_memory:
+                    del run.checkpoints[found.step]
+            kept = {(found.copy.store, found.step) for found in copied if isinstance(found.copy, SpilledCopy)}
+            for store in (self._whole, self._parts):  # left by a step that was saved again and then overtaken
+                for step in store.steps(run.name):
+                    if (store, step) not in kept:
+                        store.delete(run.name, step)
+
+    def remove(self, run: Run, checkpoint: Checkpoint) -> None:
+        copy, checkpoint.copy = checkpoint.copy, None
+        if isinstance(copy, SpilledCopy):
+            try:
+                copy.store.delete(run.name, checkpoint.step)
+            except StoreError as error:
+                self._log.error("spill", run=run.name, step=checkpoint.step, error=str(error))
+
+    def remember(self, run: Run) -> None:
+        """Keep what is needed to serve the run again: written aside, with the owner's rights only, and renamed."""
+        path = self._directory / run.name / _RUN_FILE
+        document = {
+            "format": FORMAT,
+            "run": run.name,
+            "verifier": run.verifier,
+            "session": run.session,
+            "past_sessions": list(run.past_sessions),
+        }
+        aside = path.with_name(f".{_RUN_FILE}.tmp")
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                aside.unlink()
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+                json.dump(document, file)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except OSError as error:
+            self._log.error("spill", run=run.name, error=f"{path} cannot be written: {error.strerror or error}")
+
+    # --- reading back ---------------------------------------------------------------------------------------------
+
+    def load(self, runs: Runs, arena: Arena) -> list[tuple[Run, Checkpoint]]:
+        """Every run and checkpoint that an earlier node spilled; what cannot be read is told and left alone."""
+        loaded = []
+        for document in self._run_files():
+            run = runs.add(document["run"], document["verifier"])
+            run.session = document["session"]
+            run.past_sessions.extend(document["past_sessions"])
+            for store in (self._parts, self._whole):
+                for checkpoint in self._checkpoints(store, run.name, arena):
+                    run.checkpoints[checkpoint.step] = checkpoint
+            found = sorted(run.checkpoints.values(), key=lambda one: (one.manifest.created_s, one.step))
+            for order, checkpoint in enumerate(found, start=1):
+                checkpoint.order, checkpoint.recovered = order, True
+                loaded.append((run, checkpoint))
+        return loaded
+
+    def _run_files(self) -> Iterator[dict[str, Any]]:
+        for path in sorted(self._directory.glob(f"*/{_RUN_FILE}")):
+            try:
+                document = json.loads(path.read_bytes())
+                check_run(document["run"])
+                if document["format"] != FORMAT or document["run"] != path.parent.name:
+                    raise ValueError(f"format {document['format']!r}")
+                bytes.fromhex(document["verifier"])
+                document["past_sessions"] = [str(session) for session in document["past_sessions"]]
+                yield document
+            except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
+                self._log.error("spill", error=f"{path} cannot be used: {type(error).__name__} {error}")
+
+    def _checkpoints(self, store: FileStore, run: str, arena: Arena) -> Iterator[Checkpoint]:
+        try:
+            for step in store.steps(run):
+                try:
+                    yield _loaded(store, store.manifest(run, step), arena)
+                except (StoreError, ValueError, KeyError, TypeError) as error:
+                    self._log.error("spill", run=run, step=step, error=str(error))
+        except StoreError as error:
+            self._log.error("spill", run=run, error=str(error))
+
+    def close(self) -> None:
+        self._whole.close()
+        self._parts.close()
+        os.close(self._lock_fd)
+
+
+def _lock(directory: Path) -> int:
+    """One node to a directory; the lock goes with the node, however it ends."""
+    try:
+        fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"the spill directory {directory} cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise UsageError(f"another memory node uses the spill directory {directory}: give each one its own") from None
+    except OSError:  # a file system without locks
+        pass
+    return fd
+
+
+def _part(checkpoint: Checkpoint, places: dict[int, int]) -> Manifest:
+    """The manifest of a share: its chunks one after the other; the short last chunk, if it is here, is last again."""
+    manifest = checkpoint.manifest
+    return Manifest(
+        run=manifest.run,
+        step=manifest.step,
+        size_bytes=sum(manifest.span(chunk)[1] for chunk in places),
+        chunk_bytes=manifest.chunk_bytes,
+        digests=[manifest.digests[chunk] for chunk in places],
+        created_s=manifest.created_s,
+        world_size=manifest.world_size,
+        facts={"part_of": json.loads(checkpoint.document), "node_index": checkpoint.share.index},
+    )
+
+
+def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
+    if "part_of" in manifest.facts:
+        document = json.dumps(manifest.facts["part_of"], indent=1).encode()
+        whole = Manifest.from_bytes(document)
+        share = Share.of(whole, int(manifest.facts["node_index"]))
+        mine = [chunk for chunk in range(len(whole.digests)) if share.has(chunk)]
+        places = {chunk: place for place, chunk in enumerate(mine)}
+    else:
+        whole, share, places, document = manifest, Share.of(manifest, 0), None, manifest.to_bytes()
+    checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
+    checkpoint.copy = SpilledCopy(store, manifest, places)
+    return checkpoint
