@@ -9,7 +9,7 @@ from typing import Protocol
 
 from deepvm.errors import NotFound
 from deepvm.memnode.arena import Arena, NoRoom
-from deepvm.memnode.uploads import Share
+from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest
 
 
@@ -87,6 +87,14 @@ class Checkpoint:
                 yield view
         finally:
             self.arena.drop(block)
+
+    def read(self, chunk: int, block: int) -> None:
+        """Fill a block of the caller's with a chunk that is on disk only."""
+        copy = self.copy
+        if copy is None or not copy.has(chunk):
+            raise NotFound(f"step {self.step} has no chunk {chunk} here")
+        with self.arena.view(block, self.manifest.span(chunk)[1]) as view:
+            copy.read(chunk, view)
 
     @contextmanager
     def _read_back(self, chunk: int, length: int) -> Iterator[memoryview]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from deepvm.errors import UsageError
 from deepvm.memnode import wire
-from deepvm.memnode.uploads import Begin, Share
+from deepvm.memnode.share import Share
+from deepvm.memnode.uploads import Begin
 from deepvm.store.base import MOST_CHUNKS, check_run
 
 MOST_STEP = 2**63 - 1
@@ -27,9 +28,9 @@ def integer(meta: Meta, name: str, least: int, most: int, default: int | None = 
     return value
 
 
-def text(meta: Meta, name: str, most: int) -> str:
+def text(meta: Meta, name: str, most: int, *, least: int = 1) -> str:
     value = meta.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= most or not value.isprintable():
+    if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
         raise wire.ProtocolError(f"{name!r} must be printable text of at most {most} characters")
     return value
 
@@ -80,7 +81,7 @@ def begin(meta: Meta, block_bytes: int) -> Begin:
     return Begin(
         step=step(meta),
         size_bytes=integer(meta, "size_bytes", 1, MOST_CHUNKS * block_bytes),
-        layout=text(meta, "layout", 1024),
+        layout=text(meta, "layout", 1024, least=0),
         rank=integer(meta, "rank", 0, world_size - 1),
         world_size=world_size,
         share=Share(

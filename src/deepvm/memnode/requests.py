@@ -140,9 +140,7 @@ class Requests:
         chunks, digests = unpack("I", body[: 4 * count]), unpack("Q", body[4 * count :])
         upload = self.upload(meta)
         source = run.checkpoint(fields.step(meta, "from_step"))
-        if source.manifest.size_bytes != upload.begin.size_bytes and any(c >= upload.chunks for c in chunks):
-            raise Refused("failed", f"step {upload.begin.step} has {upload.chunks} chunks only")
-        upload.keep(chunks, digests, hold_all(source, chunks, digests))
+        upload.keep(source, chunks, digests)
         return None
 
     def _extra(self, meta: dict[str, Any], body: bytes) -> Answer:
@@ -202,24 +200,6 @@ class Requests:
     def _status(self, meta: dict[str, Any], body: bytes) -> Answer:
         del meta, body
         return self._node.status()
-
-
-def hold_all(source: Checkpoint, chunks: array[int], digests: array[int]) -> list[int]:
-    """Blocks of the named chunks, each held once more: all that were asked for, or none."""
-    kept = source.manifest.digests
-    held: list[int] = []
-    wrong = 0
-    for chunk, digest in zip(chunks, digests, strict=True):
-        block = source.hold(chunk) if chunk < len(kept) and kept[chunk] == digest else None
-        if block is None:
-            wrong += 1
-        else:
-            held.append(block)
-    if wrong:
-        for block in held:
-            source.arena.drop(block)
-        raise Refused("not-found", f"{wrong} of {len(chunks)} chunks are not kept of step {source.step}")
-    return held
 
 
 def unpack(code: str, data: bytes) -> array[int]:

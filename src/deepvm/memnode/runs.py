@@ -14,8 +14,9 @@ from deepvm.memnode import wire
 from deepvm.memnode.arena import Arena, NoRoom
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
+from deepvm.memnode.share import Share
 from deepvm.memnode.status import Counters
-from deepvm.memnode.uploads import Begin, Share, Upload
+from deepvm.memnode.uploads import Begin, Upload
 from deepvm.store.base import Manifest, chunk_count
 from deepvm.units import format_bytes
 
@@ -220,7 +221,10 @@ class Run:
         return found
 
     def delete(self, step: int, session: str | None) -> None:
-        with self.writing(session):
+        """Whoever has the key may delete without writing, so that a tool does not take the run from its trainer."""
+        with self.lock:
+            if session is not None and session != self.session:
+                raise self.fenced(session)
             found = self.checkpoints.pop(step, None)
             if found is not None:
                 found.delete()

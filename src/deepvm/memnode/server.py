@@ -68,6 +68,7 @@ class MemoryNode:
         self.stopping = False  # no new connections and uploads
         self.closing = False  # no more frames
         self._started_s = time.time()
+        self._wake = threading.Event()
         self._lock = threading.Lock()
         self._threads: dict[Connection, threading.Thread] = {}
         self._background: list[threading.Thread] = []
@@ -169,7 +170,7 @@ class MemoryNode:
         while not self.closing:
             for run in self.runs:
                 run.drop_idle(idle_s)
-            time.sleep(min(_TICK_S, idle_s / 4))
+            self._wake.wait(min(_TICK_S, idle_s / 4))
 
     # --- stop -----------------------------------------------------------------------------------------------------
 
@@ -180,11 +181,14 @@ class MemoryNode:
             return
         self.stopping = True
         if self._listener is not None:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # or accept() would wait for its time-out
             self._listener.close()
         deadline = time.monotonic() + (0 if now else limits.stop_s)
         while time.monotonic() < deadline and any(run.uploads for run in self.runs):
             time.sleep(0.02)
         self.closing = True
+        self._wake.set()
         with self._lock:
             waiting = list(self._threads.items())
             for connection, _ in waiting:

@@ -20,8 +20,8 @@ from deepvm.memnode.arena import Arena
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.log import Log
 from deepvm.memnode.runs import Run, Runs
+from deepvm.memnode.share import Share
 from deepvm.memnode.source import Source
-from deepvm.memnode.uploads import Share
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.files import FileStore
 

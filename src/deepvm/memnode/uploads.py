@@ -12,33 +12,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from deepvm.errors import StoreError
 from deepvm.memnode import wire
 from deepvm.memnode.arena import Arena, NoRoom
+from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
+from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
 
 MOST_EXTRA_BYTES = 16 * 2**20  # one rank's own state
 _LOOK_S = 0.5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
-    """Which chunks are this node's: those k for which (k + j) % nodes is its index, j < replicas."""
-
-    nodes: int = 1
-    index: int = 0
-    replicas: int = 1
-
-    def has(self, chunk: int) -> bool:
-        return (self.index - chunk) % self.nodes < self.replicas
-
-    def count(self, chunks: int) -> int:
-        whole, rest = divmod(chunks, self.nodes)
-        return whole * min(self.replicas, self.nodes) + sum(self.has(chunk) for chunk in range(rest))
-
-    @classmethod
-    def of(cls, manifest: Manifest, index: int) -> Share:
-        return cls(nodes=max(1, len(manifest.nodes)), index=index, replicas=manifest.replicas)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,9 +73,8 @@ class Upload:
         """A block to receive the chunk into."""
         if not 0 <= chunk < self.chunks:
             raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
-        _, wanted = chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)
-        if length != wanted:
-            raise Refused("failed", f"chunk {chunk} has {wanted} bytes, {length} were sent")
+        if length != self._length(chunk):
+            raise Refused("failed", f"chunk {chunk} has {self._length(chunk)} bytes, {length} were sent")
         with self._changed:
             self._check()
             block = self._take()
@@ -116,17 +98,41 @@ class Upload:
             self.receiving -= 1
             self._give_back(block)
 
-    def keep(self, chunks: Sequence[int], digests: Sequence[int], blocks: Sequence[int]) -> None:
-        """Share blocks that are held for this call: all of them are attached, or none."""
+    def keep(self, checkpoint: Checkpoint, chunks: Sequence[int], digests: Sequence[int]) -> None:
+        """Share the blocks of an earlier checkpoint: all that are named, or none. What is on disk only is read back."""
+        kept = checkpoint.manifest.digests
+        wrong = sum(
+            not (chunk < min(self.chunks, len(kept)) and kept[chunk] == digest and checkpoint.has(chunk))
+            or checkpoint.manifest.span(chunk)[1] != self._length(chunk)
+            for chunk, digest in zip(chunks, digests, strict=True)
+        )
+        found: dict[int, int] = {}
+        read: list[int] = []
+        try:
+            for chunk in set(chunks) if not wrong else ():
+                block = checkpoint.hold(chunk)
+                if block is None:
+                    block = self.start(chunk, checkpoint.manifest.span(chunk)[1])
+                    read.append(block)
+                    checkpoint.read(chunk, block)
+                found[chunk] = block
+        except (StoreError, Refused):
+            wrong = 1
         with self._changed:
-            if self._ended is not None:
-                for block in blocks:
-                    self.arena.drop(block)
-                raise Refused(self._ended.code, self._ended.message)
-            for chunk, digest, block in zip(chunks, digests, blocks, strict=True):
-                self._attach(chunk, block, digest)
+            self.receiving -= len(read)
+            if wrong or self._ended is not None:
+                for block in {*found.values(), *read}:
+                    self._give_back(block) if block in read else self.arena.drop(block)
+                self._check()
+                told = f"{wrong} of {len(chunks)} chunks are not kept of step {checkpoint.step}"
+                raise Refused("not-found", told)
+            for chunk, block in found.items():
+                self._attach(chunk, block, kept[chunk])
             self.touched_s = time.monotonic()
             self._changed.notify_all()
+
+    def _length(self, chunk: int) -> int:
+        return chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)[1]
 
     def _take(self) -> int:
         if self._reserved:

@@ -1,0 +1,171 @@
+"""A minimal client for the tests: one connection, requests one by one or raw bytes, and whole saves in one call."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from deepvm.memnode import wire
+from deepvm.memnode.client import NodeClient
+from deepvm.memnode.wire import Kind
+from deepvm.store.base import Manifest
+
+BLOCK = 64 * 2**10
+DEEPVM = str(Path(sys.executable).with_name("deepvm"))
+
+
+def chunks_of(data: bytes, block: int = BLOCK) -> list[bytes]:
+    return [data[start : start + block] for start in range(0, len(data), block)]
+
+
+def digest_of(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def content(seed: int, size: int) -> bytes:
+    """Bytes that differ by seed, cheap to make."""
+    pattern = struct.pack("<QQ", seed, seed * 0x9E3779B97F4A7C15 % 2**64)
+    return (pattern * (size // len(pattern) + 1))[:size]
+
+
+def manifest_of(data: bytes, run: str, step: int, **fields: Any) -> Manifest:
+    fields.setdefault("created_s", float(step))
+    return Manifest(
+        run=run,
+        step=step,
+        size_bytes=len(data),
+        chunk_bytes=BLOCK,
+        digests=[digest_of(chunk) for chunk in chunks_of(data)],
+        **fields,
+    )
+
+
+class Client(NodeClient):
+    def __init__(self, address: str, run: str | None = None, *, key: str = "key", **fields: Any) -> None:
+        options = {name: fields.pop(name) for name in ("token", "tls", "timeout_s") if name in fields}
+        super().__init__(address, **options)
+        if run is not None:
+            try:
+                self.open_run(run, key=key, **fields)
+            except BaseException:
+                self.close()
+                raise
+
+    def open_run(
+        self, run: str, *, key: str = "key", session: str = "s1", write: bool = True, both: bool = True
+    ) -> None:
+        self.run = run
+        verifier = wire.run_verifier(run, key)
+        nonces = self.node_nonce, self.client_nonce
+        meta = {"run": run, "session": session, "write": write, "proof": wire.proof(verifier, f"run/{run}", *nonces)}
+        if both:
+            meta["verifier"] = wire.masked(verifier, self._token, *nonces)
+        self.ask(Kind.OPEN, meta)
+
+    def begin(self, step: int, size: int, **fields: Any) -> None:
+        self.ask(Kind.BEGIN, {"step": step, "size_bytes": size, "layout": "l", "rank": 0, "world_size": 1, **fields})
+
+    def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None) -> None:
+        self._request += 1
+        found = digest_of(data) if digest is None else digest
+        self.send(wire.encode(Kind.PUT, self._request, {"step": step, "chunk": chunk}, len(data), found) + data)
+        kind, meta, _ = self._receive()
+        if kind is Kind.ERROR:
+            wire.raise_error(meta)
+        assert kind is Kind.OK
+
+    def send(self, data: bytes) -> None:
+        self._sock.sendall(data)
+
+    def answer(self) -> tuple[Kind, dict[str, Any], bytes]:
+        return self._receive()
+
+    def seal(self, step: int, chunks: Sequence[int], timeout_s: float = 0) -> list[int]:
+        body = struct.pack(f"<{len(chunks)}I", *chunks)
+        _, _, data = self.ask(Kind.SEAL, {"step": step, "timeout_s": timeout_s}, body)
+        return list(struct.unpack(f"<{len(data) // 8}Q", data))
+
+    def keep(self, step: int, from_step: int, kept: dict[int, int]) -> None:
+        body = struct.pack(f"<{len(kept)}I", *kept) + struct.pack(f"<{len(kept)}Q", *kept.values())
+        self.ask(Kind.KEEP, {"step": step, "from_step": from_step}, body)
+
+    def publish(self, manifest: Manifest, **meta: Any) -> None:
+        self.ask(Kind.PUBLISH, {"step": manifest.step, **meta}, manifest.to_bytes())
+
+    def save(self, step: int, data: bytes) -> None:
+        self.begin(step, len(data))
+        for number, chunk in enumerate(chunks_of(data)):
+            self.put(step, number, chunk)
+        self.publish(manifest_of(data, self.run, step))
+
+    def steps(self) -> dict[int, str]:
+        return {row["step"]: row["state"] for row in self.ask(Kind.STEPS)[1]["steps"]}
+
+    def manifest(self, step: int) -> Manifest:
+        return Manifest.from_bytes(self.ask(Kind.MANIFEST, {"step": step})[2])
+
+    def get(self, step: int, chunk: int) -> bytes:
+        return self.ask(Kind.GET, {"step": step, "chunk": chunk})[2]
+
+    def read(self, step: int) -> bytes:
+        manifest = self.manifest(step)
+        data = b"".join(self.get(step, chunk) for chunk in range(len(manifest.digests)))
+        assert [digest_of(chunk) for chunk in chunks_of(data)] == list(manifest.digests)
+        return data
+
+    def status(self) -> dict[str, Any]:
+        return self.ask(Kind.STATUS)[1]
+
+
+class NodeProcess:
+    """``deepvm memory-node`` as a process of its own."""
+
+    def __init__(self, directory: Path, *words: str, capacity: str = "16MiB", **environment: str) -> None:
+        self.ready, self.log = directory / "ready", directory / "node.log"
+        self.ready.unlink(missing_ok=True)
+        command = [DEEPVM, "memory-node", "--listen", "127.0.0.1:0", "--capacity", capacity, "--block", "64KiB"]
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(self.ready), *words], stderr=log, env={**os.environ, **environment}
+            )
+        wait_until(lambda: self.ready.exists() or self.process.poll() is not None, 20)
+        if not self.ready.exists():
+            raise AssertionError(self.log.read_text())
+        self.address = self.ready.read_text()
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def __enter__(self) -> NodeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+    def figures(self) -> dict[str, int]:
+        """RSS in kB, threads and open files."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = {name: int(value) for name, value in re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.M)}
+        return {**found, "fds": len(os.listdir(f"/proc/{self.process.pid}/fd"))}
+
+
+def wait_until(ready: Any, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        if time.monotonic() > deadline:
+            raise AssertionError("it did not happen in time")
+        time.sleep(0.01)
