@@ -276,6 +276,7 @@ class Checkpointer:
 
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
         self._status.failed += 1
+        self._taking.forget_stable()
         self._status.last_error = f"step {handle.step} was not saved: {error}"
         log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
         if self._on_error == "raise":

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from deepvm.checkpoint.snapshot import Snapshot
-from deepvm.errors import NotFound
+from deepvm.errors import CheckpointError, NotFound
 from deepvm.memnode.wire import Kind
 from deepvm.store.connection import Connection
 from deepvm.store.memory import MemoryStore, begin, pack_kept
@@ -110,6 +110,10 @@ class Senders:
             job.digests[chunk] = digest
             if job.base is not None and job.base.digests[chunk] == digest:
                 kept.append(chunk)
+            elif job.base is not None and snapshot.all_stable(chunk):
+                raise CheckpointError(
+                    "a frozen parameter was changed behind torch's back (through .data?): the next save copies it"
+                )
             else:
                 self._put(connection, job, chunk)
                 sent.append(chunk)

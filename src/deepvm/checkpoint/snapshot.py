@@ -4,7 +4,7 @@ A tensor's bytes come from one of three sources:
 
 - **live**: it changes only in an optimizer's step. Its bytes are read where they are; before the optimizer steps
   (``freeze``, called by its own pre-hook) what was not yet sent is copied into staging memory.
-- **stable**: it did not change since the last save. It is read where it is, whenever.
+- **stable**: a frozen parameter that did not change since the last save. It is read where it is, whenever.
 - **staged**: anything else. It is copied when the snapshot is taken.
 
 Live and stable tensors are watched by torch's version counters: a snapshot of which a tensor changed before it was read
@@ -99,6 +99,10 @@ class Snapshot:
     def sent(self, chunk: int) -> None:
         with self._locks[chunk]:
             self._waiting[chunk] -= 1
+
+    def all_stable(self, chunk: int) -> bool:
+        """Whether a chunk has nothing but tensors that are as they were, as far as torch knows."""
+        return all(entry in self._stable for entry, _, _ in self.pieces.parts[chunk])
 
     def readable(self, chunk: int) -> bool:
         """Whether the chunk's bytes are still those of the snapshot."""

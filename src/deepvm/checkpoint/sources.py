@@ -1,7 +1,7 @@
 """The tensors that only an optimizer's step changes: where they are, and how to copy all of them fast.
 
-Large ones are copied by several threads. Small ones that lie side by side in the file are gathered by one call of
-torch, since calling anything a thousand times from Python takes longer than the copy.
+Large ones are copied by several threads. Small ones are copied by one that does not let go of the interpreter's lock:
+handing it over takes longer than the copy.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from operator import attrgetter
 
 import torch
 
-from deepvm.checkpoint.layout import DTYPES
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.staging import Staging, copy_bytes
+from deepvm.checkpoint.staging import Staging, copy_bytes, copy_small
 
-SMALL_BYTES = 256 * 1024
+SMALL_BYTES = 64 * 1024
 PIECE_BYTES = 4 * 2**20
 COPY_THREADS = min(4, os.cpu_count() or 1)
 COPY_S = 600.0  # no copy takes so long
@@ -38,20 +37,28 @@ class Copier:
         for helper in self._helpers:
             helper.start()
 
-    def copy(self, spans: Sequence[Span]) -> None:
+    def copy(self, spans: Sequence[Span]) -> int:
+        """Copy all spans; the bytes copied."""
         pieces = iter(
             [
                 (to + at, source + at, min(PIECE_BYTES, length - at))
                 for to, source, length in spans
+                if length >= SMALL_BYTES
                 for at in range(0, length, PIECE_BYTES)
             ]
         )
         done = threading.Semaphore(0)
         for _ in self._helpers:
             self._work.put((pieces, done))
+        copied = 0
+        for to, source, length in spans:
+            copied += length
+            if length < SMALL_BYTES:
+                copy_small(to, source, length)
         _copy_all(pieces)
         for _ in self._helpers:
             done.acquire(timeout=COPY_S)
+        return copied
 
     def close(self) -> None:
         for _ in self._helpers:
@@ -82,20 +89,18 @@ class Sources:
         self.in_chunk = bytearray(
             any(entry >= 0 and self.live[entry] for entry, _, _ in parts) for parts in pieces.parts
         )
-        entries = pieces.layout.entries
-        self._large = [i for i, t in enumerate(tensors) if t is not None and entries[i].bytes >= SMALL_BYTES]
-        self._gathered = list(_gather(pieces, tensors, staging))
+        self._everything = [
+            (staging.address + entry.start, address, entry.bytes)
+            for entry, address in zip(pieces.layout.entries, self.addresses, strict=True)
+            if address
+        ]
 
     def versions(self) -> list[int]:
         return list(map(versions_of, self.tensors))
 
     def copy_everything(self) -> int:
         """Copy all live tensors to their places in staging memory."""
-        entries, base = self.pieces.layout.entries, self.staging.address
-        self._copier.copy([(base + entries[i].start, self.addresses[i], entries[i].bytes) for i in self._large])
-        for flat, out in self._gathered:
-            torch.cat(flat, out=out)
-        return sum(entries[i].bytes for i, live in enumerate(self.live) if live)
+        return self._copier.copy(self._everything)
 
     def copy_chunks(self, chunks: Sequence[int]) -> int:
         """Copy the live parts of some chunks."""
@@ -105,26 +110,7 @@ class Sources:
             for entry, offset, length in self.pieces.parts[chunk]
             if entry >= 0 and self.live[entry]
         ]
-        self._copier.copy(spans)
-        return sum(length for _, _, length in spans)
+        return self._copier.copy(spans)
 
     def address(self, entry: int, offset: int) -> int:
         return self.addresses[entry] + offset - self.pieces.layout.entries[entry].start
-
-
-def _gather(
-    pieces: Pieces, tensors: Sequence[torch.Tensor | None], staging: Staging
-) -> Iterator[tuple[list[torch.Tensor], torch.Tensor]]:
-    """Runs of small neighbours of one type: their flat views, and the part of staging memory that they fill."""
-    entries = pieces.layout.entries
-    run: list[int] = []
-    for i in [*range(len(entries)), None]:
-        small = i is not None and tensors[i] is not None and 0 < entries[i].bytes < SMALL_BYTES
-        if run and (i is None or not small or entries[i].dtype != entries[run[-1]].dtype):
-            dtype = DTYPES[entries[run[0]].dtype]
-            count = sum(entries[j].bytes for j in run) // dtype.itemsize
-            flat = [t.detach().reshape(-1) for j in run if (t := tensors[j]) is not None]
-            yield flat, staging.tensor(entries[run[0]].start, dtype, (count,))
-            run = []
-        if small and i is not None:
-            run.append(i)

@@ -14,7 +14,10 @@ import torch
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 _EXTENT_BYTES = 64 * 2**20
 
-copy_bytes = ctypes.memmove  # releases the GIL
+copy_bytes = ctypes.memmove  # lets go of the interpreter's lock
+copy_small = ctypes.PyDLL(None).memmove  # does not
+copy_small.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
+copy_small.restype = None
 
 
 def view_of(address: int, length: int) -> memoryview:

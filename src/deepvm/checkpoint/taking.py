@@ -28,7 +28,7 @@ class _Plan:
     pieces: Pieces
     text_bytes: int  # of the skeleton for which the header was planned
     sources: Sources
-    others: list[tuple[str, int]]  # names and entries of all others
+    others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
 
 
 def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
@@ -56,18 +56,23 @@ class Taking:
             plan = self._plan = self._make_plan(captured, text, state)
         stable: dict[int, torch.Tensor] = {}
         seen: dict[str, tuple[int, int]] = {}
-        for name, entry in plan.others:
+        for name, entry, frozen in plan.others:
             tensor = captured.tensors[name]
-            seen[name] = mark = (tensor.data_ptr(), tensor._version)
-            if self._seen.get(name) == mark and tensor.device.type == "cpu" and tensor.is_contiguous():
+            mark = (tensor.data_ptr(), tensor._version)
+            if frozen and self._seen.get(name) == mark:
                 stable[entry] = tensor
             else:
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
+            seen[name] = mark
         self._seen = seen
         return Snapshot(plan.sources, stable, self._copies(plan.pieces)), text
 
     def close(self) -> None:
         self._copier.close()
+
+    def forget_stable(self) -> None:
+        """Copy everything that no optimizer owns the next time: nobody knows any more what was saved last."""
+        self._seen = {}
 
     def forget_plan(self) -> None:
         """Plan anew the next time: the header has no room left."""
@@ -87,12 +92,15 @@ class Taking:
         owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
         others = []
         owned = _owned_addresses(state)
+        # Parameters alone: batch norm changes its buffers without torch's version counters noticing.
+        frozen = _parameter_addresses(state) - owned
         for name, tensor in captured.tensors.items():
             entry = pieces.layout.by_name[name]
-            if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.data_ptr() in owned:
+            readable = tensor.device.type == "cpu" and tensor.is_contiguous()
+            if readable and tensor.data_ptr() in owned:
                 owned_tensors[entry] = tensor
             else:
-                others.append((name, entry))
+                others.append((name, entry, readable and tensor.data_ptr() in frozen))
         sources = Sources(pieces, owned_tensors, self._warm(pieces.layout), self._copier)
         return _Plan(pieces, text_bytes, sources, others)
 
@@ -108,6 +116,11 @@ class Taking:
             self.staging = None  # the old one goes before the new one comes
             self.staging = Staging(layout.size_bytes)
         return self.staging
+
+
+def _parameter_addresses(state: Mapping[str, Any]) -> set[int]:
+    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
+    return {p.data_ptr() for module in modules for p in module.parameters()} - {0}
 
 
 def _owned_addresses(state: Mapping[str, Any]) -> set[int]:

@@ -1,0 +1,301 @@
+"""Saving into a real memory node on loopback, and restoring from it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import deepvm
+from deepvm.checkpoint import Checkpointer
+from deepvm.errors import AccessDenied, CheckpointError, UsageError
+from deepvm.memnode import MemoryNode
+from deepvm.policy import EverySteps
+from deepvm.store.urls import open_store
+
+MIB = 2**20
+
+
+@pytest.fixture
+def node() -> Iterator[MemoryNode]:
+    with MemoryNode(listen="127.0.0.1:0", capacity_bytes=256 * MIB, block_bytes=MIB) as running:
+        yield running
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int = 400) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(width, width)
+        self.norm = torch.nn.BatchNorm1d(width)
+        self.second = torch.nn.Linear(width, width, bias=False)
+        self.tied = torch.nn.Linear(width, width, bias=False)
+        self.tied.weight = self.second.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tied(self.second(self.norm(self.first(x))))
+
+
+class Training:
+    def __init__(self, optimizer: str = "AdamW", width: int = 400) -> None:
+        torch.manual_seed(1)
+        self.model = Net(width)
+        kind = getattr(torch.optim, optimizer)
+        self.optimizer = kind(self.model.parameters(), lr=1e-3, **({"momentum": 0.9} if optimizer == "SGD" else {}))
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 100)
+        self.width = width
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer, "schedule": self.schedule}
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.randn(4, self.width)).square().mean().backward()
+        self.optimizer.step()
+        self.schedule.step()
+
+    def truth(self) -> dict[str, Any]:
+        return copy.deepcopy({name: part.state_dict() for name, part in self.state.items()})
+
+
+def equal(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(equal(left[k], right[k]) for k in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(equal(a, b) for a, b in zip(left, right, strict=True))
+    return bool(left == right)
+
+
+def restored(url: str, **options: Any) -> tuple[int | None, dict[str, Any]]:
+    fresh = Training(**options)
+    with Checkpointer(fresh.state, url) as ckpt:
+        return ckpt.restore(), fresh.truth()
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adagrad"])
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_what_is_restored_is_what_was_saved_though_training_went_on_at_once(
+    node: MemoryNode, tmp_path: Path, optimizer: str, scheme: str
+) -> None:
+    url = f"memory://{node.address}" if scheme == "memory" else f"file://{tmp_path}"
+    training = Training(optimizer)
+    with Checkpointer(training.state, url) as ckpt:
+        assert ckpt.restore() is None
+        for step in range(6):  # the first without optimizer state: it appears with the first step
+            truth = training.truth()
+            handle = ckpt.save(step)
+            training.step()
+            handle.wait("remote", 20)
+            assert ckpt.status().last_remote_step == step
+            found, state = restored(url, optimizer=optimizer)
+            assert found == step
+            assert equal(state, truth)
+
+
+def test_a_step_that_takes_longer_than_the_transfer_copies_nothing(node: MemoryNode) -> None:
+    training = Training()
+    training.step()
+    with Checkpointer(training.state, f"memory://{node.address}") as ckpt:
+        ckpt.save(0).wait("remote", 20)
+        handle = ckpt.save(1)
+        handle.wait("staged", 20)  # everything has left before the optimizer steps
+        snapshot = ckpt._snapshot
+        training.step()
+        assert snapshot is None or snapshot.freeze() == 0
+
+
+def test_any_safetensors_reader_opens_every_store(node: MemoryNode, tmp_path: Path) -> None:
+    training = Training()
+    training.step()
+    with Checkpointer(training.state, [f"memory://{node.address}", f"file://{tmp_path}"]) as ckpt:
+        ckpt.save(3).wait("durable", 20)
+    path = tmp_path / "default" / "step-000000000003.safetensors"
+    loaded = load_file(path)
+    assert torch.equal(loaded["model.first.weight"], training.model.first.weight)
+    assert "model.tied.weight" not in loaded  # tied: kept once
+    assert open_store(f"file://{tmp_path}").steps("default") == [3]
+    found, state = restored(f"file://{tmp_path}")
+    assert found == 3
+    assert equal(state, training.truth())
+
+
+def test_an_incremental_save_equals_a_full_one(node: MemoryNode) -> None:
+    base = torch.nn.Linear(1500, 1500)  # 9 MB that never change
+    adapter = torch.nn.Linear(40, 40)
+    optimizer = torch.optim.AdamW(adapter.parameters())
+    state = {"adapter": adapter, "base": base.requires_grad_(False), "optimizer": optimizer}
+    with Checkpointer(state, f"memory://{node.address}", run="lora") as ckpt:
+        sent = []
+        for step in range(3):
+            handle = ckpt.save(step)
+            adapter(torch.randn(2, 40)).sum().backward()
+            optimizer.step()
+            handle.wait("remote", 20)
+            sent.append(handle.bytes_sent)
+            assert handle.bytes_sent + handle.bytes_kept >= 9_000_000
+        truth = copy.deepcopy([adapter.state_dict(), base.state_dict(), optimizer.state_dict()])
+        ckpt.save(3).wait("remote", 20)
+        assert sent[2] < 3 * MIB < sent[0]
+        base.weight.data.add_(1)
+        with torch.no_grad():
+            adapter.weight.zero_()
+        assert ckpt.restore() == 3
+        assert equal([adapter.state_dict(), base.state_dict(), optimizer.state_dict()], truth)
+
+
+def test_a_frozen_layer_changed_behind_torchs_back_is_noticed(node: MemoryNode) -> None:
+    frozen = torch.nn.Linear(1500, 1500).requires_grad_(False)
+    with Checkpointer({"frozen": frozen}, f"memory://{node.address}") as ckpt:
+        ckpt.save(0).wait("remote", 20)
+        frozen.weight.data.add_(1)
+        with pytest.raises(CheckpointError, match="behind torch's back"):
+            ckpt.save(1).wait("remote", 20)
+        truth = frozen.weight.clone()
+        ckpt.save(2).wait("remote", 20)
+        frozen.weight.data.zero_()
+        assert ckpt.restore() == 2
+        assert torch.equal(frozen.weight, truth)
+
+
+def test_a_tensor_changed_other_than_by_the_optimizer_tears_no_checkpoint(node: MemoryNode) -> None:
+    training = Training(width=1200)
+    training.step()
+    with Checkpointer(training.state, f"memory://{node.address}?pace=20000000") as ckpt:
+        ckpt.save(0).wait("remote", 20)
+        handle = ckpt.save(1)
+        with torch.no_grad():
+            training.model.first.weight.clamp_(-0.01, 0.01)
+        training.step()
+        with pytest.raises(CheckpointError, match="changed in place"):
+            handle.wait("remote", 20)
+        assert ckpt.status().failed == 1
+        assert ckpt.restore() == 0
+
+
+def test_buffers_that_change_in_the_forward_pass_are_those_of_the_save(node: MemoryNode) -> None:
+    training = Training(width=1200)
+    training.step()
+    with Checkpointer(training.state, f"memory://{node.address}?pace=40000000") as ckpt:
+        handle = ckpt.save(0)
+        mean = training.model.norm.running_mean.clone()
+        training.model(torch.randn(4, 1200))
+        assert not torch.equal(mean, training.model.norm.running_mean)
+        handle.wait("remote", 30)
+        ckpt.restore()
+        assert torch.equal(mean, training.model.norm.running_mean)
+
+
+def test_saves_are_skipped_and_counted_while_one_is_under_way(node: MemoryNode) -> None:
+    training = Training(width=1000)
+    with Checkpointer(training.state, f"memory://{node.address}?pace=10000000&connections=1") as ckpt:
+        first = ckpt.save(0)
+        began = time.perf_counter()
+        others = [ckpt.save(step) for step in (1, 2, 3)]
+        assert time.perf_counter() - began < 1.0
+        assert [handle.state for handle in others] == ["skipped"] * 3
+        assert "still being sent" in str(others[0].reason)
+        first.wait("remote", 30)
+        assert ckpt.status().skipped == 3
+        ckpt.save(4).wait("remote", 30)
+
+
+def test_the_state_may_grow_and_change_shape(node: MemoryNode) -> None:
+    holder: dict[str, Any] = {"value": torch.zeros(10), "note": "a"}
+    with Checkpointer({"holder": holder}, f"memory://{node.address}") as ckpt:
+        for step, size in enumerate((10, 10, 300_000, 5)):
+            holder["value"] = torch.full((size,), float(step))
+            holder["note"] = "long " * (step * 20_000)
+            ckpt.save(step).wait("remote", 20)
+            again: dict[str, Any] = {"holder": {}}
+            with Checkpointer(again, f"memory://{node.address}") as reader:
+                assert reader.restore() == step
+                assert equal(reader.state["holder"], holder)
+
+
+def test_a_checkpoint_of_another_model_changes_nothing_and_is_told(node: MemoryNode) -> None:
+    with Checkpointer({"model": torch.nn.Linear(3, 3)}, f"memory://{node.address}") as ckpt:
+        ckpt.save(0).wait("remote", 20)
+    other = torch.nn.Sequential(torch.nn.Linear(3, 4))
+    before = copy.deepcopy(other.state_dict())
+    with Checkpointer({"model": other}, f"memory://{node.address}") as ckpt:
+        with pytest.raises(CheckpointError, match=r"another model.*model\.0\.weight is not in the checkpoint"):
+            ckpt.restore()
+        assert equal(other.state_dict(), before)
+
+
+def test_no_node_never_stops_training_unless_asked_to() -> None:
+    model = torch.nn.Linear(3, 3)
+    with Checkpointer({"model": model}, "memory://127.0.0.1:9") as ckpt:
+        handle = ckpt.save(0)
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            handle.wait("remote", 20)
+        assert ckpt.status().failed == 1
+        assert "127.0.0.1:9" in str(ckpt.status().last_error)
+    with Checkpointer({"model": model}, "memory://127.0.0.1:9", on_error="raise") as ckpt:
+        ckpt.save(0)
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            ckpt.step(1)
+
+
+def test_a_node_that_comes_back_is_used_again(tmp_path: Path) -> None:
+    training = Training()
+    with MemoryNode(listen="127.0.0.1:0", capacity_bytes=64 * MIB, block_bytes=MIB) as first:
+        address = first.address
+        ckpt = Checkpointer(training.state, f"memory://{address}")
+        ckpt.save(0).wait("remote", 20)
+    with pytest.raises(CheckpointError):
+        ckpt.save(1).wait("remote", 40)
+    with MemoryNode(listen=address, capacity_bytes=64 * MIB, block_bytes=MIB):
+        ckpt.save(2).wait("remote", 40)
+        assert ckpt.restore() == 2
+        ckpt.close()
+
+
+def test_policies_decide_when_step_saves(node: MemoryNode) -> None:
+    training = Training()
+    with Checkpointer(training.state, f"memory://{node.address}", policy=EverySteps(3), on_busy="wait") as ckpt:
+        saved = [n for n in range(1, 10) if ckpt.step(n) is not None]
+        assert saved == [3, 6, 9]
+
+
+def test_a_token_and_a_runs_key_are_asked_for() -> None:
+    with MemoryNode(listen="127.0.0.1:0", capacity_bytes=16 * MIB, block_bytes=MIB, token="right") as node:
+        model = {"model": torch.nn.Linear(3, 3)}
+        url = f"memory://{node.address}"
+        with Checkpointer(model, url, token="right", key="mine") as ckpt:
+            ckpt.save(0).wait("remote", 20)
+        for token, key in (("wrong", "mine"), ("right", "theirs")):
+            with (
+                Checkpointer(model, url, token=token, key=key) as ckpt,
+                pytest.raises((AccessDenied, CheckpointError)) as caught,
+            ):
+                ckpt.restore()
+            assert "right" not in str(caught.value)
+            assert "mine" not in str(caught.value)
+
+
+def test_over_its_memory_budget_a_save_says_so(node: MemoryNode) -> None:
+    with (
+        Checkpointer(Training().state, f"memory://{node.address}", memory_budget_bytes=1000) as ckpt,
+        pytest.raises(CheckpointError, match="raise memory_budget_bytes"),
+    ):
+        ckpt.save(0).wait("remote", 5)
+
+
+def test_nonsense_is_refused(node: MemoryNode) -> None:
+    url = f"memory://{node.address}"
+    for wrong in ({"on_error": "explode"}, {"run": "../up"}, {"policy": "now and then"}):
+        with pytest.raises(UsageError):
+            Checkpointer({"x": 1}, url, **wrong)  # type: ignore[arg-type]
+    for bad in ("memory://", "memory://nohost", "memory://a:1?replicas=2", "memory://a:1?speed=9", "ftp://a"):
+        with pytest.raises(UsageError):
+            Checkpointer({"x": 1}, bad)
+    assert deepvm.Checkpointer is Checkpointer
