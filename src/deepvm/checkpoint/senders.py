@@ -8,14 +8,37 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.errors import CheckpointError, NotFound
 from deepvm.memnode.wire import Kind
-from deepvm.store.connection import Connection
+from deepvm.store.base import chunk_span
+from deepvm.store.connection import Connection, Send
 from deepvm.store.memory import MemoryStore, begin, pack_kept
 
 SENDER_NICENESS = 10  # training keeps its cores; what is not sent in time is copied instead
+
+
+class Chunks(Protocol):
+    """Where the bytes of a save are, chunk by chunk: a snapshot, or a part of the state."""
+
+    def digest(self, chunk: int) -> int: ...
+
+    def hand_over(self, chunk: int, offset: int, send: Send) -> int:
+        """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
+        ...
+
+    def sent(self, chunk: int) -> None:
+        """One node has the chunk."""
+        ...
+
+    def all_stable(self, chunk: int) -> bool:
+        """Whether nothing in the chunk can have changed since the save before."""
+        ...
+
+    def readable(self, chunk: int) -> bool:
+        """Whether the chunk's bytes are still those of the save."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +55,10 @@ class Base:
 class Job:
     """One save, as the senders of one node see it."""
 
-    snapshot: Snapshot
+    source: Chunks
     step: int
+    size_bytes: int
+    chunk_bytes: int
     layout: str
     base: Base | None
     digests: list[int]
@@ -44,6 +69,9 @@ class Job:
     bytes_sent: int = 0
     bytes_kept: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def length(self, chunk: int) -> int:
+        return chunk_span(chunk, self.size_bytes, self.chunk_bytes)[1]
 
 
 class Senders:
@@ -97,20 +125,18 @@ class Senders:
             connection.close()
 
     def _serve(self, connection: Connection, job: Job) -> None:
-        snapshot = job.snapshot
-        size_bytes, chunk_bytes = snapshot.pieces.layout.size_bytes, snapshot.pieces.chunk_bytes
         begin(
-            connection, job.step, size_bytes, chunk_bytes,
+            connection, job.step, job.size_bytes, job.chunk_bytes,
             layout=job.layout, rank=self._rank, world_size=self._world_size,
         )  # fmt: skip
         kept: list[int] = []
         sent: list[int] = []
         while (chunk := job.waiting.get()) is not None and job.failure is None:
-            digest = job.digests[chunk] or snapshot.digest(chunk)
+            digest = job.digests[chunk] or job.source.digest(chunk)
             job.digests[chunk] = digest
             if job.base is not None and job.base.digests[chunk] == digest:
                 kept.append(chunk)
-            elif job.base is not None and snapshot.all_stable(chunk):
+            elif job.base is not None and job.source.all_stable(chunk):
                 raise CheckpointError(
                     "a frozen parameter was changed behind torch's back (through .data?): the next save copies it"
                 )
@@ -123,17 +149,16 @@ class Senders:
             self._keep(connection, job, kept)
 
     def _put(self, connection: Connection, job: Job, chunk: int) -> None:
-        snapshot = job.snapshot
-        _, length = snapshot.pieces.span(chunk)
+        source, length = job.source, job.length(chunk)
         connection.put(
             {"step": job.step, "chunk": chunk},
             length,
             job.digests[chunk],
-            lambda offset, send: snapshot.hand_over(chunk, offset, send),
+            lambda offset, send: source.hand_over(chunk, offset, send),
         )
         with job.lock:
             job.bytes_sent += length
-        snapshot.sent(chunk)
+        source.sent(chunk)
 
     def _keep(self, connection: Connection, job: Job, kept: list[int]) -> None:
         assert job.base is not None  # noqa: S101 - nothing is kept without a base
@@ -145,12 +170,12 @@ class Senders:
             )
         except NotFound:  # the node no longer has the base: send after all what can still be read
             for chunk in kept:
-                if not job.snapshot.readable(chunk):
+                if not job.source.readable(chunk):
                     raise
                 self._put(connection, job, chunk)
             connection.finish()
             return
         for chunk in kept:
-            job.snapshot.sent(chunk)
+            job.source.sent(chunk)
             with job.lock:
-                job.bytes_kept += job.snapshot.pieces.span(chunk)[1]
+                job.bytes_kept += job.length(chunk)

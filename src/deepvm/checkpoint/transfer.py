@@ -90,8 +90,8 @@ class MemoryTransfer:
         digests = [0] * pieces.count
         jobs = {
             node: Job(
-                snapshot=snapshot, step=step, layout=layout.fingerprint, base=base, digests=digests,
-                waiting=queue.SimpleQueue(), senders=0,
+                source=snapshot, step=step, size_bytes=layout.size_bytes, chunk_bytes=pieces.chunk_bytes,
+                layout=layout.fingerprint, base=base, digests=digests, waiting=queue.SimpleQueue(), senders=0,
             )
             for node in nodes
         }  # fmt: skip
@@ -131,7 +131,7 @@ class MemoryTransfer:
             nodes_down=down,
         )
         if self._rank == 0:
-            result.digests = self._commit(snapshot, step, facts, down, ends)
+            result.digests = self.commit(pieces, step, facts, down, ends)
         else:
             result.digests = self._await_commit(step, ends)
         self._base = Base(
@@ -224,10 +224,11 @@ class MemoryTransfer:
         if len(down) >= self._store.replicas or not isinstance(failure, StoreUnavailable):
             raise failure
 
-    def _commit(
-        self, snapshot: Snapshot, step: int, facts: Mapping[str, Any], down: Sequence[str], ends: float
+    def commit(
+        self, pieces: Pieces, step: int, facts: Mapping[str, Any], down: Sequence[str], ends: float
     ) -> list[int]:
-        pieces, store = snapshot.pieces, self._store
+        """Wait until every chunk has arrived, from whatever rank, and write the manifest; the chunks' digests."""
+        store = self._store
         digests: list[int | None] = [None] * pieces.count
         sealed = []
         failure: StoreError | None = None
