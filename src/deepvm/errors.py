@@ -12,6 +12,7 @@ DeepvmError
 │   ├── NotFound          no such run, step or chunk
 │   └── Corrupt           bytes that are not those that were saved
 ├── CheckpointError       a checkpoint cannot be made or restored    exit code 1
+│   └── OverBudget        it would take more memory than it may
 └── MissingExtra          an optional dependency is not installed    exit code 1
 """
 
@@ -88,6 +89,10 @@ class Corrupt(StoreError):
 
 
 class CheckpointError(DeepvmError):
+    pass
+
+
+class OverBudget(CheckpointError):
     pass
 
 

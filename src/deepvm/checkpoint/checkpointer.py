@@ -14,13 +14,14 @@ from typing import Any
 import torch
 
 from deepvm.checkpoint import ranks
+from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.transfer import MemoryTransfer
-from deepvm.errors import CheckpointError, DeepvmError, StoreError, UsageError
+from deepvm.errors import CheckpointError, DeepvmError, OverBudget, StoreError, UsageError
 from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
 from deepvm.store.base import Store, check_run
 from deepvm.store.memory import MemoryStore
@@ -83,7 +84,7 @@ class Checkpointer:
         self._last_saved_step = 0
         self._notice_ends_s: float | None = None
         self._raise: CheckpointError | None = None
-        self._saves: queue.SimpleQueue[tuple[Snapshot, SaveHandle, str, float] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[tuple[Snapshot, SaveHandle, dict[str, str], float] | None] = queue.SimpleQueue()
         self._tiers: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
         self._busy = threading.Event()
         self._idle = threading.Event()
@@ -105,7 +106,10 @@ class Checkpointer:
         due = self.policy.due(self._moment(step))
         if self._world_size > 1 and not self.policy.deterministic:
             due = ranks.as_rank_0_says(due)
-        return self.save(step) if due else None
+        if due:
+            return self.save(step)
+        self._taking.warm_up(self.state)
+        return None
 
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
@@ -116,12 +120,14 @@ class Checkpointer:
             raise UsageError("this checkpointer is closed")
         if not self._idle.is_set():
             if self._on_busy == "skip":
-                self._status.skipped += 1
-                handle.advance("skipped", f"step {self._handle.step if self._handle else '?'} is still being sent")
+                self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
                 return handle
             self._idle.wait(self._deadline_s)
         try:
-            snapshot, skeleton = self._taking.take(self.state)
+            snapshot, skeletons = self._taking.take(self.state)
+        except OverBudget as error:
+            self._skip(handle, str(error))
+            return handle
         except DeepvmError as error:
             self._fail(handle, error)
             return handle
@@ -130,7 +136,7 @@ class Checkpointer:
         self._last_saved_step, self._last_saved_s = step, time.monotonic()
         self._snapshot, self._handle = snapshot, handle
         handle.stall_s = time.perf_counter() - began
-        self._saves.put((snapshot, handle, skeleton, began))
+        self._saves.put((snapshot, handle, skeletons, began))
         return handle
 
     def notice(self, seconds_left: float) -> None:
@@ -190,9 +196,9 @@ class Checkpointer:
 
     def _save_loop(self) -> None:
         while (work := self._saves.get()) is not None:
-            snapshot, handle, skeleton, began = work
+            snapshot, handle, skeletons, began = work
             try:
-                self._send(snapshot, handle, skeleton)
+                self._send(snapshot, handle, join(skeletons))
                 self._status.last_save_s = time.perf_counter() - began
                 handle.advance("remote")
                 self._status.remote += 1
@@ -274,6 +280,10 @@ class Checkpointer:
             with suppress(StoreError):
                 store.delete(self.run, step)
 
+    def _skip(self, handle: SaveHandle, reason: str) -> None:
+        self._status.skipped += 1
+        handle.advance("skipped", reason)
+
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
         self._status.failed += 1
         self._taking.forget_stable()
@@ -296,5 +306,6 @@ class Checkpointer:
         if restored is None:
             return None
         log.info("%s", restored)
+        self._taking.adopt(restored.memory)
         self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
         return restored.step

@@ -31,6 +31,7 @@ class Restored:
     bytes: int
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
+    memory: Staging  # that held its bytes, and is free for other use
 
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
@@ -67,6 +68,7 @@ def restore_newest(
             bytes=manifest.size_bytes,
             seconds=time.perf_counter() - began,
             passed_over=tuple(problems),
+            memory=memory,
         )
     if problems:
         raise CheckpointError(f"no checkpoint of run {run} can be restored: {'; '.join(problems)}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +18,10 @@ from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot, stage
 from deepvm.checkpoint.sources import Copier, Sources
 from deepvm.checkpoint.staging import Staging
-from deepvm.errors import CheckpointError
+from deepvm.errors import OverBudget
 from deepvm.units import format_bytes
 
+WARMING_NICENESS = 10
 HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
 
 
@@ -45,15 +49,16 @@ class Taking:
         self._plan: _Plan | None = None
         self._seen: dict[str, tuple[int, int]] = {}  # of tensors that no optimizer owns: address and version
         self.staging: Staging | None = None
+        self._warming: threading.Thread | None = None
         self.budget_bytes: int | None = None
 
-    def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, str]:
-        """A snapshot, and this rank's skeleton. What neither an optimizer owns nor stayed as it was is copied."""
+    def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, str]]:
+        """A snapshot, and the skeletons of the state's components. What neither an optimizer owns nor stayed as it
+        was is copied."""
         captured = self._capture.take(state)
-        text = join(captured.texts)
         plan = self._plan
-        if plan is None or not captured.same or len(text) > plan.text_bytes + HEADER_SLACK_BYTES // 4:
-            plan = self._plan = self._make_plan(captured, text, state)
+        if plan is None or not captured.same or not _has_room(plan, captured):
+            plan = self._plan = self._make_plan(captured, state)
         stable: dict[int, torch.Tensor] = {}
         seen: dict[str, tuple[int, int]] = {}
         for name, entry, frozen in plan.others:
@@ -65,7 +70,28 @@ class Taking:
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
             seen[name] = mark
         self._seen = seen
-        return Snapshot(plan.sources, stable, self._copies(plan.pieces)), text
+        return Snapshot(plan.sources, stable, self._copies(plan.pieces)), captured.texts
+
+    def warm_up(self, state: Mapping[str, Any]) -> None:
+        """Touch staging memory in the background, so that the first save finds it warm."""
+        if self.staging is not None or self._warming is not None:
+            return
+        tensors = self._capture.take(state).tensors.values()
+        size_bytes = sum(t.numel() * t.element_size() for t in tensors)
+        size_bytes += size_bytes // 64 + 4 * HEADER_SLACK_BYTES  # the header, about
+        if self.budget_bytes is None or size_bytes <= self.budget_bytes:
+            self._warming = threading.Thread(target=self._touch, args=(size_bytes,), name="deepvm-warm", daemon=True)
+            self._warming.start()
+
+    def _touch(self, size_bytes: int) -> None:
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WARMING_NICENESS)
+        self.adopt(Staging(size_bytes))
+
+    def adopt(self, staging: Staging) -> None:
+        """Use memory that is warm already, if there is none yet."""
+        if self.staging is None:
+            self.staging = staging
 
     def close(self) -> None:
         self._copier.close()
@@ -78,16 +104,17 @@ class Taking:
         """Plan anew the next time: the header has no room left."""
         self._plan = None
 
-    def _make_plan(self, captured: Captured, text: str, state: Mapping[str, Any]) -> _Plan:
+    def _make_plan(self, captured: Captured, state: Mapping[str, Any]) -> _Plan:
         specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
         old = self._plan
-        if old is not None and old.pieces.layout.holds(specs) and len(text) <= old.text_bytes + HEADER_SLACK_BYTES // 4:
+        if old is not None and old.pieces.layout.holds(specs) and _has_room(old, captured):
             pieces, text_bytes = old.pieces, old.text_bytes
         else:
+            text = join(captured.texts)
             slack = HEADER_SLACK_BYTES + 2 * len(text) * (self._world_size - 1)
             layout = make_layout(specs, {"skeleton": json.dumps([text])}, slack)
             self._check_budget(layout)
-            pieces, text_bytes = Pieces(layout, self._chunk_bytes()), len(text)
+            pieces, text_bytes = Pieces(layout, self._chunk_bytes()), _text_bytes(captured)
             self._seen = {}
         owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
         others = []
@@ -106,16 +133,27 @@ class Taking:
 
     def _check_budget(self, layout: Layout) -> None:
         if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
-            raise CheckpointError(
+            raise OverBudget(
                 f"a snapshot needs {format_bytes(layout.size_bytes)} of staging memory, the budget is "
                 f"{format_bytes(self.budget_bytes)}: raise memory_budget_bytes"
             )
 
     def _warm(self, layout: Layout) -> Staging:
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
         if self.staging is None or self.staging.size_bytes < layout.size_bytes:
             self.staging = None  # the old one goes before the new one comes
             self.staging = Staging(layout.size_bytes)
         return self.staging
+
+
+def _text_bytes(captured: Captured) -> int:
+    return sum(map(len, captured.texts.values()))
+
+
+def _has_room(plan: _Plan, captured: Captured) -> bool:
+    return _text_bytes(captured) <= plan.text_bytes + HEADER_SLACK_BYTES // 4
 
 
 def _parameter_addresses(state: Mapping[str, Any]) -> set[int]:
