@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -34,12 +34,33 @@ class Measurement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Table:
+    """Figures side by side: the first column names the row."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     title: str
     about: str
     seed: int
     measurements: Sequence[Measurement]
+    tables: Sequence[Table] = field(default=())
     notes: Sequence[str] = field(default=())
+    samples: Mapping[str, Any] = field(default_factory=dict)  # every single figure, for the JSON file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the command line says; a benchmark takes what concerns it."""
+
+    quick: bool = False
+    rounds: int | None = None
+    peers: bool = True
+    only: Sequence[str] = ()
 
 
 def measurement(what: str, values: Sequence[float], *, unit: str = "s", **more: Any) -> Measurement:

@@ -1,47 +1,67 @@
 """``python -m benchmarks [NAME ...]``: run benchmarks, write benchmarks/results/NAME.md and .json.
 
-Exit code 1 if a target was missed; the results are written all the same.
+Exit code 1 if a target was missed; the results are written all the same. With ``--quick`` the table is printed and
+nothing is written.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import Measurement, Result, planner
+from benchmarks import Measurement, Options, Result, Table, checkpoint, flows, planner, training
 
 RESULTS = Path(__file__).parent / "results"
-BENCHMARKS: dict[str, Callable[[], Result]] = {"planner": planner.run}
-PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich")
+BENCHMARKS: dict[str, Callable[[Options], Result]] = {
+    "planner": lambda _: planner.run(),
+    "checkpoint": checkpoint.run,
+    "training": training.run,
+    "flows": flows.run,
+}
+PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 
 
-def main(names: list[str]) -> int:
-    unknown = [name for name in names if name not in BENCHMARKS]
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="few repeats; print the table and write nothing")
+    parser.add_argument("--rounds", type=int, help="repeats, where a benchmark has rounds")
+    parser.add_argument("--no-peers", action="store_true", help="leave out peers that need environments of their own")
+    parser.add_argument("--only", action="append", default=[], help="a workload of the benchmark; may be repeated")
+    given = parser.parse_args(arguments)
+    options = Options(quick=given.quick, rounds=given.rounds, peers=not given.no_peers, only=given.only)
+    unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
         print(f"no benchmark is called {unknown[0]!r}: known are {', '.join(BENCHMARKS)}", file=sys.stderr)
         return 2
     missed = 0
-    for name in names or list(BENCHMARKS):
-        around = environment(name)
-        result = BENCHMARKS[name]()
-        write(name, result, around)
+    for name in given.names or list(BENCHMARKS):
+        around = environment(name, arguments)
+        result = BENCHMARKS[name](options)
         missed += sum(m.met is False for m in result.measurements)
-        print(f"written to {RESULTS / name}.md", file=sys.stderr)
+        if options.quick:
+            print(markdown(result, around))
+        else:
+            write(name, result, around)
+            print(f"written to {RESULTS / name}.md", file=sys.stderr)
     return 1 if missed else 0
 
 
-def environment(name: str) -> dict[str, str]:
+def environment(name: str, arguments: list[str]) -> dict[str, str]:
     """What a result has to carry: command, versions, machine, date."""
     busy = os.getloadavg()[0]
+    flags = [argument for argument in arguments if argument not in BENCHMARKS]
     return {
-        "command": f"python -m benchmarks {name}",
+        "command": " ".join(["python -m benchmarks", name, *flags]),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "commit": _commit(),
         "versions": ", ".join([f"Python {platform.python_version()}", *(f"{p} {version(p)}" for p in PACKAGES)]),
@@ -58,9 +78,15 @@ def write(name: str, result: Result, around: dict[str, str]) -> None:
         "environment": around,
         "seed": result.seed,
         "measurements": [m.to_json() for m in result.measurements],
+        **({"tables": [asdict(table) for table in result.tables]} if result.tables else {}),
         "notes": list(result.notes),
+        **({"samples": result.samples} if result.samples else {}),
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / f"{name}.md").write_text(markdown(result, around), encoding="utf-8")
+
+
+def markdown(result: Result, around: dict[str, str]) -> str:
     lines = [f"# {result.title}", "", result.about, "", *(f"- {key}: {value}" for key, value in around.items())]
     lines += [
         f"- seed: {result.seed}",
@@ -69,8 +95,15 @@ def write(name: str, result: Result, around: dict[str, str]) -> None:
         "|---|--:|--:|--:|--:|---|",
     ]
     lines += [_row(m) for m in result.measurements]
+    for table in result.tables:
+        lines += ["", *_table(table)]
     lines += ["", *(f"- {note}" for note in result.notes)]
-    (RESULTS / f"{name}.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _table(table: Table) -> list[str]:
+    rule = ["---", *["--:"] * (len(table.columns) - 1)]
+    return [f"## {table.title}", "", *(f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows))]
 
 
 def _row(m: Measurement) -> str:
