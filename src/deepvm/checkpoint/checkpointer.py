@@ -119,10 +119,9 @@ class Checkpointer:
         if self._closed:
             raise UsageError("this checkpointer is closed")
         if not self._idle.is_set():
-            if self._on_busy == "skip":
+            if self._on_busy == "skip" or not self._idle.wait(self._deadline_s):
                 self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
                 return handle
-            self._idle.wait(self._deadline_s)
         try:
             snapshot, skeletons = self._taking.take(self.state)
         except OverBudget as error:

@@ -120,7 +120,7 @@ class Taking:
         others = []
         owned = _owned_addresses(state)
         # Parameters alone: batch norm changes its buffers without torch's version counters noticing.
-        frozen = _parameter_addresses(state) - owned
+        frozen = _frozen_addresses(state) - owned
         for name, tensor in captured.tensors.items():
             entry = pieces.layout.by_name[name]
             readable = tensor.device.type == "cpu" and tensor.is_contiguous()
@@ -156,9 +156,9 @@ def _has_room(plan: _Plan, captured: Captured) -> bool:
     return _text_bytes(captured) <= plan.text_bytes + HEADER_SLACK_BYTES // 4
 
 
-def _parameter_addresses(state: Mapping[str, Any]) -> set[int]:
+def _frozen_addresses(state: Mapping[str, Any]) -> set[int]:
     modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
-    return {p.data_ptr() for module in modules for p in module.parameters()} - {0}
+    return {p.data_ptr() for module in modules for p in module.parameters() if not p.requires_grad} - {0}
 
 
 def _owned_addresses(state: Mapping[str, Any]) -> set[int]:

@@ -80,7 +80,30 @@ class MemoryTransfer:
         on_sent: Callable[[], None],
     ) -> Sent:
         """Send, wait for the other ranks, and commit. ``write_header`` is given all ranks' extras, on rank 0."""
-        ends = time.monotonic() + deadline_s
+        try:
+            sent = self._send(snapshot, step, extra, write_header, on_sent, ends := time.monotonic() + deadline_s)
+            if self._rank == 0:
+                sent.digests = self.commit(snapshot.pieces, step, facts, sent.nodes_down, ends)
+            else:
+                sent.digests = self._await_commit(step, ends)
+        except BaseException:
+            self.abort(step)
+            raise
+        layout = snapshot.pieces.layout
+        self._base = Base(
+            step=step, fingerprint=layout.fingerprint, header_bytes=layout.header_bytes, digests=sent.digests
+        )
+        return sent
+
+    def _send(
+        self,
+        snapshot: Snapshot,
+        step: int,
+        extra: str,
+        write_header: Callable[[Sequence[str]], None],
+        on_sent: Callable[[], None],
+        ends: float,
+    ) -> Sent:
         pieces, layout = snapshot.pieces, snapshot.pieces.layout
         mine = share(pieces.count, pieces.of_header, self._rank, self._world_size)
         base = self._base
@@ -120,24 +143,15 @@ class MemoryTransfer:
         snapshot.check_untorn()
         on_sent()
         if snapshot.torn:
-            self.abort(step)
             raise CheckpointError(snapshot.torn)
         down = tuple(node for node, job in jobs.items() if job.failure is not None)
         self._check_losses(jobs, down)
-        result = Sent(
+        return Sent(
             digests=digests,
             bytes_sent=sum(job.bytes_sent for job in jobs.values()),
             bytes_kept=sum(job.bytes_kept for job in jobs.values()),
             nodes_down=down,
         )
-        if self._rank == 0:
-            result.digests = self.commit(pieces, step, facts, down, ends)
-        else:
-            result.digests = self._await_commit(step, ends)
-        self._base = Base(
-            step=step, fingerprint=layout.fingerprint, header_bytes=layout.header_bytes, digests=result.digests
-        )
-        return result
 
     def abort(self, step: int) -> None:
         self._base = None
