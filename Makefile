@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help install demo test check format bench clean
+.PHONY: help install demo test chaos check format bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and show the main job"
 	@echo "make test     install and run every test"
+	@echo "make chaos    break things for real, for longer: kills, fuzzing, full disks"
 	@echo "make check    format, lint, types, import contract"
 	@echo "make format   rewrite the sources in the project's format"
 	@echo "make bench    the long measurements; result tables go to benchmarks/results"
@@ -30,6 +31,9 @@ demo: install
 
 test: install
 	@$(BIN)/python -m pytest
+
+chaos: install
+	@$(BIN)/python -m pytest -m chaos
 
 check: install
 	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }

@@ -1,0 +1,242 @@
+"""Who may do what: tokens, run keys, certificates, and how many may come."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memnode_client import Client, content, wait_until
+
+from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
+from deepvm.memnode import MemoryNode, wire
+from deepvm.memnode.access import client_tls, read_token
+from deepvm.memnode.log import Log
+from deepvm.memnode.wire import Kind, ProtocolError
+
+SIZE = 1000
+
+
+class Lines:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def raw(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    sock = socket.create_connection((host, int(port)), timeout=5)
+    sock.recv(wire.HEADER.size, socket.MSG_WAITALL)
+    return sock
+
+
+def test_the_right_token_opens_and_the_node_proves_that_it_knows_it(start_node: Any, connect: Any) -> None:
+    node = start_node(token="open sesame")
+    client = connect(node.address, "run", token="open sesame")
+    client.save(1, content(1, SIZE))
+    assert client.read(1) == content(1, SIZE)
+
+
+@pytest.mark.parametrize("token", ["wrong", None])
+def test_a_wrong_token_is_denied_and_counted(start_node: Any, connect: Any, token: str | None) -> None:
+    node = start_node(token="right")
+    with pytest.raises(AccessDenied, match="token"):
+        connect(node.address, token=token)
+    assert node.counters.failed_logins == (token is not None)
+
+
+def test_a_node_without_the_token_is_unmasked(start_node: Any, monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    node = start_node(token="right")
+    real = wire.proof
+    monkeypatch.setattr(wire, "proof", lambda s, role, *n: "00" * 32 if role == "client" else real(s, role, *n))
+    monkeypatch.setattr(wire, "same", lambda left, right: left == right)
+    object.__setattr__(node.settings, "token", "another")
+    with pytest.raises(AccessDenied, match="not the node it claims to be"):
+        connect(node.address, token="right")
+
+
+def test_another_version_is_told_so(node: MemoryNode) -> None:
+    with raw(node.address) as sock:
+        sock.sendall(wire.encode(Kind.AUTH, 1, {"version": 2, "nonce": wire.new_nonce(), "proof": ""}))
+        assert b"the client speaks version 2, this node version 1" in sock.recv(9999) + sock.recv(9999)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.AUTH])
+def test_nothing_is_done_before_the_handshake(node: MemoryNode, kind: Kind) -> None:
+    with raw(node.address) as sock:
+        sock.sendall(wire.encode(kind, 1, {}))
+        answer = b""
+        while piece := sock.recv(9999):
+            answer += piece
+        assert b"before AUTH" in answer
+
+
+def test_a_silent_client_is_sent_away(start_node: Any) -> None:
+    node = start_node(limits={"handshake_s": 0.2})
+    with raw(node.address) as sock:
+        while sock.recv(9999):
+            pass
+    wait_until(lambda: node.connections == 0)
+
+
+def test_a_frame_that_never_ends_is_given_up(start_node: Any, connect: Any) -> None:
+    node = start_node(limits={"frame_s": 0.3})
+    client = connect(node.address, "run")
+    client.begin(1, SIZE)
+    client.send(wire.encode(Kind.PUT, 1, {"step": 1, "chunk": 0}, SIZE, 0) + bytes(10))
+    wait_until(lambda: node.connections == 0)
+    assert node.arena.used == 0
+
+
+def test_a_run_opens_with_its_key_only(node: MemoryNode, connect: Callable[..., Client]) -> None:
+    connect(node.address, "mine", key="a").save(1, content(1, SIZE))
+    with pytest.raises(AccessDenied) as wrong:
+        connect(node.address, "mine", key="b")
+    with pytest.raises(AccessDenied):
+        connect(node.address, "mine", key="b", write=False)
+    with pytest.raises(AccessDenied):
+        connect(node.address, "mine", key="b", write=False, both=False)
+    assert connect(node.address, "mine", key="a", write=False, both=False).read(1) == content(1, SIZE)
+    # without its key, a run that is here looks like one that is not
+    with pytest.raises(AccessDenied) as absent:
+        connect(node.address, "none", key="b", both=False)
+    assert str(absent.value).replace("none", "mine") == str(wrong.value)
+
+
+def test_a_captured_proof_opens_nothing(node: MemoryNode, connect: Callable[..., Client]) -> None:
+    first = connect(node.address, "run")
+    first.save(1, content(1, SIZE))
+    verifier = wire.run_verifier("run", "key")
+    captured = wire.proof(verifier, "run/run", first.node_nonce, first.client_nonce)
+    with pytest.raises(AccessDenied):
+        connect(node.address).ask(Kind.OPEN, {"run": "run", "session": "", "write": False, "proof": captured})
+
+
+def test_a_reader_may_come_before_the_writer(node: MemoryNode, connect: Callable[..., Client]) -> None:
+    early = connect(node.address, "run", write=False)
+    assert early.steps() == {}
+    with pytest.raises(StoreError, match="has no checkpoint here"):
+        early.manifest(1)
+    assert early.ask(Kind.RUNS)[1]["runs"] == []
+    connect(node.address, "run").save(1, content(1, SIZE))
+    assert early.read(1) == content(1, SIZE)
+    assert early.ask(Kind.RUNS)[1]["runs"] == ["run"]
+
+
+def test_a_reader_who_came_early_with_another_key_sees_nothing(node: MemoryNode, connect: Any) -> None:
+    early = connect(node.address, "run", key="other", write=False)
+    connect(node.address, "run").save(1, content(1, SIZE))
+    assert early.steps() == {}
+    with pytest.raises(StoreError):
+        early.get(1, 0)
+
+
+def test_the_number_of_runs_is_limited_and_empty_ones_make_way(start_node: Any, connect: Any) -> None:
+    node = start_node(limits={"runs": 2})
+    connect(node.address, "a").save(1, content(1, SIZE))
+    connect(node.address, "b").close()
+    wait_until(lambda: any(run.empty for run in node.runs))
+    connect(node.address, "c").save(1, content(1, SIZE))
+    with pytest.raises(StoreUnavailable, match="2 runs are kept here"):
+        connect(node.address, "d")
+
+
+def test_the_number_of_connections_is_limited(start_node: Any, connect: Any) -> None:
+    node = start_node(limits={"connections": 3})
+    clients = [connect(node.address) for _ in range(3)]
+    with pytest.raises(StoreUnavailable):
+        connect(node.address)
+    clients[0].close()
+    wait_until(lambda: node.connections < 3)
+    connect(node.address).status()
+    assert node.counters.connections_refused == 1
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "node.example", "[::]"])
+def test_without_a_token_only_loopback_is_served(host: str) -> None:
+    with pytest.raises(UsageError, match="without a token the node listens on loopback only"):
+        MemoryNode(listen=f"{host}:0", capacity_bytes=2**24)
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "127.0.0.2"])
+def test_loopback_needs_no_token(start_node: Any, connect: Any, host: str) -> None:
+    assert connect(start_node(listen=f"{host}:0").address).status()["runs"] == 0
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    path.chmod(0o640)
+    with pytest.raises(UsageError, match=f"can be read by others: chmod 600 {path}"):
+        read_token(path)
+    path.chmod(0o600)
+    assert read_token(path) == "secret"
+    path.write_text("\n")
+    with pytest.raises(UsageError, match="is empty"):
+        read_token(path)
+    with pytest.raises(UsageError, match="cannot be read"):
+        read_token(tmp_path / "none")
+    assert read_token(None, {"DEEPVM_TOKEN": "from env"}) == "from env"
+    assert read_token(None, {}) is None
+
+
+def test_no_secret_is_logged(start_node: Any, connect: Any) -> None:
+    lines = Lines()
+    node = start_node(token="my-secret-token", log=Log(lines))  # type: ignore[arg-type]
+    connect(node.address, "run", key="my-secret-key", token="my-secret-token").save(1, content(1, SIZE))
+    for words in ({"token": "my-wrong-token"}, {"token": "my-secret-token", "key": "my-wrong-key"}):
+        with pytest.raises(AccessDenied):
+            connect(node.address, "run", **words)
+    assert "published" in lines.text
+    assert not [
+        word for word in ("secret", "my-wrong", wire.run_verifier("run", "my-secret-key")) if word in lines.text
+    ]
+    assert "secret" not in repr(node.settings)
+
+
+def make_certificate(directory: Path) -> tuple[Path, Path]:
+    certificate, key = directory / "cert.pem", directory / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=node"
+    subprocess.run(
+        [*command.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=30
+    )
+    return certificate, key
+
+
+def test_tls_carries_checkpoints(start_node: Any, connect: Any, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
+    node = start_node(token="t", tls_cert=certificate, tls_key=key)
+    tls = client_tls(certificate)
+    data = content(1, 1_000_000)
+    client = connect(node.address, "run", token="t", tls=tls)
+    client.save(1, data)
+    assert client.read(1) == data
+    assert connect(node.address, "run", token="t", tls=tls, write=False).read(1) == data
+    with pytest.raises(StoreError):  # plain, where TLS is spoken
+        connect(node.address, token="t", timeout_s=0.5)
+    with pytest.raises(StoreError, match="certificate"):
+        connect(node.address, token="t", tls=ssl.create_default_context())
+
+
+def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    certificate, _ = make_certificate(tmp_path)
+    _, key = make_certificate(tmp_path / "other")
+    with pytest.raises(UsageError, match="cannot be used"):
+        start_node(tls_cert=certificate, tls_key=key)
+
+
+def test_malformed_frames_close_the_connection(node: MemoryNode, connect: Callable[..., Client]) -> None:
+    client = connect(node.address)
+    client.send(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(40))
+    with pytest.raises(ProtocolError, match="no deepvm memory node's protocol"):
+        wire.raise_error(client.answer()[1])
