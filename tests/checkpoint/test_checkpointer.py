@@ -155,14 +155,18 @@ def test_a_frozen_layer_changed_behind_torchs_back_is_noticed(node: MemoryNode) 
     frozen = torch.nn.Linear(1500, 1500).requires_grad_(False)
     with Checkpointer({"frozen": frozen}, f"memory://{node.address}") as ckpt:
         ckpt.save(0).wait("remote", 20)
+        ckpt.save(1).wait("remote", 20)
         frozen.weight.data.add_(1)
         with pytest.raises(CheckpointError, match="behind torch's back"):
-            ckpt.save(1).wait("remote", 20)
-        truth = frozen.weight.clone()
-        ckpt.save(2).wait("remote", 20)
-        frozen.weight.data.zero_()
-        assert ckpt.restore() == 2
-        assert torch.equal(frozen.weight, truth)
+            ckpt.save(2).wait("remote", 20)
+        for step in (3, 4, 5):  # known now: copied every time
+            frozen.weight.data.add_(1)
+            truth = frozen.weight.clone()
+            handle = ckpt.save(step)
+            frozen.weight.data.add_(1)
+            handle.wait("remote", 20)
+            assert ckpt.restore() == step
+            assert torch.equal(frozen.weight, truth)
 
 
 def test_a_tensor_changed_other_than_by_the_optimizer_tears_no_checkpoint(node: MemoryNode) -> None:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deepvm.errors import CheckpointError, NotFound
+from deepvm.errors import NotFound
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import chunk_span
 from deepvm.store.connection import Connection, Send
@@ -30,10 +30,6 @@ class Chunks(Protocol):
 
     def sent(self, chunk: int) -> None:
         """One node has the chunk."""
-        ...
-
-    def all_stable(self, chunk: int) -> bool:
-        """Whether nothing in the chunk can have changed since the save before."""
         ...
 
     def readable(self, chunk: int) -> bool:
@@ -136,10 +132,6 @@ class Senders:
             job.digests[chunk] = digest
             if job.base is not None and job.base.digests[chunk] == digest:
                 kept.append(chunk)
-            elif job.base is not None and job.source.all_stable(chunk):
-                raise CheckpointError(
-                    "a frozen parameter was changed behind torch's back (through .data?): the next save copies it"
-                )
             else:
                 self._put(connection, job, chunk)
                 sent.append(chunk)

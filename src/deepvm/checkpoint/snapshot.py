@@ -4,11 +4,11 @@ A tensor's bytes come from one of three sources:
 
 - **live**: it changes only in an optimizer's step. Its bytes are read where they are; before the optimizer steps
   (``freeze``, called by its own pre-hook) what was not yet sent is copied into staging memory.
-- **stable**: a frozen parameter that did not change since the last save. It is read where it is, whenever.
+- **stable**: a frozen parameter that did not change since the last save. Its copy of then is still in staging memory.
 - **staged**: anything else. It is copied when the snapshot is taken.
 
-Live and stable tensors are watched by torch's version counters: a snapshot of which a tensor changed before it was read
-is torn, says so, and is never committed.
+Live tensors are watched by torch's version counters, stable ones are compared with their copies: a snapshot of which a
+tensor changed before it was read is torn, says so, and is never committed.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ import xxhash
 
 from deepvm.checkpoint.layout import DTYPES, Layout
 from deepvm.checkpoint.sources import Sources, versions_of
-from deepvm.checkpoint.staging import Staging, copy_bytes, view_of
+from deepvm.checkpoint.staging import Staging, copy_bytes, same_bytes, view_of
 from deepvm.errors import CheckpointError
 
+_NEXT = "from the next save on it is copied every time"
 GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its trainer
 
 
 class Snapshot:
-    """``stable`` are tensors by entry; what is neither live nor stable was staged before."""
+    """``stable`` are tensors by entry, as they were when they were staged; what is not live was staged before."""
 
     def __init__(self, sources: Sources, stable: Mapping[int, torch.Tensor], copies: Sequence[int]) -> None:
         self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
         self._stable = stable
         self._live_versions = sources.versions()
-        self._stable_versions = list(map(versions_of, stable.values()))
+        self._stable_versions = {entry: versions_of(tensor) for entry, tensor in stable.items()}
         self._locks = [threading.Lock() for _ in range(self.pieces.count)]
         self._moved = bytearray(self.pieces.count)  # live parts are in staging memory now
         self._waiting = list(copies)  # how many nodes still have to get the chunk from this rank
@@ -43,6 +44,7 @@ class Snapshot:
         self._gate.set()
         self.frozen = False
         self.torn: str | None = None
+        self.unseen: set[str] = set()  # stable tensors that changed though torch's counters say they did not
 
     # --- the trainer's side -------------------------------------------------------------------------------------
 
@@ -55,8 +57,8 @@ class Snapshot:
         try:
             copied = 0
             unsent = [c for c, n in enumerate(self._waiting) if n and self._sources.in_chunk[c] and not self._moved[c]]
+            self.check_untorn()  # what is sent already, too: after this, nobody can tell
             if unsent:
-                self.check_untorn()
                 everything = len(unsent) >= 0.9 * sum(self._sources.in_chunk)
                 copied = self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
                 for chunk in unsent:
@@ -71,10 +73,7 @@ class Snapshot:
 
     def check_untorn(self) -> None:
         """That no tensor which is read where it is has changed since the snapshot was taken."""
-        changed = list(map(versions_of, self._stable.values())) != self._stable_versions
-        if not self.frozen:
-            changed = changed or self._sources.versions() != self._live_versions
-        if changed and self.torn is None:
+        if not self.frozen and self.torn is None and self._sources.versions() != self._live_versions:
             self.torn = "a tensor was changed in place before it was saved, other than by the optimizer's step"
 
     # --- the senders' side --------------------------------------------------------------------------------------
@@ -82,6 +81,7 @@ class Snapshot:
     def digest(self, chunk: int) -> int:
         self._gate.wait(GATE_S)
         with self._locks[chunk]:
+            self._compare_stable(chunk)
             views = self._chunk_views(chunk)
             if len(views) == 1:
                 return xxhash.xxh3_64_intdigest(views[0])
@@ -94,19 +94,27 @@ class Snapshot:
         """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
         self._gate.wait(GATE_S)
         with self._locks[chunk]:
-            return send(_from_offset(self._chunk_views(chunk), offset))
+            return send(from_offset(self._chunk_views(chunk), offset))
 
     def sent(self, chunk: int) -> None:
         with self._locks[chunk]:
             self._waiting[chunk] -= 1
 
-    def all_stable(self, chunk: int) -> bool:
-        """Whether a chunk has nothing but tensors that are as they were, as far as torch knows."""
-        return all(entry in self._stable for entry, _, _ in self.pieces.parts[chunk])
-
     def readable(self, chunk: int) -> bool:
         """Whether the chunk's bytes are still those of the snapshot."""
         return not self.frozen or bool(self._moved[chunk]) or not self._sources.in_chunk[chunk]
+
+    def _compare_stable(self, chunk: int) -> None:
+        """Find what changed behind the version counters; what changed since in their sight changed after the save."""
+        for entry, offset, length in self.pieces.parts[chunk] if self._stable else ():
+            tensor = self._stable.get(entry)
+            if tensor is None:
+                continue
+            where = self.pieces.layout.entries[entry]
+            same = same_bytes(self.staging.address + offset, tensor.data_ptr() + offset - where.start, length)
+            if not same and versions_of(tensor) == self._stable_versions[entry]:
+                self.unseen.add(where.name)
+                self.torn = f"{where.name} is frozen and was changed behind torch's back (through .data?): {_NEXT}"
 
     def _chunk_views(self, chunk: int) -> list[memoryview]:
         found = self._views[chunk]
@@ -119,10 +127,7 @@ class Snapshot:
     def _make_views(self, chunk: int) -> list[memoryview]:
         spans: list[list[int]] = []  # address, length; neighbours joined
         for entry, offset, length in self.pieces.parts[chunk]:
-            stable = self._stable.get(entry)
-            if stable is not None:
-                address = stable.data_ptr() + offset - self.pieces.layout.entries[entry].start
-            elif entry >= 0 and self._sources.live[entry] and not self._moved[chunk]:
+            if entry >= 0 and self._sources.live[entry] and not self._moved[chunk]:
                 address = self._sources.address(entry, offset)
             else:
                 address = self.staging.address + offset
@@ -133,7 +138,8 @@ class Snapshot:
         return [view_of(address, length) for address, length in spans]
 
 
-def _from_offset(views: list[memoryview], offset: int) -> Sequence[memoryview]:
+def from_offset(views: list[memoryview], offset: int) -> Sequence[memoryview]:
+    """What is left of some memory after its first bytes."""
     if not offset:
         return views
     for i, view in enumerate(views):

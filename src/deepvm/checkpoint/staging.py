@@ -18,6 +18,13 @@ copy_bytes = ctypes.memmove  # lets go of the interpreter's lock
 copy_small = ctypes.PyDLL(None).memmove  # does not
 copy_small.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
 copy_small.restype = None
+_memcmp = ctypes.CDLL(None).memcmp  # lets go of it, too
+_memcmp.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
+
+
+def same_bytes(left: int, right: int, length: int) -> bool:
+    """Whether the memory at two addresses is the same."""
+    return _memcmp(left, right, length) == 0
 
 
 def view_of(address: int, length: int) -> memoryview:

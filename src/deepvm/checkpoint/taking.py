@@ -17,7 +17,7 @@ from deepvm.checkpoint.layout import Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot, stage
 from deepvm.checkpoint.sources import Copier, Sources
-from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.staging import Staging, same_bytes
 from deepvm.errors import OverBudget
 from deepvm.units import format_bytes
 
@@ -34,6 +34,14 @@ class _Plan:
     sources: Sources
     others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
 
+    def has_moved(self, captured: Captured) -> bool:
+        """Whether a tensor that is read in place is another one now, under its old name."""
+        live, addresses, by_name = self.sources.live, self.sources.addresses, self.pieces.layout.by_name
+        return any(
+            live[by_name[name]] and addresses[by_name[name]] != tensor.data_ptr()
+            for name, tensor in captured.replaced.items()
+        )
+
 
 def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
     return [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
@@ -48,6 +56,9 @@ class Taking:
         self._copier = Copier()
         self._plan: _Plan | None = None
         self._seen: dict[str, tuple[int, int]] = {}  # of tensors that no optimizer owns: address and version
+        self._watched: set[str] = set()  # frozen parameters that were compared with their copies once
+        self._unwatched: set[str] = set()  # those that change without a sign: copied every time
+        self._last: Snapshot | None = None
         self.staging: Staging | None = None
         self._warming: threading.Thread | None = None
         self.budget_bytes: int | None = None
@@ -56,21 +67,35 @@ class Taking:
         """A snapshot, and the skeletons of the state's components. What neither an optimizer owns nor stayed as it
         was is copied."""
         captured = self._capture.take(state)
+        if self._last is not None:
+            self._unwatched |= self._last.unseen
         plan = self._plan
-        if plan is None or not captured.same or not _has_room(plan, captured):
+        if plan is None or not captured.same or not _has_room(plan, captured) or plan.has_moved(captured):
             plan = self._plan = self._make_plan(captured, state)
         stable: dict[int, torch.Tensor] = {}
         seen: dict[str, tuple[int, int]] = {}
         for name, entry, frozen in plan.others:
             tensor = captured.tensors[name]
             mark = (tensor.data_ptr(), tensor._version)
-            if frozen and self._seen.get(name) == mark:
+            if frozen and self._seen.get(name) == mark and self._is_as_staged(name, plan, entry, tensor):
                 stable[entry] = tensor
             else:
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
             seen[name] = mark
         self._seen = seen
-        return Snapshot(plan.sources, stable, self._copies(plan.pieces)), captured.texts
+        self._last = Snapshot(plan.sources, stable, self._copies(plan.pieces))
+        return self._last, captured.texts
+
+    def _is_as_staged(self, name: str, plan: _Plan, entry: int, tensor: torch.Tensor) -> bool:
+        """Whether a frozen parameter can be trusted to tell its changes: compared once here, later by the senders.
+        Moving averages are frozen, too, and often written through .data, which no counter sees."""
+        if name in self._watched:
+            return name not in self._unwatched
+        where = plan.pieces.layout.entries[entry]
+        if not same_bytes(plan.sources.staging.address + where.start, tensor.data_ptr(), where.bytes):
+            self._unwatched.add(name)
+        self._watched.add(name)
+        return name not in self._unwatched
 
     def warm_up(self, state: Mapping[str, Any]) -> None:
         """Touch staging memory in the background, so that the first save finds it warm."""
