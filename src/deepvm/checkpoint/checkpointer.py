@@ -118,10 +118,10 @@ class Checkpointer:
         handle = SaveHandle(step)
         if self._closed:
             raise UsageError("this checkpointer is closed")
-        if not self._idle.is_set():
-            if self._on_busy == "skip" or not self._idle.wait(self._deadline_s):
-                self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
-                return handle
+        idle = self._idle.wait(0.0 if self._on_busy == "skip" else self._deadline_s)
+        if not (idle if self._world_size == 1 else ranks.all_of(idle)):
+            self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
+            return handle
         try:
             snapshot, skeletons = self._taking.take(self.state)
         except OverBudget as error:

@@ -30,6 +30,13 @@ def as_rank_0_says(value: bool) -> bool:
     return bool(flag.item())
 
 
+def all_of(value: bool) -> bool:
+    """Whether it is so on every rank. A save that one rank skips is one that all skip."""
+    flag = torch.tensor([int(value)], dtype=torch.int32, device=_device())
+    dist.all_reduce(flag, dist.ReduceOp.MIN)
+    return bool(flag.item())
+
+
 def _device() -> torch.device:
     """Where a backend wants the tensors that it exchanges."""
     if dist.get_backend() == "nccl":
