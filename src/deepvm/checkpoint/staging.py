@@ -24,7 +24,7 @@ _memcmp.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
 
 def same_bytes(left: int, right: int, length: int) -> bool:
     """Whether the memory at two addresses is the same."""
-    return _memcmp(left, right, length) == 0
+    return bool(_memcmp(left, right, length) == 0)
 
 
 def view_of(address: int, length: int) -> memoryview:

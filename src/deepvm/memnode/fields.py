@@ -89,4 +89,6 @@ def begin(meta: Meta, block_bytes: int) -> Begin:
             index=integer(meta, "node_index", 0, nodes - 1, 0),
             replicas=integer(meta, "replicas", 1, nodes, 1),
         ),
+        attempt=integer(meta, "attempt", 0, MOST_STEP, 0),
+        repair=flag(meta, "repair"),
     )

@@ -34,6 +34,7 @@ class Requests:
         self._run: Run | None = None
         self._verifier: str | None = None  # of a run that was not here when it was opened
         self._session: str | None = None  # only of those who write
+        self._bound: Upload | None = None  # the upload that this connection began or joined, and no later one
         self._handlers: dict[Kind, Callable[[dict[str, Any], bytes], Answer]] = {
             Kind.OPEN: self._open,
             Kind.BEGIN: self._begin,
@@ -117,7 +118,10 @@ class Requests:
         return run
 
     def upload(self, meta: dict[str, Any]) -> Upload:
-        return self._here().upload(fields.step(meta), self._session)
+        run, step, bound = self._here(), fields.step(meta), self._bound
+        if bound is not None and bound.begin.step == step and bound.session == self._session:
+            return bound
+        return run.upload(step, self._session)
 
     def checkpoint(self, meta: dict[str, Any]) -> Checkpoint:
         return self._here().checkpoint(fields.step(meta))
@@ -130,7 +134,8 @@ class Requests:
         begin = fields.begin(meta, settings.block_bytes)
         if self._node.stopping:
             raise Refused("stopping", "the node is stopping: no new upload begins")
-        self._here().begin(begin, self._session, buffers=settings.buffers, room_s=settings.limits.room_s)
+        run, room_s = self._here(), settings.limits.room_s
+        self._bound = run.begin(begin, self._session, buffers=settings.buffers, room_s=room_s)
         return None
 
     def _keep(self, meta: dict[str, Any], body: bytes) -> Answer:

@@ -85,27 +85,43 @@ class Run:
 
     def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
         with self.writing(session):
-            upload = self.uploads.get(begin.step)
+            upload = self._joined(begin)
             if upload is not None:
-                upload.join(begin)
                 return upload
             after = self._superseded.get(begin.step)
             if after is not None:
                 raise Refused("failed", f"step {begin.step} was not finished before step {after} began: it is dropped")
+            if begin.repair and self.uploads:
+                saving = next(iter(self.uploads))
+                raise Refused("busy", f"step {saving} is being saved: step {begin.step} is repaired later")
             self._make_way(begin.step, buffers)
         chunks = begin.share.count(chunk_count(begin.size_bytes, self._arena.block_bytes))
         self._reserve(begin, chunks, room_s)
         with self.lock:
-            upload = self.uploads.get(begin.step)
-            if upload is not None or session != self.session:  # another rank, or another session, was faster
-                self._arena.unreserve(chunks)
-                if upload is None or session != self.session:
+            try:
+                if session != self.session:
                     raise self.fenced(str(session))
-                upload.join(begin)
+                upload = self._joined(begin)  # another rank was faster
+            except Refused:
+                self._arena.unreserve(chunks)
+                raise
+            if upload is not None:
+                self._arena.unreserve(chunks)
                 return upload
             upload = Upload(self._arena, begin, session=str(session), reserved=chunks)
             self.uploads[begin.step] = upload
             return upload
+
+    def _joined(self, begin: Begin) -> Upload | None:
+        """The upload under way, which a rank joins; a later attempt of the same step ends it and begins anew."""
+        upload = self.uploads.get(begin.step)
+        if upload is None:
+            return None
+        if begin.attempt > upload.begin.attempt:
+            self._end(self.uploads.pop(begin.step), Refused("not-found", f"step {begin.step} began anew"))
+            return None
+        upload.join(begin)
+        return upload
 
     def _make_way(self, step: int, buffers: int) -> None:
         """Before an upload begins: at most ``buffers`` checkpoints with it, and never without the newest whole one."""
@@ -202,7 +218,7 @@ class Run:
             del self.uploads[step]
             self._superseded.clear()
             checkpoint = Checkpoint(self._arena, manifest, document, share=share, blocks=blocks)
-            checkpoint.order = max((found.order for found in self.checkpoints.values()), default=0) + 1
+            checkpoint.order = self._order(manifest, repair=upload.begin.repair)
             self.checkpoints[step] = checkpoint
             if before is not None:
                 before.delete()
@@ -213,6 +229,13 @@ class Run:
             others = self._arena.used - sum(found.blocks for found in self.checkpoints.values())
         self._arena.expect(others + buffers * len(blocks))  # as many again will come, at the next saves
         return checkpoint
+
+    def _order(self, manifest: Manifest, *, repair: bool) -> int:
+        """The newest is the one committed last; a repaired one takes the place that it had among the others."""
+        if repair:
+            older = (found for found in self.checkpoints.values() if found.manifest.created_s <= manifest.created_s)
+            return max((found.order for found in older), default=0)
+        return max((found.order for found in self.checkpoints.values()), default=0) + 1
 
     def checkpoint(self, step: int) -> Checkpoint:
         found = self.checkpoints.get(step)

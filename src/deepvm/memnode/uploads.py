@@ -34,6 +34,8 @@ class Begin:
     rank: int
     world_size: int
     share: Share
+    attempt: int = 0  # a later one of the same step begins from nothing
+    repair: bool = False  # of a checkpoint that other nodes have: gives way to saves
 
 
 class Upload:
@@ -58,6 +60,7 @@ class Upload:
             ("layout", mine.layout, begin.layout),
             ("world size", mine.world_size, begin.world_size),
             ("share of the chunks", mine.share, begin.share),
+            ("attempt", mine.attempt, begin.attempt),
         ):
             if wanted != found:
                 raise Refused(

@@ -42,7 +42,8 @@ class Kind(IntEnum):
     # of a run; OPEN comes first
     OPEN = 20  # {"run", "session", "write": bool, "proof" or "verifier"}
     BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
-    # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only
+    # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
+    # of the same step begins anew; {"repair": true}: only while no save is under way
     PUT = 22  # {"step", "chunk"} + body
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
