@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+from unittest import mock
+
+from s3_server import ACCESS, SECRET, S3Server
 
 from deepvm.store import Store, open_store
 
@@ -42,3 +48,83 @@ class FilePlace:
 
     def everything(self) -> list[str]:
         return sorted(str(p.relative_to(self.root)) for p in self.root.rglob("*") if p.is_file())
+
+
+class S3Place:
+    name = "s3"
+
+    def __init__(self, server: S3Server, bucket: str) -> None:
+        self.server, self.bucket = server, bucket
+        self.client = boto_client(server)
+        self.client.create_bucket(Bucket=bucket)
+
+    def open(self) -> Store:
+        with mock.patch.dict(os.environ, self.server.environment):
+            return open_store(f"s3://{self.bucket}/some/prefix/")
+
+    def flip(self, run: str, step: int, offset: int) -> None:
+        key = f"some/prefix/{run}/step-{step:012d}.safetensors"
+        data = bytearray(self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read())
+        data[offset] ^= 1
+        self.client.put_object(Bucket=self.bucket, Key=key, Body=bytes(data))
+
+    def everything(self) -> list[str]:
+        objects = self.client.list_objects_v2(Bucket=self.bucket).get("Contents", [])
+        uploads = self.client.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+        return sorted([o["Key"] for o in objects] + [f"upload of {u['Key']}" for u in uploads])
+
+
+def boto_client(server: S3Server) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=ACCESS,
+        aws_secret_access_key=SECRET,
+        region_name="us-east-1",
+        config=Config(connect_timeout=5, read_timeout=30),
+    )
+
+
+class MemoryPlace:
+    def __init__(self, nodes: list[Any], replicas: int) -> None:
+        self.nodes, self.replicas = nodes, replicas
+        self.name = "memory" if len(nodes) == 1 else "memory-replicated"
+
+    def open(self) -> Store:
+        addresses = ",".join(node.address for node in self.nodes)
+        return open_store(f"memory://{addresses}?replicas={self.replicas}", key="the key of this run")
+
+    def flip(self, run: str, step: int, offset: int) -> None:
+        """In every copy, since one good copy is enough."""
+        for node in self.nodes:
+            checkpoint = node.runs.find(run).checkpoint(step)
+            chunk, within = divmod(offset, checkpoint.manifest.chunk_bytes)
+            if checkpoint.has(chunk):
+                with checkpoint.chunk(chunk) as view:
+                    view[within] ^= 1
+
+    def everything(self) -> list[str]:
+        kept = [
+            f"{run.name} {kind}"
+            for node in self.nodes
+            for run in node.runs
+            for kind in (*run.checkpoints, *run.uploads)
+        ]
+        return kept + [f"{node.arena.used} blocks of {node.address}" for node in self.nodes if node.arena.used]
+
+
+@contextlib.contextmanager
+def memory_place(nodes: int, replicas: int, block_bytes: int) -> Iterator[MemoryPlace]:
+    from deepvm.memnode import MemoryNode
+
+    with contextlib.ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                MemoryNode(listen="127.0.0.1:0", capacity_bytes=2**25, block_bytes=block_bytes, buffers=8)
+            )
+            for _ in range(nodes)
+        ]
+        yield MemoryPlace(running, replicas)

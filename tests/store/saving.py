@@ -19,6 +19,22 @@ def payload(size_bytes: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(size_bytes)
 
 
+def safetensors_payload() -> bytes:
+    """A small model's file, as the format's own library writes it: several chunks, an odd tail."""
+    import torch
+    from safetensors.torch import save as to_bytes
+
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "model.weight": torch.randn(300, 257, generator=generator),
+        "model.bias": torch.randn(257, generator=generator).to(torch.bfloat16),
+        "optimizer.step": torch.tensor(12),
+        "empty": torch.zeros(0, 3),
+        "mask": torch.ones(7, dtype=torch.bool),
+    }
+    return to_bytes(tensors, {"what": "a test"})
+
+
 def spans(data: bytes, chunk_bytes: int = CHUNK) -> list[tuple[int, int]]:
     return [chunk_span(c, len(data), chunk_bytes) for c in range(chunk_count(len(data), chunk_bytes))]
 
@@ -71,7 +87,7 @@ def save(
     except BaseException:
         writer.abort()
         raise
-    return manifest
+    return store.manifest(run, step)
 
 
 def read(store: Store, run: str = "run-a", step: int = 1) -> bytes:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from places import Place
-from saving import CHUNK, manifest_of, payload, put, read, save
+from saving import CHUNK, manifest_of, payload, put, read, safetensors_payload, save
 
 from deepvm.errors import Corrupt, NotFound, StoreError, UsageError
+from deepvm.policy import Retention
 from deepvm.store import Store
+from deepvm.store.files import FileStore
+from deepvm.store.verify import copy, export, verify
 
 SIZES = [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 13]
 
@@ -202,3 +207,50 @@ def test_two_checkpoints_are_written_at_once(store: Store) -> None:
         thread.join(60)
     assert store.steps("run-a") == [1, 2, 3]
     assert all(read(store, step=s) == data[s] for s in data)
+
+
+def test_a_thousand_saves_with_retention_leave_no_growth(
+    place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda fd: None)  # growth is looked for, and disks take minutes for 5,000 of them
+    retention, saves = Retention(keep_last=2), 1000 if place.name in ("files", "memory") else 100  # others are slower
+    seen: list[str] = []
+    for step in range(saves):
+        save(store, payload(50 + step % 7, step), step=step)
+        for old in retention.expired(store.steps("run-a")):
+            store.delete("run-a", old)
+        if step == 20:
+            seen = place.everything()
+    assert store.steps("run-a") == [saves - 2, saves - 1]
+    assert len(place.everything()) == len(seen)
+    assert read(store, step=saves - 1) == payload(50 + (saves - 1) % 7, saves - 1)
+
+
+def test_a_checkpoint_is_verified_and_copied_whole(place: Place, store: Store, tmp_path: Path) -> None:
+    data = safetensors_payload()
+    save(store, data, step=7)
+    found = verify(store, "run-a", 7)
+    assert (found.good, found.size_bytes, found.chunks) == (True, len(data), -(-len(data) // CHUNK))
+    target = FileStore(tmp_path / "copy")
+    copy(store, target, "run-a", 7)
+    assert read(target, step=7) == data
+    export(store, "run-a", 7, tmp_path / "plain.safetensors")
+    assert (tmp_path / "plain.safetensors").read_bytes() == data
+    assert sorted(p.name for p in tmp_path.glob("*plain*")) == ["plain.safetensors"]
+
+    place.flip("run-a", 7, 3 * CHUNK)
+    found = verify(store, "run-a", 7)
+    assert (found.good, [b.chunk for b in found.chunks_bad]) == (False, [3])
+    with pytest.raises(Corrupt):
+        copy(store, target, "run-a", 7)
+    with pytest.raises(Corrupt):
+        export(store, "run-a", 7, tmp_path / "bad.safetensors")
+    assert not list(tmp_path.glob("*bad*"))
+    assert read(target, step=7) == data  # the copy made before is as it was
+
+
+def test_a_checkpoint_is_copied_into_every_store(store: Store, tmp_path: Path) -> None:
+    source, data = FileStore(tmp_path / "source"), payload(9 * CHUNK + 1)
+    save(source, data, step=3)
+    copy(source, store, "run-a", 3)
+    assert read(store, step=3) == data

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import deepvm
-from deepvm.cli import catalog, memory_node, plan, reproduce, sweep
+from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
 from deepvm.cli.render import print_json, stderr
 from deepvm.errors import DeepvmError, Infeasible
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("plan")(plan.command)
 app.command("sweep")(sweep.command)
 app.add_typer(catalog.app, name="catalog")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.command("reproduce")(reproduce.command)
 app.command("memory-node")(memory_node.command)
 

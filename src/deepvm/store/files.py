@@ -46,7 +46,7 @@ class FileStore:
     def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
         self.root = Path(root).expanduser().absolute()
         self._durable = durable
-        self._spares: dict[str, _Aside | None] = {}  # of runs that this store writes: a deleted file to write over
+        self._spares: dict[str, Aside | None] = {}  # of runs that this store writes: a deleted file to write over
         self._lock = threading.Lock()
 
     @property
@@ -59,7 +59,7 @@ class FileStore:
         return self._durable
 
     def runs(self) -> list[str]:
-        with _explained(self.root), contextlib.suppress(FileNotFoundError):
+        with explained(self.root), contextlib.suppress(FileNotFoundError):
             return sorted(
                 e.name for e in os.scandir(self.root) if e.is_dir() and _is_run(e.name) and self.steps(e.name)
             )
@@ -67,13 +67,13 @@ class FileStore:
 
     def steps(self, run: str) -> list[int]:
         directory = self._directory(run)
-        with _explained(directory), contextlib.suppress(FileNotFoundError):
+        with explained(directory), contextlib.suppress(FileNotFoundError):
             return whole_steps(set(os.listdir(directory)))
         return []
 
     def manifest(self, run: str, step: int) -> Manifest:
         path = self._directory(run) / (stem(step) + MANIFEST)
-        with _explained(path):
+        with explained(path):
             try:
                 data = path.read_bytes()
             except FileNotFoundError:
@@ -84,7 +84,7 @@ class FileStore:
         path = self._directory(manifest.run) / (stem(manifest.step) + DATA)
         buffer = into.cast("B") if into.format != "B" else into
         offset, done = check_length(manifest, chunk, buffer), 0
-        with _explained(path):
+        with explained(path):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
@@ -103,13 +103,13 @@ class FileStore:
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> FileWriter:
         tally = Tally(run, step, size_bytes, chunk_bytes)
         directory = self._directory(run)
-        with _explained(directory, size_bytes):
+        with explained(directory, size_bytes):
             _make_directory(directory)
             _remove_stale(directory)
             with self._lock:
                 spare = self._spares.get(run)
                 self._spares[run] = None
-            aside = spare or _Aside(directory, stem(step) + DATA)
+            aside = spare or Aside(directory, stem(step) + DATA)
             try:
                 aside.resize(size_bytes)
             except BaseException:
@@ -121,16 +121,17 @@ class FileStore:
         """The manifest goes first. A store that also writes to this run keeps one deleted file to write over next
         (1.6 times as fast as a new file), where nobody can still be reading it."""
         directory = self._directory(run)
-        with _explained(directory):
+        with explained(directory):
             if not directory.is_dir():
                 return
             with _locked(directory):
-                if _unlink(directory / (stem(step) + MANIFEST)):
-                    _sync_directory(directory)
+                gone = _unlink(directory / (stem(step) + MANIFEST))
                 data = directory / (stem(step) + DATA)
                 with self._lock:
-                    spare_wanted = run in self._spares and self._spares[run] is None
-                spare = _Aside.recycled(data) if spare_wanted else None
+                    spare_wanted = gone and run in self._spares and self._spares[run] is None
+                if spare_wanted:
+                    _sync_directory(directory)  # before its bytes change, the manifest must be gone for good
+                spare = Aside.recycled(data) if spare_wanted else None
                 if spare is None:
                     _unlink(data)
                     return
@@ -154,30 +155,27 @@ class FileStore:
 class FileWriter:
     """One checkpoint on its way into a file."""
 
-    def __init__(self, directory: Path, aside: _Aside, tally: Tally) -> None:
+    def __init__(self, directory: Path, aside: Aside, tally: Tally) -> None:
         self._directory, self._tally = directory, tally
-        self._aside: _Aside | None = aside
+        self._aside: Aside | None = aside
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
         offset = self._tally.span(chunk, sum(piece.nbytes for piece in pieces))
         aside = self._open()
-        with _explained(aside.path, self._tally.size_bytes):
-            end = offset
-            for batch in _batches(pieces):
-                end += _write(aside.fd, batch, end)
-            _start_writeback(aside.fd, offset, end - offset)
+        with explained(aside.path, self._tally.size_bytes):
+            aside.write(pieces, offset)
         self._tally.took(chunk, digest)
 
     def publish(self, manifest: Manifest) -> None:
         self._tally.check(manifest)
         aside, name = self._open(), stem(manifest.step)
         directory = self._directory
-        with _explained(directory, manifest.size_bytes):
+        with explained(directory, manifest.size_bytes):
             os.fsync(aside.fd)
             document = manifest.to_bytes()
-            note = _Aside(directory, name + MANIFEST)
+            note = Aside(directory, name + MANIFEST)
             try:
-                _write(note.fd, [memoryview(document)], 0)
+                note.write([memoryview(document)], 0)
                 os.fsync(note.fd)
                 with _locked(directory):
                     if _unlink(
@@ -199,13 +197,13 @@ class FileWriter:
         if aside is not None:
             aside.discard()
 
-    def _open(self) -> _Aside:
+    def _open(self) -> Aside:
         if self._aside is None:
             raise StoreError(f"step {self._tally.step} of {self._tally.run} is published or aborted already")
         return self._aside
 
 
-class _Aside:
+class Aside:
     """A file that no reader looks at, locked for as long as its writer lives."""
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -220,7 +218,7 @@ class _Aside:
         raise StoreUnavailable(f"files in {directory} vanish as they are made: is something cleaning it?")
 
     @classmethod
-    def recycled(cls, data: Path) -> _Aside | None:
+    def recycled(cls, data: Path) -> Aside | None:
         """Take a checkpoint's file out of the readers' sight, if no reader has it open or mapped, nor linked."""
         try:
             fd = os.open(data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -251,6 +249,12 @@ class _Aside:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
             os.ftruncate(self.fd, size_bytes)
+
+    def write(self, pieces: Sequence[memoryview], offset: int) -> None:
+        end = offset
+        for batch in _batches(pieces):
+            end += _write(self.fd, batch, end)
+        _start_writeback(self.fd, offset, end - offset)
 
     def rename(self, target: Path) -> None:
         os.rename(self.path, target)
@@ -378,7 +382,7 @@ def _is_run(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(path: Path, needed_bytes: int = 0) -> Iterator[None]:
+def explained(path: Path, needed_bytes: int = 0) -> Iterator[None]:
     """Every OSError as a StoreError that says what to do."""
     try:
         yield

@@ -33,7 +33,7 @@ from deepvm.errors import (
 )
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.chunks import DATA, MANIFEST, Tally, check_length, read_manifest, stem, verify_chunk, whole_steps
-from deepvm.store.ordering import InOrder, Stopped
+from deepvm.store.ordering import InOrder
 
 PART_BYTES = 8 * 2**20  # S3 takes 5 MiB at least; larger parts mean fewer requests and more memory
 MOST_PARTS = 9_000  # S3 takes 10,000
@@ -172,13 +172,16 @@ class ObjectWriter:
     def publish(self, manifest: Manifest) -> None:
         self._chunks.check()
         self._tally.check(manifest)
+        # The new bytes appear when the stream ends, so a manifest of older ones must be gone before.
+        with _explained(self._url), contextlib.suppress(FileNotFoundError):
+            self._client.delete(_key(manifest.run, manifest.step, MANIFEST))
         self._chunks.seal()
         self._wait_for_upload()
         self._put_manifest(manifest)
         self._chunks.stop(StoreError(f"step {manifest.step} of {manifest.run} is published already"))
 
     def abort(self) -> None:
-        self._chunks.stop(Stopped("aborted"))
+        self._chunks.stop(StoreError(f"step {self._tally.step} of {self._tally.run} was aborted"))
         if self._thread.ident is not None:
             self._thread.join(ABORT_S)
 
@@ -188,7 +191,7 @@ class ObjectWriter:
             with _explained(self._url):
                 result = self._client.put(
                     _key(self._tally.run, self._tally.step, DATA),
-                    self._stream(),
+                    self._chunks.stream(),
                     use_multipart=self._tally.size_bytes > self._part_bytes,
                     chunk_size=self._part_bytes,
                     max_concurrency=self._concurrency,
@@ -196,12 +199,6 @@ class ObjectWriter:
             self._e_tag = result["e_tag"]
         except BaseException as error:
             self._chunks.stop(error)
-
-    def _stream(self) -> Iterator[bytes]:
-        yield from self._chunks.stream()
-        # Sealed: the new bytes appear when this ends, so a manifest of the old ones must be gone before.
-        with contextlib.suppress(FileNotFoundError):
-            self._client.delete(_key(self._tally.run, self._tally.step, MANIFEST))
 
     def _wait_for_upload(self) -> None:
         seen, deadline = -1, 0.0
@@ -273,7 +270,7 @@ def _explained(url: str, *, missing: str | None = None) -> Iterator[None]:
     """Every failure of the client as a StoreError of one sentence, without secrets and without its debug output."""
     try:
         yield
-    except (StoreError, UsageError, Stopped):
+    except (StoreError, UsageError):
         raise
     except FileNotFoundError as error:
         raise _store_error(error, url, missing) from None

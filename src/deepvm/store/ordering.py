@@ -16,10 +16,6 @@ from deepvm.errors import StoreError, StoreUnavailable
 from deepvm.units import format_bytes
 
 
-class Stopped(Exception):
-    """The stream ends before its end, because its writer was aborted."""
-
-
 class InOrder:
     def __init__(self, chunks: int, *, budget_bytes: int, stall_s: float) -> None:
         self._chunks, self._budget_bytes, self._stall_s = chunks, budget_bytes, stall_s
@@ -51,7 +47,7 @@ class InOrder:
             self._changed.notify_all()
 
     def stream(self) -> Iterator[bytes]:
-        """The chunks in order; ends once sealed, raises Stopped once stopped."""
+        """The chunks in order; ends once sealed, raises the reason once stopped."""
         for chunk in range(self._chunks):
             yield self._take(chunk)
         with self._changed:

@@ -1,16 +1,19 @@
-"""Whole checkpoints at once: verify every byte of one, or copy it from one store to another."""
+"""Whole checkpoints at once: verify every byte of one, copy it to another store, or export it as a plain file."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from deepvm.errors import Corrupt, NotFound
 from deepvm.store.base import Manifest, Store
+from deepvm.store.files import Aside, explained
 from deepvm.store.header import read_header
 
 THREADS = 4  # as many chunks are in memory at once
@@ -96,6 +99,40 @@ def copy(
         writer.abort()
         raise
     return published
+
+
+def export(
+    store: Store,
+    run: str,
+    step: int,
+    path: str | os.PathLike[str],
+    *,
+    threads: int = THREADS,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Write a checkpoint as one safetensors file, every chunk verified. The file appears whole, or not at all."""
+    manifest = store.manifest(run, step)
+    target = Path(path).expanduser().absolute()
+    with explained(target.parent, manifest.size_bytes):
+        aside = Aside(target.parent, target.name)
+
+        def write(chunk: int, buffer: memoryview) -> None:
+            offset, length = manifest.span(chunk)
+            store.read_chunk(manifest, chunk, buffer[:length])
+            aside.write([buffer[:length]], offset)
+            if progress is not None:
+                progress(length)
+
+        try:
+            aside.resize(manifest.size_bytes)
+            _each_chunk(manifest, write, threads)
+            os.fsync(aside.fd)
+            aside.rename(target)
+        except BaseException:
+            aside.discard()
+            raise
+        aside.release()
+    return manifest
 
 
 def _each_chunk(manifest: Manifest, work: Callable[[int, memoryview], None], threads: int) -> None:
