@@ -102,7 +102,7 @@ class Layout:
 
     @cached_property
     def _entries_text(self) -> bytes:
-        return _entries_text(self.entries, self.header_bytes)
+        return entries_text(self.entries, self.header_bytes)
 
     def overlapping(self, start: int, end: int) -> range:
         """The entries that have bytes in [start, end)."""
@@ -131,7 +131,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> Spec:
     return name, _NAMES[tensor.dtype], tuple(tensor.shape)
 
 
-def _entries_text(entries: Sequence[Entry], data_start: int) -> bytes:
+def entries_text(entries: Sequence[Entry], data_start: int) -> bytes:
     rows = {
         e.name: {
             "dtype": e.dtype,
@@ -143,10 +143,10 @@ def _entries_text(entries: Sequence[Entry], data_start: int) -> bytes:
     return json.dumps(rows, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _with_metadata(entries_text: bytes, metadata: Mapping[str, str]) -> bytes:
-    comma = b"," if len(entries_text) > 2 else b""
+def _with_metadata(rows: bytes, metadata: Mapping[str, str]) -> bytes:
+    comma = b"," if len(rows) > 2 else b""
     described = json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False).encode()
-    return b'{"' + _METADATA.encode() + b'":' + described + comma + entries_text[1:]
+    return b'{"' + _METADATA.encode() + b'":' + described + comma + rows[1:]
 
 
 def make_layout(specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes: int) -> Layout:
@@ -163,7 +163,7 @@ def make_layout(specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes:
             at += sizes[i]
         return tuple(found)
 
-    text = len(_with_metadata(_entries_text(placed(0), 0), metadata)) + slack_bytes
+    text = len(_with_metadata(entries_text(placed(0), 0), metadata)) + slack_bytes
     header_bytes = -(-(8 + text) // PAGE_BYTES) * PAGE_BYTES
     if header_bytes > MOST_HEADER_BYTES:
         raise CheckpointError(f"the state's names and plain values need {header_bytes} bytes, the format holds 100 MB")

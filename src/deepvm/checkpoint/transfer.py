@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.senders import Base, Job, Senders
+from deepvm.checkpoint.senders import Base, Chunks, Job, Senders
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.errors import CheckpointError, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.memnode.wire import Kind
-from deepvm.store.base import Manifest
+from deepvm.store.base import Manifest, chunk_count
 from deepvm.store.connection import Connection
 from deepvm.store.memory import MemoryStore, begin, home_nodes, seal
 
@@ -109,29 +109,19 @@ class MemoryTransfer:
         base = self._base
         if base is not None and (base.fingerprint, base.header_bytes) != (layout.fingerprint, layout.header_bytes):
             base = None
-        nodes = self._store.nodes
         digests = [0] * pieces.count
-        jobs = {
-            node: Job(
-                source=snapshot, step=step, size_bytes=layout.size_bytes, chunk_bytes=pieces.chunk_bytes,
-                layout=layout.fingerprint, base=base, digests=digests, waiting=queue.SimpleQueue(), senders=0,
-            )
-            for node in nodes
-        }  # fmt: skip
-
-        def enqueue(chunks: Sequence[int]) -> None:
-            for chunk in chunks:
-                for home in home_nodes(chunk, len(nodes), self._store.replicas):
-                    jobs[nodes[home]].waiting.put(chunk)
-
-        enqueue([chunk for chunk in mine if chunk >= pieces.of_header])
+        jobs = self._jobs(
+            snapshot, step, layout.size_bytes, pieces.chunk_bytes,
+            layout=layout.fingerprint, base=base, digests=digests,
+        )  # fmt: skip
+        self._enqueue(jobs, [chunk for chunk in mine if chunk >= pieces.of_header])
         for node, job in jobs.items():
             self._sender(node).start(job)
         try:
             extras = self._exchange(step, layout.size_bytes, layout.fingerprint, extra, ends)
             if self._rank == 0:
                 write_header(extras)
-            enqueue([chunk for chunk in mine if chunk < pieces.of_header])
+            self._enqueue(jobs, [chunk for chunk in mine if chunk < pieces.of_header])
         except BaseException as error:
             for job in jobs.values():
                 job.failure = job.failure or error
@@ -144,6 +134,27 @@ class MemoryTransfer:
         on_sent()
         if snapshot.torn:
             raise CheckpointError(snapshot.torn)
+        down = tuple(node for node, job in jobs.items() if job.failure is not None)
+        self._check_losses(jobs, down)
+        return Sent(
+            digests=digests,
+            bytes_sent=sum(job.bytes_sent for job in jobs.values()),
+            bytes_kept=sum(job.bytes_kept for job in jobs.values()),
+            nodes_down=down,
+        )
+
+    def send(
+        self, source: Chunks, chunks: Sequence[int], step: int, size_bytes: int, chunk_bytes: int,
+        *, layout: str, base: Base | None, ends: float,
+    ) -> Sent:  # fmt: skip
+        """Send some chunks of a checkpoint that others may send other chunks of; nothing is committed."""
+        digests = [0] * chunk_count(size_bytes, chunk_bytes)
+        jobs = self._jobs(source, step, size_bytes, chunk_bytes, layout=layout, base=base, digests=digests)
+        self._enqueue(jobs, chunks)
+        for node, job in jobs.items():
+            job.waiting.put(None)
+            self._sender(node).start(job)
+        self._await(jobs, ends)
         down = tuple(node for node, job in jobs.items() if job.failure is not None)
         self._check_losses(jobs, down)
         return Sent(
@@ -167,6 +178,24 @@ class MemoryTransfer:
         self._senders, self._control = {}, {}
 
     # --- parts --------------------------------------------------------------------------------------------------
+
+    def _jobs(
+        self, source: Chunks, step: int, size_bytes: int, chunk_bytes: int,
+        *, layout: str, base: Base | None, digests: list[int],
+    ) -> dict[str, Job]:  # fmt: skip
+        return {
+            node: Job(
+                source=source, step=step, size_bytes=size_bytes, chunk_bytes=chunk_bytes,
+                layout=layout, base=base, digests=digests, waiting=queue.SimpleQueue(), senders=0,
+            )
+            for node in self._store.nodes
+        }  # fmt: skip
+
+    def _enqueue(self, jobs: Mapping[str, Job], chunks: Sequence[int]) -> None:
+        nodes = self._store.nodes
+        for chunk in chunks:
+            for home in home_nodes(chunk, len(nodes), self._store.replicas):
+                jobs[nodes[home]].waiting.put(chunk)
 
     def _sender(self, node: str) -> Senders:
         if node not in self._senders:
