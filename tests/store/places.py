@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
 
-from s3_server import ACCESS, SECRET, S3Server
+from s3_server import ADMIN_ACCESS, ADMIN_SECRET, S3Server
 
 from deepvm.store import Store, open_store
 
@@ -81,8 +81,8 @@ def boto_client(server: S3Server) -> Any:
     return boto3.client(
         "s3",
         endpoint_url=server.endpoint,
-        aws_access_key_id=ACCESS,
-        aws_secret_access_key=SECRET,
+        aws_access_key_id=ADMIN_ACCESS,
+        aws_secret_access_key=ADMIN_SECRET,
         region_name="us-east-1",
         config=Config(connect_timeout=5, read_timeout=30),
     )

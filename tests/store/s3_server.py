@@ -20,6 +20,7 @@ from pathlib import Path
 
 START_S = 30.0
 ACCESS, SECRET = "an-access-key", "a-secret-key-that-no-message-may-show"
+ADMIN_ACCESS, ADMIN_SECRET = "an-admins-key", "an-admins-secret"  # who may make buckets
 
 
 def weed_binary() -> str | None:
@@ -53,14 +54,17 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
     weed = weed_binary()
     assert weed is not None
     directory.mkdir(parents=True)
-    identity = {
-        "name": "tester",
-        "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
-        "actions": ["Admin", "Read", "List", "Tagging", "Write"],
-    }
+    tester, admin = (
+        {"name": name, "credentials": [{"accessKey": access, "secretKey": secret}], "actions": actions}
+        for name, access, secret, actions in (
+            ("tester", ACCESS, SECRET, ["Read", "List", "Write"]),
+            ("admin", ADMIN_ACCESS, ADMIN_SECRET, ["Admin", "Read", "List", "Write"]),
+        )
+    )
     config = directory / "s3.json"
-    config.write_text(json.dumps({"identities": [identity]}))
-    ports = iter(_free_ports(9))
+    config.write_text(json.dumps({"identities": [tester, admin]}))
+    taken = _free_ports(9)
+    ports = iter(taken)
     command = [
         weed,
         "server",
@@ -74,6 +78,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
     for option in ("master.port", "volume.port", "filer.port", "master.port.grpc", "volume.port.grpc"):
         command.append(f"-{option}={next(ports)}")
     command += [f"-filer.port.grpc={next(ports)}", f"-s3.port.grpc={next(ports)}", f"-debug.port={next(ports)}"]
+    command += ["-s3.port.iceberg=0", "-s3.port.lance=0"]
     port = next(ports)
     log = (directory / "log").open("wb")
     process = subprocess.Popen(
@@ -91,6 +96,9 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
     finally:
         server.kill()
         log.close()
+        for port in taken:
+            for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # it makes them there, whatever it is told
+                left.unlink()
 
 
 _libc = ctypes.CDLL(None)

@@ -262,7 +262,8 @@ def _plain_http_allowed() -> bool:
 
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
-_NO_CREDENTIALS = ("metadata", "169.254.169.254", "credential", "Configuration")
+# Without credentials in the environment the client asks the cloud's metadata service, which is not there elsewhere.
+_NO_CREDENTIALS = ("/latest/api/token", "/latest/meta-data", "169.254.169.254", "metadata", "credential")
 
 
 @contextlib.contextmanager
