@@ -73,6 +73,17 @@ class Checkpoint:
                 self.arena.hold(block)
             return block
 
+    def mend(self, chunk: int, block: int) -> bool:
+        """Put a good block in the place of a damaged one; False where the chunk is not in memory."""
+        with self._lock:
+            before = self._blocks.get(chunk)
+            if before is not None:
+                self._blocks[chunk] = block
+        if before is None:
+            return False
+        self.arena.drop(before)
+        return True
+
     @contextmanager
     def chunk(self, chunk: int) -> Iterator[memoryview]:
         """The chunk's bytes, straight from their block, or read back and verified."""

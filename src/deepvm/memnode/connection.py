@@ -11,6 +11,7 @@ import xxhash
 
 from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode import fields, wire
+from deepvm.memnode.arena import NoRoom
 from deepvm.memnode.channel import Channel, Gone
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.requests import Answer, Requests
@@ -95,6 +96,9 @@ class Connection:
             if frame.kind is Kind.PUT:
                 self._put(requests, frame, meta)
                 answer: Answer = None
+            elif frame.kind is Kind.MEND:
+                self._mend(requests, frame, meta)
+                answer = None
             elif frame.kind is Kind.GET:
                 self._get(requests, frame, meta)
                 return
@@ -150,6 +154,34 @@ class Connection:
             self._node.log.warning("corrupt chunk", client=self.name, step=meta.get("step"), chunk=chunk)
             raise Refused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
         upload.finish(chunk, block, frame.digest)
+
+    def _mend(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
+        """Whoever may read a checkpoint may bring a damaged chunk of it back: the bytes that its manifest names."""
+        chunk, length = fields.chunk(meta), frame.body_bytes
+        try:
+            checkpoint = requests.checkpoint(meta)
+            if chunk >= len(checkpoint.manifest.digests) or checkpoint.manifest.span(chunk)[1] != length:
+                raise Refused("failed", f"step {checkpoint.step} has no chunk {chunk} of {length} bytes")
+            block = self._node.arena.take(reserved=False)
+        except Refused:
+            self._channel.discard(length)
+            raise
+        except NoRoom:
+            self._channel.discard(length)
+            raise Refused("busy", "no block is free: try again") from None
+        mended = False
+        try:
+            with self._node.arena.view(block, length) as view:
+                self._channel.receive(view)
+                if xxhash.xxh3_64_intdigest(view) != checkpoint.manifest.digests[chunk]:
+                    raise Refused("corrupt", f"these bytes are not chunk {chunk} of step {checkpoint.step}")
+            mended = checkpoint.mend(chunk, block)
+        finally:
+            if not mended:
+                self._node.arena.drop(block)
+        if not mended:
+            raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
+        self._node.log.warning("mended", client=self.name, step=checkpoint.step, chunk=chunk)
 
     def _get(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
         checkpoint = requests.checkpoint(meta)

@@ -55,13 +55,17 @@ class Kind(IntEnum):
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}
+    MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest says, in place of a damaged one
     # of the node
     RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
     STATUS = 41  # -> OK {...}
 
 
-# kinds whose body may be as large as a document; PUT and DATA carry blocks; all others carry none
+# kinds whose body may be as large as a document; PUT, MEND and DATA carry blocks; all others carry none
 _DOCUMENTS = frozenset({Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA})
+
+
+_BLOCKS = frozenset({Kind.PUT, Kind.MEND})
 
 
 class ProtocolError(StoreError):
@@ -100,7 +104,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Frame:
     if meta_bytes > MOST_META_BYTES:
         raise ProtocolError(f"meta of {meta_bytes} bytes, the limit is {MOST_META_BYTES}")
     found = Kind(kind)
-    most = MOST_DOCUMENT_BYTES if found in _DOCUMENTS else MOST_BLOCK_BYTES if found is Kind.PUT else 0
+    most = MOST_DOCUMENT_BYTES if found in _DOCUMENTS else MOST_BLOCK_BYTES if found in _BLOCKS else 0
     if body_bytes > most:
         raise ProtocolError(f"{found.name} with a body of {body_bytes} bytes, the limit is {most}")
     return Frame(found, request, meta_bytes, body_bytes, digest)

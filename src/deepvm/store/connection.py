@@ -11,6 +11,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import xxhash
@@ -20,6 +21,7 @@ from deepvm.memnode import wire
 from deepvm.memnode.wire import Frame, Kind
 
 CONNECT_S = 10.0
+ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
 _PIECES = 64  # memory views handed to the kernel at once; more than that costs more than it saves
 
@@ -49,8 +51,10 @@ class Connection:
         pace_bytes_per_s: int | None = None,
     ) -> None:
         self.address = address
+        self.block_bytes: Any = None
         self._token, self._progress_s = token, progress_s
         self._requests = 0
+        self._answers = 0
         self._outstanding = 0
         self._header = bytearray(wire.HEADER.size)
         host, port = parse_address(address)
@@ -75,6 +79,11 @@ class Connection:
     def close(self) -> None:
         self._sock.close()
 
+    def interrupt(self) -> None:
+        """From another thread: whoever waits on this connection stops waiting."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def fileno(self) -> int:
         return self._sock.fileno()
 
@@ -86,8 +95,12 @@ class Connection:
             raise StoreUnavailable(
                 f"memory node {self.address} speaks protocol {hello.get('version')}, this is {wire.VERSION}"
             )
-        self.block_bytes = int(hello["block_bytes"])
+        self.block_bytes = hello.get("block_bytes")
+        if not isinstance(self.block_bytes, int) or self.block_bytes not in _BLOCKS or not hello.get("nonce"):
+            raise StoreUnavailable(f"{self.address} greets like no memory node: {str(hello)[:100]}")
         self.node_nonce, self.nonce = str(hello["nonce"]), wire.new_nonce()
+        if not hello.get("token") and self._token is not None:
+            raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
         if hello.get("token") and self._token is None:
             raise AccessDenied(f"memory node {self.address} asks for a token: set DEEPVM_TOKEN or token=")
         known = "" if self._token is None else wire.proof(self._token, "client", self.node_nonce, self.nonce)
@@ -115,8 +128,8 @@ class Connection:
     def call(
         self, kind: Kind, meta: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float | None = None
     ) -> tuple[dict[str, Any], bytearray]:
-        """Send a request and wait for its answer: its meta and body."""
-        deadline_s = time.monotonic() + (self._progress_s if timeout_s is None else timeout_s + self._progress_s)
+        """Send a request and wait for its answer: its meta and body. ``timeout_s`` is how long the node may take."""
+        deadline_s = time.monotonic() + (self._progress_s if timeout_s is None else timeout_s + ANSWER_S)
         digest = xxhash.xxh3_64_intdigest(body) if body else 0
         self._send_frame(kind, meta, len(body), digest)
         if body:
@@ -206,6 +219,11 @@ class Connection:
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
         self._receive_exactly(memoryview(self._header), deadline_s)
         frame = wire.decode_header(self._header)
+        if self._requests:
+            self._answers += 1
+            malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
+            if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
+                raise wire.ProtocolError(f"memory node {self.address} answers what was not asked: give it up")
         meta = bytearray(frame.meta_bytes)
         if meta:
             self._receive_exactly(memoryview(meta), deadline_s)
@@ -244,4 +262,6 @@ class Connection:
             self._waits_for = event
 
 
+_ANSWERS = (Kind.OK, Kind.DATA, Kind.ERROR)
+_BLOCKS = range(wire.LEAST_BLOCK_BYTES, wire.MOST_BLOCK_BYTES + 1)
 _SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)

@@ -7,11 +7,13 @@ chunk has a replica left.
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -22,9 +24,12 @@ import xxhash
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest, check_run, chunk_count
-from deepvm.store.connection import Connection, parse_address
+from deepvm.store.connection import Connection, Send, parse_address
+
+log = logging.getLogger("deepvm.store")
 
 T = TypeVar("T")
+DOWN_S = 10.0  # so long a node that could not be reached is asked last
 
 
 def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
@@ -65,6 +70,7 @@ class MemoryStore:
         self._token, self._key, self._tls, self._pace = token, key, tls, pace_bytes_per_s
         self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._lock = threading.Lock()
+        self._down_until_s: dict[str, float] = {}
 
     @classmethod
     def from_url(cls, url: str, *, token: str | None = None, key: str | None = None) -> MemoryStore:
@@ -96,7 +102,12 @@ class MemoryStore:
 
     def connect(self, node: str, run: str | None, *, write: bool = False) -> Connection:
         """A connection of its own, opened for a run."""
-        connection = Connection(node, token=self._token, tls=self._tls, pace_bytes_per_s=self._pace)
+        try:
+            connection = Connection(node, token=self._token, tls=self._tls, pace_bytes_per_s=self._pace)
+        except StoreUnavailable:
+            self._down_until_s[node] = time.monotonic() + DOWN_S
+            raise
+        self._down_until_s.pop(node, None)
         try:
             if run is not None:
                 connection.open(check_run(run), key=self._key, session=self.session, write=write)
@@ -104,6 +115,9 @@ class MemoryStore:
             connection.close()
             raise
         return connection
+
+    def _is_down(self, node: str) -> bool:
+        return self._down_until_s.get(node, 0.0) > time.monotonic()
 
     def _call(
         self, node: str, run: str | None, kind: Kind, meta: dict[str, object] | None = None
@@ -152,78 +166,167 @@ class MemoryStore:
 
     # --- the contract -------------------------------------------------------------------------------------------
 
-    def _each(self, nodes: Iterable[str], run: str | None, kind: Kind) -> list[dict[str, object]]:
-        """The answers of the nodes that answer; the last error where none does."""
-        answers, failure = [], None
-        for node in nodes:
+    def _each(
+        self, run: str | None, kind: Kind, meta: dict[str, object] | None = None
+    ) -> tuple[dict[str, tuple[dict[str, object], bytearray]], StoreError | None]:
+        """The answers of the nodes that have one, and why another has none; that is raised where all have none."""
+        answers: dict[str, tuple[dict[str, object], bytearray]] = {}
+        failure: StoreError | None = None
+        for node in self.nodes:
             try:
-                answers.append(self._call(node, run, kind)[0])
-            except StoreUnavailable as error:
-                failure = error
+                answers[node] = self._call(node, run, kind, meta)
+            except StoreError as error:
+                failure = error if failure is None or isinstance(failure, NotFound) else failure
         if not answers and failure is not None:
             raise failure
-        return answers
+        return answers, failure
 
     def runs(self) -> list[str]:
-        return sorted({str(run) for answer in self._each(self.nodes, None, Kind.RUNS) for run in answer["runs"]})  # type: ignore[attr-defined]
+        answers, _ = self._each(None, Kind.RUNS)
+        return sorted({str(run) for answer, _ in answers.values() for run in answer["runs"]})  # type: ignore[attr-defined]
 
     def steps(self, run: str) -> list[int]:
-        """Steps whose manifest some node has, and whose every chunk some reachable node should have."""
-        try:
-            answers = self._each(self.nodes, run, Kind.STEPS)
-        except NotFound:
-            return []
-        held: dict[int, int] = {}
-        for answer in answers:
+        """Steps whose manifest some node has, and whose every chunk some reachable node should have. Where there are
+        none and a node does not answer, it may have them: that is no run without checkpoints."""
+        held, failure = self._held(run)
+        whole = sorted(step for step, nodes in held.items() if len(nodes) >= self._least)
+        if failure is not None and not whole:
+            raise failure
+        for step in sorted(held.keys() - set(whole)):
+            if failure is not None and step > whole[-1]:
+                log.warning("step %d of run %s is not whole while a node does not answer: %s", step, run, failure)
+        return whole
+
+    def half_steps(self, run: str) -> dict[int, list[str]]:
+        """Steps that were being committed when their trainer ended, and the nodes that have them; none where a node
+        does not answer, since it may have the other half."""
+        held, failure = self._held(run)
+        return {} if failure is not None else {s: nodes for s, nodes in held.items() if len(nodes) < self._least}
+
+    @property
+    def _least(self) -> int:
+        return len(self.nodes) - self.replicas + 1  # nodes that have a step: with fewer, some chunk has no node left
+
+    def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
+        answers, failure = self._each(run, Kind.STEPS)
+        held: dict[int, list[str]] = {}
+        for node, (answer, _) in answers.items():
             for row in answer["steps"]:  # type: ignore[attr-defined]
-                held[int(row["step"])] = held.get(int(row["step"]), 0) + 1
-        least = len(self.nodes) - self.replicas + 1  # with fewer, some chunk has no node left
-        return sorted(step for step, count in held.items() if count >= least)
+                held.setdefault(int(row["step"]), []).append(node)
+        return held, failure
 
     def states(self, run: str, step: int) -> list[str]:
         """What each reachable node says of a checkpoint: remote, spilled or durable."""
-        found = []
-        for answer in self._each(self.nodes, run, Kind.STEPS):
-            found += [str(row["state"]) for row in answer["steps"] if row["step"] == step]  # type: ignore[attr-defined]
-        return found
+        answers, _ = self._each(run, Kind.STEPS)
+        rows = (row for answer, _ in answers.values() for row in answer["steps"])  # type: ignore[attr-defined]
+        return [str(row["state"]) for row in rows if row["step"] == step]
+
+    def outlives_the_nodes(self, states: Sequence[str]) -> bool:
+        """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
+        return "durable" in states or states.count("spilled") >= self._least
 
     def manifest(self, run: str, step: int) -> Manifest:
-        failure: StoreError = NotFound(f"{self.url} has no step {step} of run {run}")
-        for node in self.nodes:
+        return self._newest_manifest(run, step)[0]
+
+    def _newest_manifest(self, run: str, step: int) -> tuple[Manifest, bytes]:
+        """Of a step that was saved twice, a node that was away the second time has the first."""
+        answers, failure = self._each(run, Kind.MANIFEST, {"step": step})
+        found: list[tuple[Manifest, bytes]] = []
+        for _, body in answers.values():
             try:
-                return Manifest.from_bytes(bytes(self._call(node, run, Kind.MANIFEST, {"step": step})[1]))
-            except (StoreUnavailable, NotFound, Corrupt) as error:
+                found.append((Manifest.from_bytes(bytes(body)), bytes(body)))
+            except Corrupt as error:
                 failure = error
-        raise failure
+        if not found:
+            raise failure or NotFound(f"{self.url} has no step {step} of run {run}")
+        return max(found, key=lambda one: one[0].created_s)
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        failure: StoreError = NotFound(f"no node has chunk {chunk} of step {manifest.step}")
+        """From the first node that has it as it was saved. A copy that is not is replaced, and said so."""
         nodes = manifest.nodes or self.nodes[:1]
-
-        def get(connection: Connection) -> None:
-            connection.read_into(Kind.GET, {"step": manifest.step, "chunk": chunk}, into)
-
-        for home in home_nodes(chunk, len(nodes), manifest.replicas):
+        homes = [nodes[home] for home in home_nodes(chunk, len(nodes), manifest.replicas)]
+        others = [node for node in nodes if node not in homes]  # one may have spilled all of it
+        damaged: list[str] = []
+        failure: StoreError | None = None
+        for node in sorted([*homes, *others], key=lambda node: (self._is_down(node), node in others)):
             try:
-                self._ask(nodes[home], manifest.run, get)
-                if xxhash.xxh3_64_intdigest(into) == manifest.digests[chunk]:
-                    return
-                failure = Corrupt(f"chunk {chunk} of step {manifest.step} is not what was saved")
-            except (StoreUnavailable, NotFound, Corrupt) as error:
-                failure = error
-        raise failure
+                self._ask(node, manifest.run, _getting(manifest.step, chunk, into))
+                if xxhash.xxh3_64_intdigest(into) != manifest.digests[chunk]:
+                    raise Corrupt(f"chunk {chunk} of step {manifest.step} is not what was saved, at {node}")
+            except StoreError as error:
+                if isinstance(error, Corrupt):
+                    damaged.append(node)
+                if failure is None or not isinstance(error, NotFound):
+                    failure = error
+                continue
+            for bad in damaged:
+                self._mend(bad, manifest, chunk, into)
+            return
+        raise failure or NotFound(f"no node has chunk {chunk} of step {manifest.step}")
+
+    def _mend(self, node: str, manifest: Manifest, chunk: int, good: memoryview) -> None:
+        meta = {"step": manifest.step, "chunk": chunk}
+        what = f"chunk {chunk} of step {manifest.step} of run {manifest.run} at {node} was damaged"
+        try:
+            self._ask(node, manifest.run, lambda connection: connection.call(Kind.MEND, meta, bytes(good)))
+            log.warning("%s, and is replaced from a good copy", what)
+        except StoreError as error:
+            log.warning("%s, and cannot be replaced: %s", what, error)
+
+    def repair(self, run: str, step: int) -> list[str]:
+        """Make the missing copies of a checkpoint again, on nodes that answer and do not have it: those nodes. Only for
+        the session that writes the run."""
+        manifest, document = self._newest_manifest(run, step)
+        repaired = []
+        for index, node in enumerate(manifest.nodes if manifest.replicas > 1 else ()):
+            try:
+                if bytes(self._call(node, run, Kind.MANIFEST, {"step": step})[1]) == document:
+                    continue
+            except NotFound:
+                pass
+            except StoreUnavailable:
+                continue  # still away
+            connection = self.connect(node, run, write=True)
+            try:
+                self._copy_share(connection, index, manifest, document)
+            finally:
+                connection.close()
+            repaired.append(node)
+        return repaired
+
+    def _copy_share(self, connection: Connection, index: int, manifest: Manifest, document: bytes) -> None:
+        nodes, step = manifest.nodes, manifest.step
+        share = {"nodes": len(nodes), "node_index": index, "replicas": manifest.replicas}
+        begin(
+            connection, step, manifest.size_bytes, manifest.chunk_bytes,
+            layout="", rank=0, world_size=1, share=share, repair=True,
+        )  # fmt: skip
+        mine = [c for c in range(len(manifest.digests)) if index in home_nodes(c, len(nodes), manifest.replicas)]
+        buffer = memoryview(bytearray(manifest.chunk_bytes))
+        for chunk in mine:
+            data = buffer[: manifest.span(chunk)[1]]
+            self.read_chunk(manifest, chunk, data)
+            connection.put({"step": step, "chunk": chunk}, len(data), manifest.digests[chunk], _sending(data))
+            connection.finish()  # before the buffer is filled again
+        if seal(connection, step, mine, 0.0) != [manifest.digests[chunk] for chunk in mine]:
+            raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")
+        connection.call(Kind.PUBLISH, {"step": step, "node_index": index}, document)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> MemoryWriter:
         return MemoryWriter(self, run, step, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
 
     def delete(self, run: str, step: int) -> None:
+        """On every node that answers; raises for one that does not. Takes the run from nobody who writes it."""
+        failure: StoreError | None = None
         for node in self.nodes:
-            with suppress(NotFound):
-                connection = self.connect(node, run, write=True)
-                try:
-                    connection.call(Kind.DELETE, {"step": step})
-                finally:
-                    connection.close()
+            try:
+                self._call(node, run, Kind.DELETE, {"step": step})
+            except NotFound:
+                pass
+            except StoreError as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     def extras(self, connection: Connection, step: int, world_size: int, timeout_s: float) -> list[object]:
         """Every rank's own state, as the ranks sent it to their first node."""
@@ -299,16 +402,33 @@ class MemoryWriter:
 
 
 def begin(
-    connection: Connection, step: int, size_bytes: int, chunk_bytes: int, *, layout: str, rank: int, world_size: int
+    connection: Connection,
+    step: int,
+    size_bytes: int,
+    chunk_bytes: int,
+    *,
+    layout: str,
+    rank: int,
+    world_size: int,
+    attempt: int = 0,
+    share: Mapping[str, int] | None = None,
+    repair: bool = False,
 ) -> None:
+    """``share``: nodes, node_index and replicas, where nodes share the chunks."""
     if chunk_bytes != connection.block_bytes:
         raise UsageError(
             f"memory node {connection.address} keeps blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
         )
-    connection.call(
-        Kind.BEGIN,
-        {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size},
-    )
+    meta = {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size}
+    connection.call(Kind.BEGIN, {**meta, **(share or {}), "attempt": attempt, "repair": repair})
+
+
+def _getting(step: int, chunk: int, into: memoryview) -> Callable[[Connection], None]:
+    return lambda connection: connection.read_into(Kind.GET, {"step": step, "chunk": chunk}, into)
+
+
+def _sending(data: memoryview) -> Callable[[int, Send], int]:
+    return lambda offset, send: send([data[offset:]])
 
 
 def seal(connection: Connection, step: int, chunks: Sequence[int], timeout_s: float) -> list[int]:
