@@ -5,7 +5,7 @@ A tensor's bytes come from one of three sources:
 - **live**: it changes only in an optimizer's step. Its bytes are read where they are; before the optimizer steps
   (``freeze``, called by its own pre-hook) what was not yet sent is copied into staging memory.
 - **stable**: a frozen parameter that did not change since the last save. Its copy of then is still in staging memory.
-- **staged**: anything else. It is copied when the snapshot is taken.
+- **staged**: anything else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
 
 Live tensors are watched by torch's version counters, stable ones are compared with their copies: a snapshot of which a
 tensor changed before it was read is torn, says so, and is never committed.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import xxhash
 
+from deepvm.checkpoint.device import Arrivals
 from deepvm.checkpoint.layout import DTYPES, Layout
 from deepvm.checkpoint.sources import Sources, versions_of
 from deepvm.checkpoint.staging import Staging, copy_bytes, same_bytes, view_of
@@ -31,9 +32,15 @@ GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its
 class Snapshot:
     """``stable`` are tensors by entry, as they were when they were staged; what is not live was staged before."""
 
-    def __init__(self, sources: Sources, stable: Mapping[int, torch.Tensor], copies: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sources: Sources,
+        stable: Mapping[int, torch.Tensor],
+        copies: Sequence[int],
+        arrivals: Arrivals | None = None,
+    ) -> None:
         self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
-        self._stable = stable
+        self._stable, self._arrivals = stable, arrivals
         self._live_versions = sources.versions()
         self._stable_versions = {entry: versions_of(tensor) for entry, tensor in stable.items()}
         self._locks = [threading.Lock() for _ in range(self.pieces.count)]
@@ -52,6 +59,8 @@ class Snapshot:
         """Copy what is live and not yet sent; returns the bytes copied. After it, tensors may change."""
         if self.frozen:
             return 0
+        if self._arrivals is not None:
+            self._arrivals.hold()  # on the GPU; nothing waits here
         self._gate.clear()  # senders stand still: the copy has the memory's bandwidth and the cores
         held = [lock for lock, waiting in zip(self._locks, self._waiting, strict=True) if waiting and lock.acquire()]
         try:
@@ -73,12 +82,22 @@ class Snapshot:
 
     def check_untorn(self) -> None:
         """That no tensor which is read where it is has changed since the snapshot was taken."""
-        if not self.frozen and self.torn is None and self._sources.versions() != self._live_versions:
+        if self.frozen or self.torn is not None:
+            return
+        on_device = self._arrivals is not None and self._arrivals.changed()
+        if on_device or self._sources.versions() != self._live_versions:
             self.torn = "a tensor was changed in place before it was saved, other than by the optimizer's step"
 
     # --- the senders' side --------------------------------------------------------------------------------------
 
+    def ready(self, chunk: int) -> None:
+        """Wait until what comes from a GPU has arrived."""
+        if self._arrivals is not None:
+            offset, length = self.pieces.span(chunk)
+            self._arrivals.wait(offset, offset + length)
+
     def digest(self, chunk: int) -> int:
+        self.ready(chunk)
         self._gate.wait(GATE_S)
         with self._locks[chunk]:
             self._compare_stable(chunk)
@@ -92,6 +111,7 @@ class Snapshot:
 
     def hand_over(self, chunk: int, offset: int, send: Callable[[Sequence[memoryview]], int]) -> int:
         """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
+        self.ready(chunk)
         self._gate.wait(GATE_S)
         with self._locks[chunk]:
             return send(from_offset(self._chunk_views(chunk), offset))

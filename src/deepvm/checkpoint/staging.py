@@ -37,7 +37,8 @@ class Staging:
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
-        self._map = mmap.mmap(-1, max(size_bytes, mmap.PAGESIZE))
+        self.mapped_bytes = max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self._map = mmap.mmap(-1, self.mapped_bytes)
         with suppress(OSError, AttributeError, ValueError):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)

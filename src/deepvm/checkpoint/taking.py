@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from deepvm.checkpoint.capture import Capture, Captured, join
+from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.layout import Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot, stage
@@ -33,6 +34,7 @@ class _Plan:
     text_bytes: int  # of the skeleton for which the header was planned
     sources: Sources
     others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
+    on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
 
     def has_moved(self, captured: Captured) -> bool:
         """Whether a tensor that is read in place is another one now, under its old name."""
@@ -54,6 +56,7 @@ class Taking:
         self._chunk_bytes, self._copies, self._world_size = chunk_bytes, copies, world_size
         self._capture = Capture()
         self._copier = Copier()
+        self.device_copies = DeviceCopies()
         self._plan: _Plan | None = None
         self._seen: dict[str, tuple[int, int]] = {}  # of tensors that no optimizer owns: address and version
         self._watched: set[str] = set()  # frozen parameters that were compared with their copies once
@@ -83,8 +86,20 @@ class Taking:
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
             seen[name] = mark
         self._seen = seen
-        self._last = Snapshot(plan.sources, stable, self._copies(plan.pieces))
+        arrivals = self._start_arrivals(plan, captured)
+        self._last = Snapshot(plan.sources, stable, self._copies(plan.pieces), arrivals)
         return self._last, captured.texts
+
+    def _start_arrivals(self, plan: _Plan, captured: Captured) -> Arrivals | None:
+        loose: list[tuple[int, torch.Tensor]] = []
+        owned: list[tuple[int, torch.Tensor]] = []
+        for name, entry, address in plan.on_device:
+            tensor = captured.tensors[name]
+            if not self.device_copies.takes(tensor):  # it came down from the GPU since
+                stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
+            else:
+                (owned if address and address == tensor.data_ptr() else loose).append((entry, tensor))
+        return self.device_copies.start(plan.sources.staging, plan.pieces.layout, loose, owned)
 
     def _is_as_staged(self, name: str, plan: _Plan, entry: int, tensor: torch.Tensor) -> bool:
         """Whether a frozen parameter can be trusted to tell its changes: compared once here, later by the senders.
@@ -120,6 +135,7 @@ class Taking:
 
     def close(self) -> None:
         self._copier.close()
+        self.device_copies.release()
 
     def forget_stable(self) -> None:
         """Copy everything that no optimizer owns the next time: nobody knows any more what was saved last."""
@@ -142,19 +158,21 @@ class Taking:
             pieces, text_bytes = Pieces(layout, self._chunk_bytes()), _text_bytes(captured)
             self._seen = {}
         owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
-        others = []
+        others, on_device = [], []
         owned = _owned_addresses(state)
         # Parameters alone: batch norm changes its buffers without torch's version counters noticing.
         frozen = _frozen_addresses(state) - owned
         for name, tensor in captured.tensors.items():
             entry = pieces.layout.by_name[name]
             readable = tensor.device.type == "cpu" and tensor.is_contiguous()
-            if readable and tensor.data_ptr() in owned:
+            if self.device_copies.takes(tensor):
+                on_device.append((name, entry, tensor.data_ptr() if tensor.data_ptr() in owned else 0))
+            elif readable and tensor.data_ptr() in owned:
                 owned_tensors[entry] = tensor
             else:
                 others.append((name, entry, readable and tensor.data_ptr() in frozen))
         sources = Sources(pieces, owned_tensors, self._warm(pieces.layout), self._copier)
-        return _Plan(pieces, text_bytes, sources, others)
+        return _Plan(pieces, text_bytes, sources, others, on_device)
 
     def _check_budget(self, layout: Layout) -> None:
         if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
@@ -168,6 +186,7 @@ class Taking:
             self._warming.join()
             self._warming = None
         if self.staging is None or self.staging.size_bytes < layout.size_bytes:
+            self.device_copies.release()
             self.staging = None  # the old one goes before the new one comes
             self.staging = Staging(layout.size_bytes)
         return self.staging
