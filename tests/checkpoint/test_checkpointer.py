@@ -174,6 +174,7 @@ def test_a_tensor_changed_other_than_by_the_optimizer_tears_no_checkpoint(node: 
     training.step()
     with Checkpointer(training.state, f"memory://{node.address}?pace=20000000") as ckpt:
         ckpt.save(0).wait("remote", 20)
+        training.step()  # or nothing would have to be sent, and the save be over before the change
         handle = ckpt.save(1)
         with torch.no_grad():
             training.model.first.weight.clamp_(-0.01, 0.01)
