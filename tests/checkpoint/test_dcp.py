@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+import pickle
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,13 +16,16 @@ import torch.distributed.checkpoint as dcp
 from dcp_ranks import OBJECTS, die_before_the_end, load_on_ranks, run_ranks, save_into_files, save_on_ranks
 from safetensors.torch import load_file
 from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
-from deepvm.errors import UsageError
+from deepvm.checkpoint.dcp.metadata import decode, decode_object, encode
+from deepvm.errors import Corrupt, UsageError
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
+from deepvm.store.header import Header, TensorEntry
 from deepvm.store.urls import open_store
 from deepvm.store.verify import copy
 
@@ -242,3 +247,65 @@ def test_nothing_is_pickled_into_a_store(tmp_path: Path) -> None:
     assert not any(mark in data for mark in (b"archive/data.pkl", b"PK\x03\x04", b"ctorch", b"\x80\x02}"))
     manifest = Manifest.from_bytes((tmp_path / "plain" / "step-000000000001.json").read_bytes())
     assert manifest.facts["format"] == "deepvm-dcp/1"
+
+
+def test_a_dead_replica_loses_nothing(node: MemoryNode) -> None:
+    url = f"memory://{node.address},127.0.0.1:9?replicas=2"
+    state = {f"layer{i}": torch.randn(MIB // 4) for i in range(4)}
+    writer = pickle.loads(pickle.dumps(DeepvmWriter(url, run="half", step=1)))  # noqa: S301 - as torch's own save process gets it
+    alone(dcp.save, state, storage_writer=writer)
+    found = blank(state)
+    alone(dcp.load, found, storage_reader=DeepvmReader(url, run="half"))
+    assert equal(found, state)
+
+
+GOLDEN = {
+    "tensors": {
+        "w": {
+            "dtype": "float32",
+            "size": [3, 2],
+            "requires_grad": True,
+            "shards": [["w@0,0", [0, 0], [2, 2]], ["w@2,0", [2, 0], [1, 2]]],
+        }
+    },
+    "objects": {"lr": {"value": 0.5}, "z": {"value": {"$tensor": "z"}, "tensors": {"z": ["int16", [2], "AQACAA=="]}}},
+    "planner": {"value": {"w": {"$tuple": ["model", "w"]}}},
+}
+
+
+def golden_header(document: dict[str, Any]) -> Header:
+    entries = (
+        TensorEntry(name="w@0,0", dtype="F32", shape=(2, 2), offset=4096, size_bytes=16),
+        TensorEntry(name="w@2,0", dtype="F32", shape=(1, 2), offset=4112, size_bytes=8),
+    )
+    return Header(tensors=entries, metadata={"format": "deepvm-dcp/1", "dcp": json.dumps(document)})
+
+
+def test_the_format_is_read_as_it_is_written_down() -> None:
+    contents = decode(golden_header(GOLDEN))
+    metadata = contents.metadata
+    assert metadata.state_dict_metadata["w"].size == torch.Size([3, 2])
+    assert metadata.state_dict_metadata["w"].properties.dtype is torch.float32
+    assert metadata.storage_data[MetadataIndex("w", [2, 0])].entry.offset == 4112
+    assert metadata.planner_data == {"w": ("model", "w")}
+    assert decode_object(contents.objects["lr"]) == 0.5
+    assert decode_object(contents.objects["z"]).tolist() == [1, 2]
+    names = {MetadataIndex("w", [0, 0]): "w@0,0", MetadataIndex("w", [2, 0]): "w@2,0"}
+    assert json.loads(encode(metadata, names, contents.objects)["dcp"]) == GOLDEN
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"dtype": "load"},
+        {"dtype": "float64"},
+        {"shards": [["v", [0, 0], [2, 2]]]},
+        {"shards": [["w@0,0", [0, 0], [-2, -2]]]},
+        {"shards": 7},
+        {"size": "big"},
+    ],
+)
+def test_what_contradicts_itself_is_refused(change: dict[str, Any]) -> None:
+    document = {**GOLDEN, "tensors": {"w": {**GOLDEN["tensors"]["w"], **change}}}
+    with pytest.raises(Corrupt):
+        decode(golden_header(document))
