@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deepvm.errors import NotFound
+from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import chunk_span
 from deepvm.store.connection import Connection, Send
@@ -60,6 +60,7 @@ class Job:
     digests: list[int]
     waiting: queue.SimpleQueue[int | None]
     senders: int
+    attempt: int = 0
     finished: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
     bytes_sent: int = 0
@@ -81,6 +82,7 @@ class Senders:
             threading.Thread(target=self._work, args=(jobs,), name=f"deepvm-send-{node}-{i}", daemon=True)
             for i, jobs in enumerate(self._jobs)
         ]
+        self._open: set[Connection] = set()
         for thread in self._threads:
             thread.start()
 
@@ -89,7 +91,13 @@ class Senders:
         for jobs in self._jobs:
             jobs.put(job)
 
+    def interrupt(self) -> None:
+        """Whatever is being sent ends with an error."""
+        for connection in list(self._open):
+            connection.interrupt()
+
     def close(self) -> None:
+        self.interrupt()
         for jobs in self._jobs:
             jobs.put(None)
         for thread in self._threads:
@@ -104,27 +112,50 @@ class Senders:
             if job is None:
                 break
             try:
-                if connection is None:
-                    connection = self._store.connect(self.node, self._run, write=True)
-                self._serve(connection, job)
+                if job.failure is None:
+                    connection = self._begin(connection, job)
+                    self._serve(connection, job)
             except BaseException as error:
-                if connection is not None:
-                    connection.close()
-                    connection = None
+                self._close(connection)
+                connection = None
                 with job.lock:
                     job.failure = job.failure or error
             with job.lock:
                 job.senders -= 1
                 if job.senders == 0:
                     job.finished.set()
+        self._close(connection)
+
+    def _close(self, connection: Connection | None) -> None:
         if connection is not None:
+            self._open.discard(connection)
             connection.close()
 
-    def _serve(self, connection: Connection, job: Job) -> None:
+    def _begin(self, connection: Connection | None, job: Job) -> Connection:
+        """Begin the save, on a new connection where the old one died unnoticed between saves."""
+        if connection is not None:
+            try:
+                self._tell(connection, job)
+                return connection
+            except StoreUnavailable:
+                self._close(connection)
+        connection = self._store.connect(self.node, self._run, write=True)
+        self._open.add(connection)
+        try:
+            self._tell(connection, job)
+        except BaseException:
+            self._close(connection)
+            raise
+        return connection
+
+    def _tell(self, connection: Connection, job: Job) -> None:
         begin(
             connection, job.step, job.size_bytes, job.chunk_bytes,
             layout=job.layout, rank=self._rank, world_size=self._world_size,
+            attempt=job.attempt, share=self._store.share_of(self.node),
         )  # fmt: skip
+
+    def _serve(self, connection: Connection, job: Job) -> None:
         kept: list[int] = []
         sent: list[int] = []
         while (chunk := job.waiting.get()) is not None and job.failure is None:

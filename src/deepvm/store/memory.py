@@ -37,6 +37,11 @@ def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
     return [(chunk + j) % nodes for j in range(min(replicas, nodes))]
 
 
+def _least(nodes: int, replicas: int) -> int:
+    """How many nodes must be left: with fewer, some chunk has none."""
+    return max(1, nodes - replicas + 1)
+
+
 def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
     """The body of KEEP: chunk indices, then their digests, little-endian."""
     return np.asarray(chunks, "<u4").tobytes() + np.asarray(digests, "<u8").tobytes()
@@ -189,7 +194,7 @@ class MemoryStore:
         """Steps whose manifest some node has, and whose every chunk some reachable node should have. Where there are
         none and a node does not answer, it may have them: that is no run without checkpoints."""
         held, failure = self._held(run)
-        whole = sorted(step for step, nodes in held.items() if len(nodes) >= self._least)
+        whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes))
         if failure is not None and not whole:
             raise failure
         for step in sorted(held.keys() - set(whole)):
@@ -197,15 +202,27 @@ class MemoryStore:
                 log.warning("step %d of run %s is not whole while a node does not answer: %s", step, run, failure)
         return whole
 
+    def share_of(self, node: str) -> dict[str, int]:
+        """What a node is told of its part in a checkpoint."""
+        return {"nodes": len(self.nodes), "node_index": self.nodes.index(node), "replicas": self.replicas}
+
     def half_steps(self, run: str) -> dict[int, list[str]]:
         """Steps that were being committed when their trainer ended, and the nodes that have them; none where a node
         does not answer, since it may have the other half."""
         held, failure = self._held(run)
-        return {} if failure is not None else {s: nodes for s, nodes in held.items() if len(nodes) < self._least}
+        if failure is not None:
+            return {}
+        return {step: nodes for step, nodes in held.items() if not self._is_whole(run, step, nodes)}
 
-    @property
-    def _least(self) -> int:
-        return len(self.nodes) - self.replicas + 1  # nodes that have a step: with fewer, some chunk has no node left
+    def _is_whole(self, run: str, step: int, holders: Sequence[str]) -> bool:
+        """Whether every chunk has a node among those that have the manifest. The manifest tells among how many nodes
+        it was shared, which need not be those of now."""
+        for node in holders:
+            with suppress(StoreError):
+                document = self._call(node, run, Kind.MANIFEST, {"step": step})[1]
+                manifest = Manifest.from_bytes(bytes(document))
+                return len(holders) >= _least(len(manifest.nodes), manifest.replicas)
+        return False
 
     def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
         answers, failure = self._each(run, Kind.STEPS)
@@ -223,7 +240,7 @@ class MemoryStore:
 
     def outlives_the_nodes(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
-        return "durable" in states or states.count("spilled") >= self._least
+        return "durable" in states or states.count("spilled") >= _least(len(self.nodes), self.replicas)
 
     def manifest(self, run: str, step: int) -> Manifest:
         return self._newest_manifest(run, step)[0]
@@ -351,7 +368,16 @@ class MemoryWriter:
             for node in store.nodes:
                 connection = store.connect(node, run, write=True)
                 self._connections.append(connection)
-                begin(connection, step, size_bytes, chunk_bytes, layout="", rank=0, world_size=1)
+                begin(
+                    connection,
+                    step,
+                    size_bytes,
+                    chunk_bytes,
+                    layout="",
+                    rank=0,
+                    world_size=1,
+                    share=store.share_of(node),
+                )
         except BaseException:
             self.abort()
             raise
