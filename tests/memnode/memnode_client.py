@@ -104,9 +104,12 @@ class Client(NodeClient):
 
     def save(self, step: int, data: bytes) -> None:
         self.begin(step, len(data))
+        self.save_chunks(step, data)
+        self.publish(manifest_of(data, self.run, step))
+
+    def save_chunks(self, step: int, data: bytes) -> None:
         for number, chunk in enumerate(chunks_of(data)):
             self.put(step, number, chunk)
-        self.publish(manifest_of(data, self.run, step))
 
     def steps(self) -> dict[int, str]:
         return {row["step"]: row["state"] for row in self.ask(Kind.STEPS)[1]["steps"]}

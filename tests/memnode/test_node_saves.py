@@ -265,6 +265,22 @@ def test_no_room_is_said_before_a_byte_is_sent(node: MemoryNode, client: Client)
     assert clean(node)
 
 
+def test_ranks_that_begin_together_set_room_aside_once(start_node: Any, connect: Callable[..., Client]) -> None:
+    node = start_node(capacity_bytes=8 * BLOCK)
+    ranks = [connect(node.address, "run") for _ in range(6)]
+    for step in (1, 2):
+        threads = [
+            threading.Thread(target=client.begin, args=(step, 8 * BLOCK), kwargs={"rank": rank, "world_size": 6})
+            for rank, client in enumerate(ranks)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert (node.arena.reserved, node.arena.used) == (8, 0)
+        assert [len(run.uploads) for run in node.runs] == [1]
+
+
 def test_a_newer_session_fences_the_older_one_off(node: MemoryNode, connect: Callable[..., Client]) -> None:
     old, new = connect(node.address, "run", session="old"), connect(node.address, "run", session="new", write=False)
     old.save(1, content(1, SIZE))
@@ -405,3 +421,56 @@ def test_golden_bytes_of_a_published_document_stay_as_they_are(client: Client) -
     document = client.ask(Kind.MANIFEST, {"step": 1})[2]
     assert document == manifest_of(data, "run", 1).to_bytes()
     assert isinstance(Manifest.from_bytes(document), Manifest)
+
+
+def test_a_later_attempt_begins_from_nothing_and_the_earlier_one_goes_nowhere(node: MemoryNode, connect: Any) -> None:
+    data = content(1, SIZE)
+    first, second = connect(node.address, "run"), connect(node.address, "run")
+    first.begin(1, SIZE)
+    first.put(1, 0, bytes(BLOCK))
+    second.begin(1, SIZE, attempt=1)
+    assert (node.arena.used, node.arena.reserved) == (0, 4)
+    with pytest.raises(NotFound, match="step 1 began anew"):
+        first.put(1, 1, bytes(BLOCK))
+    with pytest.raises(StoreError, match="disagree on the attempt"):
+        first.begin(1, SIZE)
+    second.save_chunks(1, data)
+    second.publish(manifest_of(data, "run", 1))
+    assert first.read(1) == data
+    assert clean(node)
+
+
+def test_a_repair_waits_for_saves_and_takes_its_old_place(node: MemoryNode, client: Client) -> None:
+    for step in (2, 3):
+        client.save(step, content(step, SIZE))
+    client.ask(Kind.DELETE, {"step": 2})
+    client.begin(4, SIZE)
+    with pytest.raises(StoreUnavailable, match="step 4 is being saved: step 2 is repaired later"):
+        client.begin(2, SIZE, repair=True)
+    client.ask(Kind.ABORT, {"step": 4})
+    client.begin(2, SIZE, repair=True)
+    client.save_chunks(2, content(2, SIZE))
+    client.publish(manifest_of(content(2, SIZE), "run", 2))
+    client.begin(5, SIZE)
+    assert list(client.steps()) == [3]  # the repaired one is the older of the two
+
+
+def test_a_damaged_chunk_is_mended_with_its_own_bytes_only(node: MemoryNode, connect: Callable[..., Client]) -> None:
+    data = content(1, SIZE)
+    connect(node.address, "run").save(1, data)
+    run = node.runs.find("run")
+    assert run is not None
+    block = run.checkpoints[1].hold(2)
+    assert block is not None
+    node.arena.view(block, 1)[0] ^= 1
+    node.arena.drop(block)
+    client = connect(node.address, "run", write=False)
+    with pytest.raises(Corrupt):
+        client.get(1, 2)
+    with pytest.raises(Corrupt, match="not chunk 2 of step 1"):
+        client.ask(Kind.MEND, {"step": 1, "chunk": 2}, bytes(BLOCK))
+    with pytest.raises(StoreError, match="no chunk 2 of 5 bytes"):
+        client.ask(Kind.MEND, {"step": 1, "chunk": 2}, bytes(5))
+    client.ask(Kind.MEND, {"step": 1, "chunk": 2}, chunks_of(data)[2])
+    assert client.read(1) == data
+    assert clean(node)

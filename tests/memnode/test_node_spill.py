@@ -323,7 +323,7 @@ def test_nodes_that_share_a_checkpoint_spill_and_serve_it_again(
     nodes = [start_node(**options) for options in fields]
     clients = [connect(node.address, "run", token="t") for node in nodes]
     save_striped(clients, [node.address for node in nodes], 1, data, replicas)
-    wait_until(lambda: clients[0].steps() == {1: "durable"})
+    wait_until(lambda: clients[0].steps() == {1: "durable"} and settled(clients[0]))
     for client in clients[1:]:
         wait_until(lambda client=client: client.steps() == {1: "spilled"})
     # node 0 has fetched what it had not, and keeps whole files

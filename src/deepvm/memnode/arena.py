@@ -151,6 +151,8 @@ class Arena:
             return reserve
 
     def view(self, block: int, length: int) -> memoryview:
+        if length > self.block_bytes:
+            raise ValueError(f"{length} bytes of a block of {self.block_bytes}")
         start = block * self.block_bytes
         return self._memory[start : start + length]
 

@@ -144,8 +144,7 @@ class Connection:
         whole = False
         try:
             with self._node.arena.view(block, length) as view:
-                self._channel.receive(view)
-                whole = xxhash.xxh3_64_intdigest(view) == frame.digest
+                whole = self._channel.receive_hashed(view) == frame.digest
         finally:
             if not whole:
                 upload.cancel(block)
@@ -162,6 +161,8 @@ class Connection:
             checkpoint = requests.checkpoint(meta)
             if chunk >= len(checkpoint.manifest.digests) or checkpoint.manifest.span(chunk)[1] != length:
                 raise Refused("failed", f"step {checkpoint.step} has no chunk {chunk} of {length} bytes")
+            if length > self._node.arena.block_bytes:  # saved before the node was started with smaller blocks
+                raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
             block = self._node.arena.take(reserved=False)
         except Refused:
             self._channel.discard(length)
@@ -172,8 +173,7 @@ class Connection:
         mended = False
         try:
             with self._node.arena.view(block, length) as view:
-                self._channel.receive(view)
-                if xxhash.xxh3_64_intdigest(view) != checkpoint.manifest.digests[chunk]:
+                if self._channel.receive_hashed(view) != checkpoint.manifest.digests[chunk]:
                     raise Refused("corrupt", f"these bytes are not chunk {chunk} of step {checkpoint.step}")
             mended = checkpoint.mend(chunk, block)
         finally:

@@ -13,6 +13,7 @@ class Durable:
     name = "durable"
 
     def __init__(self, store: Store | str, *, keep: int | None) -> None:
+        self._ours = isinstance(store, str)
         if isinstance(store, str):
             from deepvm.store.urls import open_store
 
@@ -61,4 +62,5 @@ class Durable:
             self._store.delete(run.name, checkpoint.step)
 
     def close(self) -> None:
-        self._store.close()
+        if self._ours:
+            self._store.close()

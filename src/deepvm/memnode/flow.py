@@ -12,7 +12,8 @@ from deepvm.memnode.durable import Durable
 from deepvm.memnode.lane import Lane
 from deepvm.memnode.log import Log
 from deepvm.memnode.peer import Peers
-from deepvm.memnode.runs import Run, Runs
+from deepvm.memnode.registry import Runs
+from deepvm.memnode.runs import Run
 from deepvm.memnode.settings import Settings
 from deepvm.memnode.source import Source
 from deepvm.memnode.spill import Spill

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from deepvm.memnode import fields, wire
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
-from deepvm.memnode.runs import Run, may_open
+from deepvm.memnode.registry import may_open
+from deepvm.memnode.runs import Run
 from deepvm.memnode.uploads import Upload
 from deepvm.memnode.wire import Kind
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from deepvm.errors import Corrupt
-from deepvm.memnode import wire
 from deepvm.memnode.arena import Arena, NoRoom
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
@@ -21,6 +20,7 @@ from deepvm.store.base import Manifest, chunk_count
 from deepvm.units import format_bytes
 
 _PAST_SESSIONS = 256
+_BEGIN_S = 30.0
 
 
 class Outlet(Protocol):
@@ -42,6 +42,7 @@ class Run:
         self.uploads: dict[int, Upload] = {}
         self.checkpoints: dict[int, Checkpoint] = {}
         self.lock = threading.RLock()
+        self._beginning = threading.Lock()
         self.users = 0  # connections that have it open
         self._superseded: dict[int, int] = {}  # step of an upload that gave way -> the step it gave way to
         self._arena, self._outlet, self._counters = arena, outlet, counters
@@ -84,6 +85,14 @@ class Run:
     # --- uploads --------------------------------------------------------------------------------------------------
 
     def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
+        if not self._beginning.acquire(timeout=_BEGIN_S):  # one by one: ranks that come together set room aside once
+            raise Refused("busy", f"others have been beginning an upload of run {self.name!r} for {_BEGIN_S:g} s")
+        try:
+            return self._begin(begin, session, buffers, room_s)
+        finally:
+            self._beginning.release()
+
+    def _begin(self, begin: Begin, session: str | None, buffers: int, room_s: float) -> Upload:
         with self.writing(session):
             upload = self._joined(begin)
             if upload is not None:
@@ -98,16 +107,9 @@ class Run:
         chunks = begin.share.count(chunk_count(begin.size_bytes, self._arena.block_bytes))
         self._reserve(begin, chunks, room_s)
         with self.lock:
-            try:
-                if session != self.session:
-                    raise self.fenced(str(session))
-                upload = self._joined(begin)  # another rank was faster
-            except Refused:
+            if session != self.session:  # a newer session came meanwhile
                 self._arena.unreserve(chunks)
-                raise
-            if upload is not None:
-                self._arena.unreserve(chunks)
-                return upload
+                raise self.fenced(str(session))
             upload = Upload(self._arena, begin, session=str(session), reserved=chunks)
             self.uploads[begin.step] = upload
             return upload
@@ -253,56 +255,3 @@ class Run:
                 found.delete()
                 self._outlet.remove(self, found)
                 found.evict()
-
-
-class Runs:
-    """All runs by name. A name belongs to whoever first brings a key for it."""
-
-    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, *, most: int) -> None:
-        self._arena, self._outlet, self._counters, self._most = arena, outlet, counters, most
-        self._lock = threading.Lock()
-        self._runs: dict[str, Run] = {}
-
-    def __iter__(self) -> Iterator[Run]:
-        return iter(list(self._runs.values()))
-
-    def __len__(self) -> int:
-        return len(self._runs)
-
-    def find(self, name: str) -> Run | None:
-        return self._runs.get(name)
-
-    def add(self, name: str, verifier: str) -> Run:
-        """The run of that name; a new one where there is none. Whether the verifier fits is for the caller to see."""
-        with self._lock:
-            run = self._runs.get(name)
-            if run is None:
-                if len(self._runs) >= self._most:
-                    self._forget_one()
-                run = Run(name, verifier, self._arena, self._outlet, self._counters)
-                self._runs[name] = run
-            return run
-
-    def _forget_one(self) -> None:
-        for name, run in self._runs.items():
-            if run.empty:
-                del self._runs[name]
-                return
-        raise Refused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
-
-
-def may_open(
-    run: Run | None, name: str, *, proof: str | None, verifier: str | None, node_nonce: str, client_nonce: str
-) -> bool:
-    """Whether the client has the run's key. Of a run that is not here, whoever brings a verifier may have an empty
-    view; one who only claims to know the key hears the same as with a wrong key."""
-    if run is None:
-        return verifier is not None
-    if proof is None and verifier is None:
-        return False
-    fits = True
-    if proof is not None:
-        fits &= wire.same(proof, wire.proof(run.verifier, f"run/{name}", node_nonce, client_nonce))
-    if verifier is not None:
-        fits &= wire.same(verifier, run.verifier)
-    return fits

@@ -19,7 +19,7 @@ from deepvm.memnode.connection import Connection
 from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
 from deepvm.memnode.metrics import MetricsServer
-from deepvm.memnode.runs import Runs
+from deepvm.memnode.registry import Runs
 from deepvm.memnode.settings import Settings, join_address, split_address
 from deepvm.memnode.status import Counters
 
@@ -70,6 +70,7 @@ class MemoryNode:
         self._started_s = time.time()
         self._wake = threading.Event()
         self._lock = threading.Lock()
+        self._connected = 0
         self._threads: dict[Connection, threading.Thread] = {}
         self._background: list[threading.Thread] = []
         self._listener: socket.socket | None = None
@@ -83,7 +84,8 @@ class MemoryNode:
 
     @property
     def connections(self) -> int:
-        return len(self._threads)
+        """Clients that are connected, those who have not finished their handshake included."""
+        return self._connected
 
     def __enter__(self) -> MemoryNode:
         self.start()
@@ -139,11 +141,20 @@ class MemoryNode:
                 self.log.warning("refused", client=name, reason="too many connections")
                 sock.close()
                 continue
+            with self._lock:
+                self._connected += 1
             thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
             thread.start()
 
     def _serve(self, sock: socket.socket, name: str) -> None:
         self.counters.add(connections_total=1)
+        try:
+            self._serve_one(sock, name)
+        finally:
+            with self._lock:
+                self._connected -= 1
+
+    def _serve_one(self, sock: socket.socket, name: str) -> None:
         try:
             if self._tls is not None:
                 sock.settimeout(self.settings.limits.handshake_s)
@@ -185,7 +196,7 @@ class MemoryNode:
                 self._listener.shutdown(socket.SHUT_RDWR)  # or accept() would wait for its time-out
             self._listener.close()
         deadline = time.monotonic() + (0 if now else limits.stop_s)
-        while time.monotonic() < deadline and any(run.uploads for run in self.runs):
+        while time.monotonic() < deadline and self._under_way():
             time.sleep(0.02)
         self.closing = True
         self._wake.set()
@@ -202,6 +213,10 @@ class MemoryNode:
             self._metrics.close()
         self.arena.close()
         self.log.info("stopped", **self.counters.as_dict())
+
+    def _under_way(self) -> bool:
+        with self._lock:
+            return any(connection.busy for connection in self._threads) or any(run.uploads for run in self.runs)
 
     # --- figures --------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ from deepvm.errors import StoreError, UsageError
 from deepvm.memnode.arena import Arena
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.log import Log
-from deepvm.memnode.runs import Run, Runs
+from deepvm.memnode.registry import Runs
+from deepvm.memnode.runs import Run
 from deepvm.memnode.share import Share
 from deepvm.memnode.source import Source
 from deepvm.store.base import Manifest, check_run
