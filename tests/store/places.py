@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
@@ -120,11 +121,13 @@ class MemoryPlace:
 def memory_place(nodes: int, replicas: int, block_bytes: int) -> Iterator[MemoryPlace]:
     from deepvm.memnode import MemoryNode
 
-    with contextlib.ExitStack() as stack:
-        running = [
-            stack.enter_context(
-                MemoryNode(listen="127.0.0.1:0", capacity_bytes=2**25, block_bytes=block_bytes, buffers=8)
-            )
-            for _ in range(nodes)
-        ]
+    running = [
+        MemoryNode(listen="127.0.0.1:0", capacity_bytes=2**25, block_bytes=block_bytes, buffers=8) for _ in range(nodes)
+    ]
+    try:
+        for node in running:
+            node.start()
         yield MemoryPlace(running, replicas)
+    finally:
+        with ThreadPoolExecutor(nodes) as pool:  # each takes half a second to stop
+            list(pool.map(lambda node: node.stop(), running))

@@ -192,6 +192,47 @@ def test_two_sessions_that_save_one_step_never_mix(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path) if ".tmp-" in name] == []
 
 
+def test_a_crash_between_the_two_renames_leaves_no_manifest_of_other_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(FileStore(tmp_path), payload(100, 1))
+    data, rename = payload(100, 2), os.rename
+    manifest = manifest_of(data, "run-a", 1)
+    writer = FileStore(tmp_path).writer("run-a", 1, size_bytes=100, chunk_bytes=CHUNK)
+    put(writer, data, manifest, [0])
+
+    def crash_at_the_manifest(source: Path, target: Path) -> None:
+        if target.suffix == ".json":
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", crash_at_the_manifest)
+        with pytest.raises(KeyboardInterrupt):
+            writer.publish(manifest)
+    assert FileStore(tmp_path).steps("run-a") == []
+    writer.abort()
+    assert files(tmp_path) == []
+
+
+def test_two_publications_of_a_step_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rename, theirs = os.rename, payload(100, 2)
+    other = threading.Thread(target=save, args=(FileStore(tmp_path), theirs))
+
+    def let_the_other_come_between(source: Path, target: Path) -> None:
+        rename(source, target)
+        if other.ident is None:
+            other.start()
+            other.join(0.3)
+            assert other.is_alive()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", let_the_other_come_between)
+        save(FileStore(tmp_path), payload(100, 1))
+        other.join(20)
+    assert read(FileStore(tmp_path)) == theirs
+
+
 def test_a_lock_that_is_never_given_back_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepvm.store.files.LOCK_S", 0.1)
     store = FileStore(tmp_path)

@@ -119,7 +119,7 @@ class FileStore:
 
     def delete(self, run: str, step: int) -> None:
         """The manifest goes first. A store that also writes to this run keeps one deleted file to write over next
-        (1.6 times as fast as a new file), where nobody can still be reading it."""
+        (1.3 to 1.8 times as fast as a new file), where nobody can still be reading it."""
         directory = self._directory(run)
         with explained(directory):
             if not directory.is_dir():
@@ -178,9 +178,8 @@ class FileWriter:
                 note.write([memoryview(document)], 0)
                 os.fsync(note.fd)
                 with _locked(directory):
-                    if _unlink(
-                        directory / (name + MANIFEST)
-                    ):  # a step saved again: never one's manifest, other's bytes
+                    # A step saved again: at no moment, a crash included, one's manifest and the other's bytes.
+                    if _unlink(directory / (name + MANIFEST)):
                         _sync_directory(directory)
                     aside.rename(directory / (name + DATA))
                     note.rename(directory / (name + MANIFEST))
