@@ -25,7 +25,7 @@ _LAZY = {
 if TYPE_CHECKING:
     from deepvm.catalog.library import load as load_catalog
     from deepvm.checkpoint import Checkpointer
-    from deepvm.paper import reproduce
+    from deepvm.paper.reproduce import reproduce
     from deepvm.plan import Request, explain, pareto, sweep
     from deepvm.plan import plan as make_plan
 
