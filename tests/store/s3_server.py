@@ -67,6 +67,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
     ports = iter(taken)
     command = [
         weed,
+        "-logtostderr=true",
         "server",
         f"-dir={directory}",
         "-ip=127.0.0.1",
