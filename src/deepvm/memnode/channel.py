@@ -85,6 +85,7 @@ class Channel:
 
     def send(self, *pieces: bytes | bytearray | memoryview) -> None:
         deadline = time.monotonic() + self._frame_s
+        pieces = tuple(piece for piece in pieces if len(piece))  # after MSG_MORE, nothing would be waited for: 200 ms
         for number, piece in enumerate(pieces, start=1):
             more = 0 if self._tls or number == len(pieces) else socket.MSG_MORE
             self._send_all(memoryview(piece), more, deadline)

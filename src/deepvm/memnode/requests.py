@@ -200,7 +200,7 @@ class Requests:
 
     def _runs(self, meta: dict[str, Any], body: bytes) -> Answer:
         del meta, body
-        names = sorted(run.name for run in self._node.runs if not run.empty)
+        names = sorted(run.name for run in self._node.runs if run.checkpoints)
         return {"runs": names[:_MOST_LISTED_RUNS], "more": max(0, len(names) - _MOST_LISTED_RUNS)}
 
     def _status(self, meta: dict[str, Any], body: bytes) -> Answer:
