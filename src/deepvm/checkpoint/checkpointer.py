@@ -30,7 +30,8 @@ from deepvm.store.urls import open_stores
 log = logging.getLogger("deepvm.checkpoint")
 
 STATE_FORMAT = "deepvm-state/1"
-DURABLE_POLL_S = 0.005
+DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
+_Save = tuple[Snapshot, SaveHandle, dict[str, str] | str, float]
 
 
 class Checkpointer:
@@ -84,7 +85,7 @@ class Checkpointer:
         self._last_saved_step = 0
         self._notice_ends_s: float | None = None
         self._raise: CheckpointError | None = None
-        self._saves: queue.SimpleQueue[tuple[Snapshot, SaveHandle, dict[str, str], float] | None] = queue.SimpleQueue()
+        self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._tiers: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
         self._busy = threading.Event()
         self._idle = threading.Event()
@@ -96,6 +97,7 @@ class Checkpointer:
         for thread in self._threads:
             thread.start()
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
+        self._attempts = 0
         self._closed = False
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -105,7 +107,7 @@ class Checkpointer:
         self._raise_pending()
         due = self.policy.due(self._moment(step))
         if self._world_size > 1 and not self.policy.deterministic:
-            due = ranks.as_rank_0_says(due)
+            due = ranks.any_of(due)
         if due:
             return self.save(step)
         self._taking.warm_up(self.state)
@@ -115,9 +117,10 @@ class Checkpointer:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
         began = time.perf_counter()
         self._raise_pending()
-        handle = SaveHandle(step)
         if self._closed:
             raise UsageError("this checkpointer is closed")
+        self._attempts += 1  # the same on every rank, since all call save() alike
+        handle = SaveHandle(step, self._attempts)
         idle = self._idle.wait(0.0 if self._on_busy == "skip" else self._deadline_s)
         if not (idle if self._world_size == 1 else ranks.all_of(idle)):
             self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
@@ -127,7 +130,7 @@ class Checkpointer:
         except OverBudget as error:
             self._skip(handle, str(error))
             return handle
-        except DeepvmError as error:
+        except Exception as error:  # of the user's own state_dict(), too: training goes on
             self._fail(handle, error)
             return handle
         self._idle.clear()
@@ -135,7 +138,10 @@ class Checkpointer:
         self._last_saved_step, self._last_saved_s = step, time.monotonic()
         self._snapshot, self._handle = snapshot, handle
         handle.stall_s = time.perf_counter() - began
-        self._saves.put((snapshot, handle, skeletons, began))
+        extra: dict[str, str] | str = skeletons
+        if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
+            extra = ", ".join(ranks.gather_texts(join(skeletons)))
+        self._saves.put((snapshot, handle, extra, began))
         return handle
 
     def notice(self, seconds_left: float) -> None:
@@ -195,9 +201,9 @@ class Checkpointer:
 
     def _save_loop(self) -> None:
         while (work := self._saves.get()) is not None:
-            snapshot, handle, skeletons, began = work
+            snapshot, handle, extra, began = work
             try:
-                self._send(snapshot, handle, join(skeletons))
+                self._send(snapshot, handle, extra if isinstance(extra, str) else join(extra))
                 self._status.last_save_s = time.perf_counter() - began
                 handle.advance("remote")
                 self._status.remote += 1
@@ -232,6 +238,7 @@ class Checkpointer:
             facts={"torch": torch.__version__, "state": sorted(self.state)},
             deadline_s=self._deadline_s,
             on_sent=lambda: handle.advance("staged"),
+            attempt=handle.attempt,
         )
         handle.bytes_sent, handle.bytes_kept = sent.bytes_sent, sent.bytes_kept
         self._status.bytes_sent += sent.bytes_sent
@@ -264,14 +271,15 @@ class Checkpointer:
                     self._retain(store)
             return True
         assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
-        ends = time.monotonic() + self._deadline_s
+        ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
         while time.monotonic() < ends and not self._closed and self._tiers.empty():
             states = first.states(self.run, handle.step)
             if not states:  # overtaken by a newer one before it was written on
                 return False
-            if any(state in ("spilled", "durable") for state in states):
+            if first.outlives_the_nodes(states):
                 return True
-            time.sleep(DURABLE_POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, SLOWEST_POLL_S)
         return False
 
     def _retain(self, store: Store) -> None:
@@ -301,7 +309,8 @@ class Checkpointer:
 
     def restore(self, step: int | None = None) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none."""
-        restored: Restored | None = restore_newest(self._stores, self.run, self.state, self._rank, step)
+        self._before_step()  # what is under way is of the state as it is now
+        restored: Restored | None = restore_newest(self._stores, self.run, self.state, step)
         if restored is None:
             return None
         log.info("%s", restored)

@@ -16,8 +16,8 @@ class SaveHandle:
     """One save. ``taken``: under way; ``staged``: nothing waits for the optimizer any more; ``remote``: committed in
     the first store; ``durable``: on a disk or in object storage; ``skipped`` or ``failed``: see ``reason``."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
+    def __init__(self, step: int, attempt: int = 0) -> None:
+        self.step, self.attempt = step, attempt
         self.stall_s = 0.0  # how long the trainer waited for it
         self.bytes_sent = 0
         self.bytes_kept = 0  # unchanged since the save before, and not sent again

@@ -33,6 +33,7 @@ class PlainTransfer:
         facts: Mapping[str, Any],
         deadline_s: float,  # noqa: ARG002 - the stores have deadlines of their own
         on_sent: Callable[[], None],
+        attempt: int = 0,  # noqa: ARG002 - a writer of its own for each
     ) -> Sent:
         pieces = snapshot.pieces
         if self._rank != 0:  # the state is the same on every rank, and one writer is enough

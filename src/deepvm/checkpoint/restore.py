@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from deepvm.checkpoint import ranks
 from deepvm.checkpoint.layout import DTYPES, Layout, read_header
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import rebuild
@@ -38,29 +39,31 @@ class Restored:
         return f"restored step {self.step} from {self.store}: {self.bytes} bytes in {self.seconds:.3f} s{skipped}"
 
 
-def restore_newest(
-    stores: Sequence[Store], run: str, components: dict[str, Any], rank: int, step: int | None
-) -> Restored | None:
-    """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded."""
+def restore_newest(stores: Sequence[Store], run: str, components: dict[str, Any], step: int | None) -> Restored | None:
+    """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
+    the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
     problems: list[str] = []
-    found: list[tuple[int, int]] = []
-    for nearness, store in enumerate(stores):
-        try:
-            found += [(-s, nearness) for s in store.steps(run) if step in (None, s)]
-        except StoreError as error:
-            problems.append(f"{store.url}: {error}")
-    for negative, nearness in sorted(found):
-        store, candidate = stores[nearness], -negative
+    rank, world_size = ranks.rank_and_world_size()
+    found = _candidates(stores, run, step, problems) if rank == 0 else []
+    while True:
         began = time.perf_counter()
+        candidate, nearness = chosen = found.pop(0) if found else (-1, 0)
+        if world_size > 1:
+            candidate, nearness = chosen = ranks.as_rank_0_says(chosen)
+        if candidate < 0:
+            break
+        store, fetched = stores[nearness], None
         try:
-            manifest = store.manifest(run, candidate)
-            memory = fetch(store, manifest)
-            layout, metadata = read_header(memory.view)
-            skeletons = json.loads(metadata["skeleton"])
+            fetched = _fetch_whole(store, run, candidate)
         except (StoreError, KeyError, ValueError) as error:
             problems.append(f"step {candidate} in {store.url}: {error}")
             log.warning("cannot restore %s", problems[-1])
+        if not (fetched is not None if world_size == 1 else ranks.all_of(fetched is not None)):
+            if fetched is not None:
+                problems.append(f"step {candidate} in {store.url}: another rank cannot read it")
             continue
+        assert fetched is not None  # noqa: S101 - it is on every rank
+        manifest, memory, layout, skeletons = fetched
         load(components, layout, memory, skeletons[rank % len(skeletons)])
         return Restored(
             step=candidate,
@@ -70,11 +73,31 @@ def restore_newest(
             passed_over=tuple(problems),
             memory=memory,
         )
-    if problems:
-        raise CheckpointError(f"no checkpoint of run {run} can be restored: {'; '.join(problems)}")
+    if problems if world_size == 1 else ranks.any_of(bool(problems)):
+        why = "; ".join(problems) or "another rank cannot: its log says why"
+        raise CheckpointError(f"no checkpoint of run {run} can be restored: {why}")
     if step is not None:
         raise CheckpointError(f"no store has step {step} of run {run}")
     return None
+
+
+def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: list[str]) -> list[tuple[int, int]]:
+    """Steps and the stores that have them."""
+    found: list[tuple[int, int]] = []
+    for nearness, store in enumerate(stores):
+        try:
+            found += [(s, nearness) for s in store.steps(run) if step in (None, s)]
+        except StoreError as error:
+            problems.append(f"{store.url}: {error}")
+            log.warning("cannot look for checkpoints in %s", problems[-1])
+    return sorted(found, key=lambda one: (-one[0], one[1]))
+
+
+def _fetch_whole(store: Store, run: str, step: int) -> tuple[Manifest, Staging, Layout, list[Any]]:
+    manifest = store.manifest(run, step)
+    memory = fetch(store, manifest)
+    layout, metadata = read_header(memory.view)
+    return manifest, memory, layout, json.loads(metadata["skeleton"])
 
 
 def fetch(store: Store, manifest: Manifest) -> Staging:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -12,14 +11,15 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.capture import Capture, Captured, join
+from deepvm.checkpoint import ranks
+from deepvm.checkpoint.capture import Capture, Captured
 from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.layout import Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot, stage
 from deepvm.checkpoint.sources import Copier, Sources
 from deepvm.checkpoint.staging import Staging, same_bytes
-from deepvm.errors import OverBudget
+from deepvm.errors import CheckpointError, OverBudget
 from deepvm.units import format_bytes
 
 WARMING_NICENESS = 10
@@ -36,11 +36,14 @@ class _Plan:
     others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
     on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
 
-    def has_moved(self, captured: Captured) -> bool:
-        """Whether a tensor that is read in place is another one now, under its old name."""
+    def has_room(self, text_bytes: int) -> bool:
+        return text_bytes <= self.text_bytes + HEADER_SLACK_BYTES // 4
+
+    def still_fits(self, captured: Captured) -> bool:
+        """Whether the tensors are the same, and those read in place where they were."""
         live, addresses, by_name = self.sources.live, self.sources.addresses, self.pieces.layout.by_name
-        return any(
-            live[by_name[name]] and addresses[by_name[name]] != tensor.data_ptr()
+        return captured.same and all(
+            not live[by_name[name]] or addresses[by_name[name]] == tensor.data_ptr()
             for name, tensor in captured.replaced.items()
         )
 
@@ -69,12 +72,9 @@ class Taking:
     def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, str]]:
         """A snapshot, and the skeletons of the state's components. What neither an optimizer owns nor stayed as it
         was is copied."""
-        captured = self._capture.take(state)
+        captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
         if self._last is not None:
             self._unwatched |= self._last.unseen
-        plan = self._plan
-        if plan is None or not captured.same or not _has_room(plan, captured) or plan.has_moved(captured):
-            plan = self._plan = self._make_plan(captured, state)
         stable: dict[int, torch.Tensor] = {}
         seen: dict[str, tuple[int, int]] = {}
         for name, entry, frozen in plan.others:
@@ -112,6 +112,48 @@ class Taking:
         self._watched.add(name)
         return name not in self._unwatched
 
+    def _take_alone(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
+        captured = self._capture.take(state)
+        plan, text_bytes = self._plan, _text_bytes(captured)
+        if plan is None or not plan.still_fits(captured) or not plan.has_room(text_bytes):
+            plan = self._plan = self._make_plan(captured, state, text_bytes, again=self._may_plan_again(captured))
+        return captured, plan
+
+    def _take_together(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
+        """All ranks plan, or none; with room for the longest skeleton among them, and with one layout."""
+        with ranks.Together() as together:
+            captured = together.attempt(lambda: self._capture.take(state))
+            found = (False, False, 0)
+            if captured is not None:
+                fits = self._plan is not None and self._plan.still_fits(captured)
+                found = (not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured))
+            needed, anew, text_bytes = together.largest(found)
+        assert captured is not None  # noqa: S101 - or it was raised
+        plan = self._plan
+        if plan is not None and not needed and plan.has_room(text_bytes):
+            return captured, plan
+        try:
+            with ranks.Together() as together:
+                plan = together.attempt(lambda: self._make_plan(captured, state, text_bytes, again=not anew))
+                layouts = together.each(0 if plan is None else int(plan.pieces.layout.fingerprint, 16))
+            others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
+            if others:
+                raise CheckpointError(
+                    f"rank {others[0]} has other tensors than rank 0 (names, types or shapes): nothing is saved before "
+                    "all ranks have the same; sharded state goes through torch.distributed.checkpoint"
+                )
+        except BaseException:
+            self._plan = None
+            raise
+        assert plan is not None  # noqa: S101 - or it was raised
+        self._plan = plan
+        return captured, plan
+
+    def _may_plan_again(self, captured: Captured) -> bool:
+        """Whether every tensor keeps its place in the file."""
+        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
+        return self._plan is not None and self._plan.pieces.layout.holds(specs)
+
     def warm_up(self, state: Mapping[str, Any]) -> None:
         """Touch staging memory in the background, so that the first save finds it warm."""
         if self.staging is not None or self._warming is not None:
@@ -145,17 +187,16 @@ class Taking:
         """Plan anew the next time: the header has no room left."""
         self._plan = None
 
-    def _make_plan(self, captured: Captured, state: Mapping[str, Any]) -> _Plan:
+    def _make_plan(self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool) -> _Plan:
         specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
         old = self._plan
-        if old is not None and old.pieces.layout.holds(specs) and _has_room(old, captured):
+        if old is not None and again and old.has_room(text_bytes):
             pieces, text_bytes = old.pieces, old.text_bytes
-        else:
-            text = join(captured.texts)
-            slack = HEADER_SLACK_BYTES + 2 * len(text) * (self._world_size - 1)
-            layout = make_layout(specs, {"skeleton": json.dumps([text])}, slack)
+        else:  # JSON within JSON: every character takes two at most
+            room = (2 * text_bytes + HEADER_SLACK_BYTES) * self._world_size
+            layout = make_layout(specs, {"skeleton": ""}, room)
             self._check_budget(layout)
-            pieces, text_bytes = Pieces(layout, self._chunk_bytes()), _text_bytes(captured)
+            pieces = Pieces(layout, self._chunk_bytes())
             self._seen = {}
         owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
         others, on_device = [], []
@@ -193,11 +234,7 @@ class Taking:
 
 
 def _text_bytes(captured: Captured) -> int:
-    return sum(map(len, captured.texts.values()))
-
-
-def _has_room(plan: _Plan, captured: Captured) -> bool:
-    return _text_bytes(captured) <= plan.text_bytes + HEADER_SLACK_BYTES // 4
+    return sum(2 * len(name) + len(text) + 8 for name, text in captured.texts.items())
 
 
 def _frozen_addresses(state: Mapping[str, Any]) -> set[int]:
