@@ -29,16 +29,6 @@ def s3_place(s3: S3Server) -> S3Place:
     return S3Place(s3, f"bucket-{next(_numbers)}")
 
 
-# What memory nodes' own writer does not do yet. It is a tool's way in; trainers send by checkpoint/transfer.py.
-MEMORY_GAPS = {
-    "test_abort_leaves_nothing": (True, "an aborted writer can be published, which does nothing"),
-    "test_an_incomplete_checkpoint_cannot_be_published": (False, "it waits a minute for chunks of other ranks"),
-    "test_chunks_of_wrong_length_or_number_are_refused": (False, "the node refuses, but the writer looks later"),
-    "test_steps_ascend_and_deletion_removes_one": (True, "a run without checkpoints is still listed"),
-    "test_runs_do_not_mix": (True, "a run without checkpoints is still listed"),
-}
-
-
 @pytest.fixture(params=["files", "s3", "memory", "memory-replicated"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     kind = request.param
@@ -47,12 +37,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     elif kind == "s3":
         yield request.getfixturevalue("s3_place")
     else:
-        name = request.node.originalname
-        if name in MEMORY_GAPS:
-            run, reason = MEMORY_GAPS[name]
-            request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
-            if not run:
-                pytest.xfail(reason)
         nodes, replicas = (1, 1) if kind == "memory" else (3, 2)
         with memory_place(nodes, replicas, CHUNK) as memory:
             yield memory

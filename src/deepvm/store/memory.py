@@ -24,6 +24,7 @@ import xxhash
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest, check_run, chunk_count
+from deepvm.store.chunks import Tally
 from deepvm.store.connection import Connection, Send, parse_address
 
 log = logging.getLogger("deepvm.store")
@@ -360,10 +361,10 @@ class MemoryWriter:
     """The plain way into memory nodes, for tools and tests; the trainer's own way is in checkpoint/transfer.py."""
 
     def __init__(self, store: MemoryStore, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> None:
-        self._store, self._run, self._step, self._size = store, run, step, size_bytes
+        self._store, self._step = store, step
+        self._tally = Tally(run, step, size_bytes, chunk_bytes)
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
-        self.chunk_bytes = chunk_bytes
         try:
             for node in store.nodes:
                 connection = store.connect(node, run, write=True)
@@ -386,15 +387,20 @@ class MemoryWriter:
         store = self._store
         data = memoryview(pieces[0]) if len(pieces) == 1 else memoryview(b"".join(pieces))
         data = data.cast("B")
+        self._tally.span(chunk, len(data))
         for home in home_nodes(chunk, len(store.nodes), store.replicas):
             with self._lock:
                 self._connections[home].put(
                     {"step": self._step, "chunk": chunk}, len(data), digest, lambda offset, send: send([data[offset:]])
                 )
+        self._tally.took(chunk, digest)
 
     def publish(self, manifest: Manifest) -> None:
         store = self._store
+        self._tally.check(manifest)
         with self._lock:
+            if not self._connections:
+                raise StoreError(f"step {self._step} was aborted or published before")
             for connection in self._connections:
                 connection.finish()
             seal_and_publish(
