@@ -14,7 +14,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def _turns(
     found: Measured, names: list[str], rounds: int, chance: random.Random, scratch: Path, iperf3: limits.Iperf3
 ) -> None:
     """One contestant at a time is there, for several saves; then the next, and so on again."""
-    turns = min(TURNS, rounds)
+    turns = max(1, min(TURNS, rounds // 5))  # starting one and warming it up costs as much as a few saves
     for turn in range(turns):
         saves = range(rounds * turn // turns, rounds * (turn + 1) // turns)
         order = list(names)
@@ -187,10 +187,10 @@ def _turns(
         for name in order:
             worker = None if name in found.skipped else _started(found, name, scratch)
             if worker is not None:
-                for number in saves:
-                    if name not in found.skipped:
-                        _save(found, worker, number + 3)
-                worker.close()
+                with closing(worker):
+                    for number in saves:
+                        if name not in found.skipped:
+                            _save(found, worker, number + 3)
 
 
 def _started(found: Measured, name: str, scratch: Path) -> Worker | None:
