@@ -31,6 +31,7 @@ log = logging.getLogger("deepvm.checkpoint")
 
 STATE_FORMAT = "deepvm-state/1"
 DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
+REPAIR_S = 1.0  # how often a node that missed a checkpoint is looked for
 _Save = tuple[Snapshot, SaveHandle, dict[str, str] | str, float]
 
 
@@ -246,8 +247,15 @@ class Checkpointer:
         self._status.nodes_down = sent.nodes_down
 
     def _tier_loop(self) -> None:
-        """Follow each committed checkpoint until it is durable."""
-        while (handle := self._tiers.get()) is not None:
+        """Follow each committed checkpoint until it is durable, and bring it back to nodes that missed it."""
+        while True:
+            try:
+                handle = self._tiers.get(timeout=REPAIR_S)
+            except queue.Empty:
+                self._repair()
+                continue
+            if handle is None:
+                return
             try:
                 if self._make_durable(handle):
                     handle.advance("durable")
@@ -280,7 +288,22 @@ class Checkpointer:
                 return True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, SLOWEST_POLL_S)
+            if pause_s == SLOWEST_POLL_S:
+                self._repair()
         return False
+
+    def _repair(self) -> None:
+        """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""
+        first, step = self._stores[0], self._status.last_remote_step
+        if not self._status.nodes_down or step is None or self._rank != 0 or not isinstance(first, MemoryStore):
+            return
+        try:
+            whole = first.repair(self.run, step)
+        except StoreError as error:
+            log.info("step %d is not repaired yet: %s", step, error)
+            return
+        if step == self._status.last_remote_step:
+            self._status.nodes_down = tuple(node for node in self._status.nodes_down if node not in whole)
 
     def _retain(self, store: Store) -> None:
         for step in self.retention.expired(store.steps(self.run)):

@@ -292,13 +292,14 @@ class MemoryStore:
             log.warning("%s, and cannot be replaced: %s", what, error)
 
     def repair(self, run: str, step: int) -> list[str]:
-        """Make the missing copies of a checkpoint again, on nodes that answer and do not have it: those nodes. Only for
-        the session that writes the run."""
+        """Make the missing copies of a checkpoint again, on nodes that answer and do not have it; the nodes that have
+        it now. Only for the session that writes the run, and refused while it saves."""
         manifest, document = self._newest_manifest(run, step)
-        repaired = []
-        for index, node in enumerate(manifest.nodes if manifest.replicas > 1 else ()):
+        whole = []
+        for index, node in enumerate(manifest.nodes):
             try:
                 if bytes(self._call(node, run, Kind.MANIFEST, {"step": step})[1]) == document:
+                    whole.append(node)
                     continue
             except NotFound:
                 pass
@@ -309,8 +310,9 @@ class MemoryStore:
                 self._copy_share(connection, index, manifest, document)
             finally:
                 connection.close()
-            repaired.append(node)
-        return repaired
+            whole.append(node)
+            log.warning("made the copy of step %d of run %s at %s again", step, run, node)
+        return whole
 
     def _copy_share(self, connection: Connection, index: int, manifest: Manifest, document: bytes) -> None:
         nodes, step = manifest.nodes, manifest.step
