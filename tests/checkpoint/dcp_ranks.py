@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import traceback
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from killable import template
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
@@ -29,11 +29,9 @@ OBJECTS = {"seen": 12345, "name": "ünï", "nan": float("inf"), "when": (1, 2.5,
 
 def run_ranks(work: Callable[..., None], world_size: int, folder: Path, *arguments: Any) -> list[int | None]:
     """Run ``work(rank, world_size, folder, ...)`` in processes that share a gloo group; their exit codes."""
-    context = multiprocessing.get_context("forkserver")  # torch is imported once, and forked before it has threads
-    context.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.tensor", "deepvm.checkpoint.dcp"])
     meeting = folder / f"meeting-{os.urandom(4).hex()}"
     ranks = [
-        context.Process(target=_rank, args=(work, rank, world_size, folder, meeting, *arguments))
+        template.Process(target=_rank, args=(work, rank, world_size, folder, meeting, *arguments))
         for rank in range(world_size)
     ]
     for process in ranks:

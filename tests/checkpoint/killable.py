@@ -24,8 +24,17 @@ MIB = 2**20
 BLOCK = 256 * 1024
 PATIENCE_S = 60.0
 
-_template = mp.get_context("forkserver")
-_template.set_forkserver_preload(["torch", "torch._dynamo", "killable"])  # the optimizers import dynamo when first used
+template = mp.get_context("forkserver")  # one for all tests of a run; it has no threads, so that forking is safe
+template.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "torch.distributed.tensor",
+        "deepvm.checkpoint.dcp",
+        "killable",
+    ]
+)  # the optimizers import dynamo when they are first used
 
 
 def wait_until(ready: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "it") -> None:
@@ -40,7 +49,7 @@ class Forked:
 
     def __init__(self, target: Callable[..., None], *words: Any) -> None:
         self.pipe, theirs = mp.Pipe()
-        self.process = _template.Process(target=target, args=(theirs, *words), daemon=True)
+        self.process = template.Process(target=target, args=(theirs, *words), daemon=True)
         self.process.start()
         theirs.close()
 

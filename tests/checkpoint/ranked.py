@@ -1,0 +1,164 @@
+"""Ranks as real processes that meet over gloo, forked from the template of killable."""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from killable import Forked, Work, digest_of
+
+from deepvm.checkpoint import Checkpointer
+from deepvm.policy import AtNotice, EverySeconds
+
+Told = dict[str, Any]
+
+
+def _rank(pipe: Connection, rank: int, world_size: int, meeting: str, work: Callable[..., Told], words: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+    )
+    try:
+        told = work(rank, *words)
+        dist.barrier()
+    except BaseException:
+        told = {"traceback": traceback.format_exc()}
+    pipe.send(told)
+    dist.destroy_process_group()
+
+
+def run_ranks(world_size: int, directory: Path, work: Callable[..., Told], *words: Any) -> list[Told]:
+    """Run ``work(rank, *words)`` on every rank; what each tells."""
+    meeting = directory / f"meeting-{os.getpid()}-{time.monotonic_ns()}"
+    ranks = [Forked(_rank, rank, world_size, str(meeting), work, words) for rank in range(world_size)]
+    try:
+        told = [rank.hear(90) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    problems = [one["traceback"] for one in told if "traceback" in one]
+    assert not problems, "\n".join(problems)
+    return told
+
+
+# --- what ranks do ------------------------------------------------------------------------------------------------
+
+
+def replicated(rank: int, width: int = 400) -> Work:
+    """The same on every rank, as after an all-reduce, but for the loader's position."""
+    work = Work(width)
+    work.step()
+    work.state["position"] = {"index": 10**rank, "seen": list(range(rank * 700))}
+    return work
+
+
+def save_once(rank: int, url: str, step: int) -> Told:
+    work = replicated(rank)
+    truth = digest_of(work.model, work.optimizer, "")
+    with Checkpointer(work.state, url, deadline_s=30) as ckpt:
+        handle = ckpt.save(step)
+        work.step()  # at once, on every rank
+        handle.wait("remote", 40)
+        return {"sent": handle.bytes_sent, "truth": truth}
+
+
+def save_often(rank: int, url: str, saves: int) -> Told:
+    """Without waiting, so that ranks are busy at different times; a save is skipped on all or on none."""
+    work = replicated(rank)
+    states = []
+    with Checkpointer(work.state, url, deadline_s=30) as ckpt:
+        for step in range(saves):
+            work.state["position"]["index"] = step
+            ckpt.state["position"] = {"index": step + rank, "seen": ["x" * step * (100 if rank else 1)]}
+            handle = ckpt.save(step)
+            time.sleep(0.01 * rank)
+            work.step()
+            states.append(handle)
+        last = ckpt.status()
+        for handle in states:
+            if handle.state not in ("skipped", "failed"):
+                handle.wait("remote", 40)
+        return {"states": [h.state for h in states], "reasons": [h.reason for h in states], "error": last.last_error}
+
+
+def restore(rank: int, url: str) -> Told:
+    work = Work(400)
+    state = {**work.state, "position": {}}
+    with Checkpointer(state, url) as ckpt:
+        step = ckpt.restore()
+        return {"step": step, "position": ckpt.state["position"], "digest": digest_of(work.model, work.optimizer, "")}
+
+
+def save_different_layouts(rank: int, url: str) -> Told:
+    state = {"model": torch.nn.Linear(30, 30 + rank)}
+    with Checkpointer(state, url, deadline_s=20) as ckpt:
+        began = time.monotonic()
+        handle = ckpt.save(1)
+        return {"state": handle.state, "reason": handle.reason, "took_s": time.monotonic() - began}
+
+
+def save_what_one_rank_cannot(rank: int, url: str) -> Told:
+    state: dict[str, Any] = {"model": torch.nn.Linear(30, 30), "own": object() if rank == 1 else 3}
+    with Checkpointer(state, url, deadline_s=20) as ckpt:
+        first = ckpt.save(1)
+        ckpt.state["own"] = 4
+        second = ckpt.save(2)
+        second.wait("remote", 30)
+        return {"state": first.state, "reason": first.reason}
+
+
+def decide_by_time(rank: int, url: str) -> Told:
+    """Clocks that are apart: rank 1 is late at every step."""
+    work = replicated(rank)
+    with Checkpointer(work.state, url, policy=EverySeconds(0.2), on_busy="wait", deadline_s=30) as ckpt:
+        saved = []
+        for step in range(1, 40):
+            time.sleep(0.02 + 0.02 * rank * (step % 3 == 0))
+            if ckpt.step(step) is not None:
+                saved.append(step)
+        return {"saved": saved}
+
+
+def notice_on_one_rank(rank: int, url: str) -> Told:
+    work = replicated(rank)
+    with Checkpointer(work.state, url, policy=AtNotice(again_after_s=0.001), on_busy="wait", deadline_s=30) as ckpt:
+        saved = []
+        for step in range(1, 6):
+            if step == 3 and rank == 1:
+                ckpt.notice(120.0)
+            if ckpt.step(step) is not None:
+                saved.append(step)
+        return {"saved": saved}
+
+
+def save_into_files(rank: int, url: str) -> Told:
+    work = replicated(rank)
+    with Checkpointer(work.state, url) as ckpt:
+        ckpt.save(5).wait("remote", 40)
+    return {}
+
+
+def die_in_the_middle(rank: int, url: str) -> Told:
+    """Rank 1 never sends: the others hear of it within their deadline, and what was committed stays."""
+    work = replicated(rank)
+    with Checkpointer(work.state, url, deadline_s=3) as ckpt:
+        ckpt.save(1).wait("remote", 30)
+        if rank == 1:
+            ckpt._transfer.save = _broken  # type: ignore[method-assign]
+        began = time.monotonic()
+        handle = ckpt.save(2)
+        while handle.state not in ("remote", "failed"):
+            time.sleep(0.01)
+        return {"state": handle.state, "reason": handle.reason, "took_s": time.monotonic() - began}
+
+
+def _broken(*_: Any, **__: Any) -> None:
+    raise RuntimeError("this rank is broken")
