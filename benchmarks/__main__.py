@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--no-peers", action="store_true", help="leave out peers that need environments of their own")
     parser.add_argument("--only", action="append", default=[], help="a workload of the benchmark; may be repeated")
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, nodes and namespaces are cleaned up
     options = Options(quick=given.quick, rounds=given.rounds, peers=not given.no_peers, only=given.only)
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:

@@ -36,8 +36,8 @@ def measurements(found: Measured) -> list[Measurement]:
     w, size = found.workload, found.size_bytes
     told = []
 
-    def ratio(what: str, above: Sequence[float], below: Sequence[float], **target: Any) -> None:
-        pairs = list(zip(above, below, strict=False))  # of the same round
+    def ratio(what: str, over: Sequence[float], under: Sequence[float], **target: Any) -> None:
+        pairs = list(zip(over, under, strict=False))  # of the same round
         if pairs:
             told.append(measurement(f"{w.title}: {what}", [a / b for a, b in pairs], unit="times", **target))
 
