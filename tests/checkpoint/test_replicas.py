@@ -208,7 +208,7 @@ def test_more_nodes_than_before_still_find_what_fewer_kept() -> None:
 
 
 def test_half_a_commit_is_never_restored_and_pushes_out_no_whole_one() -> None:
-    """A trainer ends between its two manifests. The first node would take the half for its newest, and drop the whole."""
+    """A trainer ends between its two manifests. The first node would take the half for its newest."""
     with nodes(2) as started:
         url = url_of(started)
         work = Work(200)

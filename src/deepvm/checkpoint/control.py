@@ -50,16 +50,17 @@ class Control:
         waited = node in self._connections
         try:
             return question(self._connected(node))
-        except (AccessDenied, NotFound):
-            raise
         except StoreError:
+            if node in self._connections and not self._connections[node].broken:
+                raise  # it said no
             self._drop(node)
             if not waited:
                 raise
         try:
             return question(self._connected(node))
-        except StoreUnavailable:
-            self._drop(node)
+        except StoreError:
+            if node in self._connections and self._connections[node].broken:
+                self._drop(node)
             raise
 
     def abort(self, step: int) -> None:
@@ -67,10 +68,9 @@ class Control:
         for node, connection in list(self._connections.items()):
             try:
                 connection.call(Kind.ABORT, {"step": step}, timeout_s=0.0)
-            except (AccessDenied, NotFound):
-                pass
             except StoreError:
-                self._drop(node)
+                if connection.broken:
+                    self._drop(node)
 
     def close(self) -> None:
         for node in list(self._connections):

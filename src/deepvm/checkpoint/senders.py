@@ -138,6 +138,8 @@ class Senders:
                 self._tell(connection, job)
                 return connection
             except StoreUnavailable:
+                if not connection.broken:
+                    raise
                 self._close(connection)
         connection = self._store.connect(self.node, self._run, write=True)
         self._open.add(connection)

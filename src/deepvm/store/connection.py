@@ -52,6 +52,7 @@ class Connection:
     ) -> None:
         self.address = address
         self.block_bytes: Any = None
+        self.broken = False  # or else the node was heard, and said no
         self._token, self._progress_s = token, progress_s
         self._requests = 0
         self._answers = 0
@@ -147,6 +148,7 @@ class Connection:
         if frame.kind is Kind.ERROR:
             wire.raise_error(answer)
         if frame.body_bytes != len(into):
+            self.broken = True
             raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
         self._receive_exactly(into, deadline_s)
         if xxhash.xxh3_64_intdigest(into) != frame.digest:
@@ -205,7 +207,11 @@ class Connection:
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
         except OSError as error:
-            raise StoreUnavailable(f"memory node {self.address} went away: {error}") from None
+            raise self._break(f"went away: {error}") from None
+
+    def _break(self, how: str) -> StoreUnavailable:
+        self.broken = True
+        return StoreUnavailable(f"memory node {self.address} {how}")
 
     def _receive(self, deadline_s: float) -> tuple[Frame, dict[str, Any], bytearray]:
         frame, meta = self._receive_head(deadline_s)
@@ -218,6 +224,7 @@ class Connection:
 
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
         self._receive_exactly(memoryview(self._header), deadline_s)
+        intact, self.broken = self.broken, True
         frame = wire.decode_header(self._header)
         if self._requests:
             self._answers += 1
@@ -227,7 +234,9 @@ class Connection:
         meta = bytearray(frame.meta_bytes)
         if meta:
             self._receive_exactly(memoryview(meta), deadline_s)
-        return frame, wire.decode_meta(meta)
+        decoded = wire.decode_meta(meta)
+        self.broken = intact
+        return frame, decoded
 
     def _receive_exactly(self, into: memoryview, deadline_s: float) -> None:
         received = 0
@@ -238,9 +247,9 @@ class Connection:
                 self._wait(select.POLLIN, deadline_s)
                 continue
             except OSError as error:
-                raise StoreUnavailable(f"memory node {self.address} went away: {error}") from None
+                raise self._break(f"went away: {error}") from None
             if count == 0:
-                raise StoreUnavailable(f"memory node {self.address} closed the connection")
+                raise self._break("closed the connection")
             received += count
             deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
 
@@ -254,7 +263,7 @@ class Connection:
         self._watch(event)
         left_ms = max(0.0, (deadline_s - time.monotonic()) * 1e3)
         if not self._poll.poll(left_ms):
-            raise StoreUnavailable(f"memory node {self.address} did not answer in time")
+            raise self._break("did not answer in time")
 
     def _watch(self, event: int) -> None:
         if event != self._waits_for:

@@ -137,12 +137,12 @@ class MemoryStore:
             connection, waited = self._take(node, run)
             try:
                 answer = question(connection)
-            except NotFound:
-                self._give_back(node, run, connection)
-                raise
-            except StoreUnavailable:
+            except StoreError as error:
+                if not connection.broken:  # it said no
+                    self._give_back(node, run, connection)
+                    raise
                 connection.close()
-                if not waited:
+                if not waited or not isinstance(error, StoreUnavailable):
                     raise
                 continue
             except BaseException:
