@@ -135,6 +135,7 @@ class Control:
         *,
         attempt: int = 0,
         known: Sequence[int] = (),
+        before_publishing: Callable[[], None] = lambda: None,
     ) -> tuple[list[int], tuple[str, ...]]:
         """Wait until every chunk has arrived, from whatever rank, and write the manifest: the chunks' digests, and the
         nodes that have no part in it. ``known`` are digests of chunks that this rank sent, 0 for those of others."""
@@ -155,6 +156,7 @@ class Control:
             replicas=store.replicas,
             facts={**facts, "save": self._save_name(attempt)},
         ).to_bytes()
+        before_publishing()
         published = self._publish(step, manifest, sealed, ends)
         return digests, tuple(node for node in store.nodes if node not in published)
 

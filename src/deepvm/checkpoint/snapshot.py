@@ -88,6 +88,12 @@ class Snapshot:
         if on_device or self._sources.versions() != self._live_versions:
             self.torn = "a tensor was changed in place before it was saved, other than by the optimizer's step"
 
+    def raise_if_torn(self) -> None:
+        """Asked twice, also right before the commit: torch counts a change when it is finished, not when it begins."""
+        self.check_untorn()
+        if self.torn is not None:
+            raise CheckpointError(self.torn)
+
     # --- the senders' side --------------------------------------------------------------------------------------
 
     def ready(self, chunk: int) -> None:

@@ -16,7 +16,7 @@ from deepvm.checkpoint.control import Control
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.senders import Base, Chunks, Job, Senders
 from deepvm.checkpoint.snapshot import Snapshot
-from deepvm.errors import CheckpointError, StoreUnavailable
+from deepvm.errors import CheckpointError, Corrupt, StoreUnavailable
 from deepvm.store.base import chunk_count
 from deepvm.store.memory import MemoryStore, home_nodes
 
@@ -85,8 +85,9 @@ class MemoryTransfer:
             sent = self._send(snapshot, step, attempt, extra, write_header, on_sent, ends)
             if self._rank == 0:
                 sent.digests, sent.nodes_down = self._control.commit(
-                    snapshot.pieces, step, facts, sent.nodes_down, ends, attempt=attempt, known=sent.digests
-                )
+                    snapshot.pieces, step, facts, sent.nodes_down, ends,
+                    attempt=attempt, known=sent.digests, before_publishing=snapshot.raise_if_torn,
+                )  # fmt: skip
             else:
                 sent.digests = self._control.await_commit(step, attempt, ends)
         except BaseException:
@@ -133,10 +134,8 @@ class MemoryTransfer:
             for job in jobs.values():
                 job.waiting.put(None)
         self._await(jobs, ends)
-        snapshot.check_untorn()
+        snapshot.raise_if_torn()
         on_sent()
-        if snapshot.torn:
-            raise CheckpointError(snapshot.torn)
         down = tuple(node for node, job in jobs.items() if job.failure is not None)
         self._check_losses(jobs, down)
         return Sent(
@@ -233,6 +232,8 @@ class MemoryTransfer:
         self._base = None
         failures = [failure for node in down if (failure := jobs[node].failure) is not None]
         for failure in failures:
+            if isinstance(failure, Corrupt):
+                raise CheckpointError(f"a tensor was changed in place while it was sent, or on its way: {failure}")
             if len(down) >= self._store.replicas or not isinstance(failure, StoreUnavailable):
                 raise failure
         for node, failure in zip(down, failures, strict=True):
