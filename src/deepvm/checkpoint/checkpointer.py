@@ -98,7 +98,7 @@ class Checkpointer:
         for thread in self._threads:
             thread.start()
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
-        self._attempts = 0
+        self._attempts = self._last_attempt = 0
         self._closed = False
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Checkpointer:
                 self._status.last_save_s = time.perf_counter() - began
                 handle.advance("remote")
                 self._status.remote += 1
-                self._status.last_remote_step = handle.step
+                self._status.last_remote_step, self._last_attempt = handle.step, handle.attempt
                 self._tiers.put(handle)
             except Exception as error:
                 self._fail(handle, error)
@@ -298,7 +298,7 @@ class Checkpointer:
         if not self._status.nodes_down or step is None or self._rank != 0 or not isinstance(first, MemoryStore):
             return
         try:
-            whole = first.repair(self.run, step)
+            whole = first.repair(self.run, step, self._last_attempt)
         except StoreError as error:
             log.info("step %d is not repaired yet: %s", step, error)
             return

@@ -21,6 +21,7 @@ log = logging.getLogger("deepvm.checkpoint")
 T = TypeVar("T")
 PUBLISH_AGAIN_S = 0.2
 COMMIT_POLL_S = 0.02
+ABORT_S = 1.0
 
 
 class Control:
@@ -63,11 +64,12 @@ class Control:
                 self._drop(node)
             raise
 
-    def abort(self, step: int) -> None:
+    def abort(self, step: int, attempt: int | None = None) -> None:
         """As far as nodes can be told at once; those that cannot drop it when they miss it, or at the next attempt."""
         for node, connection in list(self._connections.items()):
             try:
-                connection.call(Kind.ABORT, {"step": step}, timeout_s=0.0)
+                meta = {"step": step} if attempt is None else {"step": step, "attempt": attempt}
+                connection.call(Kind.ABORT, meta, timeout_s=0.0, answer_s=ABORT_S)
             except StoreError:
                 if connection.broken:
                     self._drop(node)

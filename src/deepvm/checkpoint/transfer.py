@@ -91,7 +91,8 @@ class MemoryTransfer:
             else:
                 sent.digests = self._control.await_commit(step, attempt, ends)
         except BaseException:
-            self.abort(step)
+            self._base = None
+            self._control.abort(step, attempt)
             raise
         layout = snapshot.pieces.layout
         self._base = Base(

@@ -173,7 +173,8 @@ class Requests:
 
     def _abort(self, meta: dict[str, Any], body: bytes) -> Answer:
         del body
-        self._here().abort(fields.step(meta), self._session)
+        last = fields.integer(meta, "attempt", 0, fields.MOST_STEP, fields.MOST_STEP)
+        self._here().abort(fields.step(meta), self._session, last)
         return None
 
     def _delete(self, meta: dict[str, Any], body: bytes) -> Answer:

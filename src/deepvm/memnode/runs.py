@@ -94,6 +94,8 @@ class Run:
 
     def _begin(self, begin: Begin, session: str | None, buffers: int, room_s: float) -> Upload:
         with self.writing(session):
+            if begin.repair:
+                self._end_up_to(begin.attempt)
             upload = self._joined(begin)
             if upload is not None:
                 return upload
@@ -113,6 +115,12 @@ class Run:
             upload = Upload(self._arena, begin, session=str(session), reserved=chunks)
             self.uploads[begin.step] = upload
             return upload
+
+    def _end_up_to(self, attempt: int) -> None:
+        """Of saves that were given up while this node was away, something may still have come after it was back."""
+        for step, upload in list(self.uploads.items()):
+            if 0 < upload.begin.attempt <= attempt:
+                self._end(self.uploads.pop(step), Refused("not-found", f"step {step} is over"))
 
     def _joined(self, begin: Begin) -> Upload | None:
         """The upload under way, which a rank joins; a later attempt of the same step ends it and begins anew."""
@@ -173,11 +181,13 @@ class Run:
                 raise Refused("failed", f"step {step} gave way to step {after}, which began later")
             raise Refused("not-found", f"no upload of step {step} is under way: BEGIN comes first")
 
-    def abort(self, step: int, session: str | None) -> None:
+    def abort(self, step: int, session: str | None, last_attempt: int) -> None:
+        """End the upload, unless it is of a later attempt than whoever gives up knows of."""
         with self.writing(session):
             self._superseded.pop(step, None)
-            upload = self.uploads.pop(step, None)
-            if upload is not None:
+            upload = self.uploads.get(step)
+            if upload is not None and upload.begin.attempt <= last_attempt:
+                del self.uploads[step]
                 self._end(upload, Refused("not-found", f"step {step} was aborted"))
 
     def _end(self, upload: Upload, why: Refused) -> None:

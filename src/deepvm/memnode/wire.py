@@ -50,7 +50,7 @@ class Kind(IntEnum):
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that must be here -> DATA: their digests u64
     PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
-    ABORT = 28  # {"step"}
+    ABORT = 28  # {"step"} and {"attempt"}: later ones go on
     STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}]}
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA

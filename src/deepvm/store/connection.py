@@ -127,10 +127,17 @@ class Connection:
     # --- calls --------------------------------------------------------------------------------------------------
 
     def call(
-        self, kind: Kind, meta: dict[str, Any] | None = None, body: bytes = b"", *, timeout_s: float | None = None
+        self,
+        kind: Kind,
+        meta: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+        answer_s: float = ANSWER_S,
     ) -> tuple[dict[str, Any], bytearray]:
-        """Send a request and wait for its answer: its meta and body. ``timeout_s`` is how long the node may take."""
-        deadline_s = time.monotonic() + (self._progress_s if timeout_s is None else timeout_s + ANSWER_S)
+        """Send a request and wait for its answer: its meta and body. ``timeout_s`` is how long the node may take, and
+        ``answer_s`` how long the way there and back."""
+        deadline_s = time.monotonic() + (self._progress_s if timeout_s is None else timeout_s + answer_s)
         digest = xxhash.xxh3_64_intdigest(body) if body else 0
         self._send_frame(kind, meta, len(body), digest)
         if body:
@@ -251,7 +258,8 @@ class Connection:
             if count == 0:
                 raise self._break("closed the connection")
             received += count
-            deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
+            if received < len(into):
+                deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
 
     def _readable(self) -> bool:
         if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():

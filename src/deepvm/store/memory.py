@@ -30,7 +30,8 @@ from deepvm.store.connection import Connection, Send, parse_address
 log = logging.getLogger("deepvm.store")
 
 T = TypeVar("T")
-DOWN_S = 10.0  # so long a node that could not be reached is asked last
+DOWN_S = 5.0  # so long a node that took long not to answer is not asked again by readers
+SLOW_S = 1.0
 
 
 def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
@@ -76,7 +77,7 @@ class MemoryStore:
         self._token, self._key, self._tls, self._pace = token, key, tls, pace_bytes_per_s
         self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._lock = threading.Lock()
-        self._down_until_s: dict[str, float] = {}
+        self._down: dict[str, tuple[float, StoreUnavailable]] = {}  # until when, and why
 
     @classmethod
     def from_url(cls, url: str, *, token: str | None = None, key: str | None = None) -> MemoryStore:
@@ -108,12 +109,14 @@ class MemoryStore:
 
     def connect(self, node: str, run: str | None, *, write: bool = False) -> Connection:
         """A connection of its own, opened for a run."""
+        began = time.monotonic()
         try:
             connection = Connection(node, token=self._token, tls=self._tls, pace_bytes_per_s=self._pace)
-        except StoreUnavailable:
-            self._down_until_s[node] = time.monotonic() + DOWN_S
+        except StoreUnavailable as error:
+            if time.monotonic() - began > SLOW_S:
+                self._down[node] = time.monotonic() + DOWN_S, error
             raise
-        self._down_until_s.pop(node, None)
+        self._down.pop(node, None)
         try:
             if run is not None:
                 connection.open(check_run(run), key=self._key, session=self.session, write=write)
@@ -123,7 +126,7 @@ class MemoryStore:
         return connection
 
     def _is_down(self, node: str) -> bool:
-        return self._down_until_s.get(node, 0.0) > time.monotonic()
+        return node in self._down and self._down[node][0] > time.monotonic()
 
     def _call(
         self, node: str, run: str | None, kind: Kind, meta: dict[str, object] | None = None
@@ -157,6 +160,8 @@ class MemoryStore:
             idle = self._idle.get((node, run or ""))
             if idle:
                 return idle.pop(), True
+            if self._is_down(node):
+                raise StoreUnavailable(str(self._down[node][1]))
         return self.connect(node, run), False
 
     def _give_back(self, node: str, run: str | None, connection: Connection) -> None:
@@ -291,9 +296,10 @@ class MemoryStore:
         except StoreError as error:
             log.warning("%s, and cannot be replaced: %s", what, error)
 
-    def repair(self, run: str, step: int) -> list[str]:
+    def repair(self, run: str, step: int, attempt: int = 0) -> list[str]:
         """Make the missing copies of a checkpoint again, on nodes that answer and do not have it; the nodes that have
-        it now. Only for the session that writes the run, and refused while it saves."""
+        it now. Only for the session that writes the run, and refused while it saves: unless by an attempt that is
+        known to be over, which are all up to ``attempt``."""
         manifest, document = self._newest_manifest(run, step)
         whole = []
         for index, node in enumerate(manifest.nodes):
@@ -307,19 +313,21 @@ class MemoryStore:
                 continue  # still away
             connection = self.connect(node, run, write=True)
             try:
-                self._copy_share(connection, index, manifest, document)
+                self._copy_share(connection, index, manifest, document, attempt)
             finally:
                 connection.close()
             whole.append(node)
             log.warning("made the copy of step %d of run %s at %s again", step, run, node)
         return whole
 
-    def _copy_share(self, connection: Connection, index: int, manifest: Manifest, document: bytes) -> None:
+    def _copy_share(
+        self, connection: Connection, index: int, manifest: Manifest, document: bytes, attempt: int
+    ) -> None:
         nodes, step = manifest.nodes, manifest.step
         share = {"nodes": len(nodes), "node_index": index, "replicas": manifest.replicas}
         begin(
             connection, step, manifest.size_bytes, manifest.chunk_bytes,
-            layout="", rank=0, world_size=1, share=share, repair=True,
+            layout="", rank=0, world_size=1, share=share, attempt=attempt, repair=True,
         )  # fmt: skip
         mine = [c for c in range(len(manifest.digests)) if index in home_nodes(c, len(nodes), manifest.replicas)]
         buffer = memoryview(bytearray(manifest.chunk_bytes))
