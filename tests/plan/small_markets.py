@@ -176,7 +176,8 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
                 performance = eflops * n * float(curve.scaling(np.array([n]))[0])
                 if performance < request.least_performance:
                     continue
-                if "all-on-demand" in kinds and on_demand is not None and n <= quota(i, p, Market.ON_DEMAND):
+                valued = spot is not None or not paper  # without a spot price there is no spot FLOPP
+                if valued and "all-on-demand" in kinds and on_demand and n <= quota(i, p, Market.ON_DEMAND):
                     yield Found("all-on-demand", i, p, n, n * on_demand, performance)
                 if spot is None:
                     continue

@@ -23,8 +23,10 @@ def _throughput(_board: Board, performance: Floats, _usd: Floats) -> Floats:
 
 
 def _flopp(board: Board, performance: Floats, _usd: Floats) -> Floats:
-    """The paper's Z as it was run: spot FLOPP × n × ScalingFactor, for every architecture alike."""
-    return np.asarray(performance / board.workers.spot_usd[:, None])
+    """The paper's Z as it was run: spot FLOPP × n × ScalingFactor, for every architecture alike. A type that is not
+    offered as spot has no such value, and is not chosen by it."""
+    spot_usd = board.workers.spot_usd[:, None]
+    return np.where(np.isfinite(spot_usd), performance / spot_usd, np.nan)
 
 
 def _time_h(board: Board, performance: Floats, _usd: Floats) -> Floats:
