@@ -131,16 +131,19 @@ class Snapshot:
         return not self.frozen or bool(self._moved[chunk]) or not self._sources.in_chunk[chunk]
 
     def _compare_stable(self, chunk: int) -> None:
-        """Find what changed behind the version counters; what changed since in their sight changed after the save."""
+        """Find what changed before the save behind the version counters. What changed since in their sight may have
+        changed before as well, and nobody can tell: such a parameter is not frozen enough to be read so."""
         for entry, offset, length in self.pieces.parts[chunk] if self._stable else ():
             tensor = self._stable.get(entry)
             if tensor is None:
                 continue
             where = self.pieces.layout.entries[entry]
             same = same_bytes(self.staging.address + offset, tensor.data_ptr() + offset - where.start, length)
-            if not same and versions_of(tensor) == self._stable_versions[entry]:
+            if not same:
+                hidden = versions_of(tensor) == self._stable_versions[entry]
+                how = "behind torch's back (through .data?)" if hidden else "in place before it was saved"
                 self.unseen.add(where.name)
-                self.torn = f"{where.name} is frozen and was changed behind torch's back (through .data?): {_NEXT}"
+                self.torn = f"{where.name} is frozen and was changed {how}: {_NEXT}"
 
     def _chunk_views(self, chunk: int) -> list[memoryview]:
         found = self._views[chunk]
