@@ -63,14 +63,14 @@ gpu_types = st.builds(
         accelerator_memory_gib=16.0, eflops=eflops, sustained_gbps=gbps, speedup=speedup,
     ),
     st.integers(0, 10**6), st.sampled_from([4, 8]), st.sampled_from([100.0, 377.0, 700.0]),
-    st.sampled_from([0.1, 0.3, 5.0, 25.0]), curves, st.sampled_from([None, 1.0, 64.0]),
+    st.sampled_from([0.15, 0.3, 5.0, 25.0]), curves, st.sampled_from([None, 1.0, 64.0]),
 )  # fmt: skip
 cpu_types = st.builds(
     lambda i, vcpus, gib, gbps: Instance(
         name=f"c{i}", family="C", vcpus=vcpus, memory_gib=gib, sustained_gbps=gbps
     ),
     st.integers(0, 10**6), st.sampled_from([2, 4]), st.sampled_from([1.0, 2.0, 16.0]),
-    st.sampled_from([0.1, 0.3, 1.7, 10.0]),
+    st.sampled_from([0.15, 0.3, 1.7, 10.0]),
 )  # fmt: skip
 
 
