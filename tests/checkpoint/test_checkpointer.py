@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import enum
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,6 +235,45 @@ def test_a_checkpoint_of_another_model_changes_nothing_and_is_told(node: MemoryN
         with pytest.raises(CheckpointError, match=r"another model.*model\.0\.weight is not in the checkpoint"):
             ckpt.restore()
         assert equal(other.state_dict(), before)
+
+
+class Mode(enum.IntEnum):
+    FAST = 3
+
+
+class Place(str, enum.Enum):
+    HERE = "here"
+
+
+def test_enumerations_are_kept_as_their_values(node: MemoryNode) -> None:
+    with Checkpointer({"mode": Mode.FAST, "place": Place.HERE}, f"memory://{node.address}") as ckpt:
+        ckpt.save(0).wait("remote", 20)
+        assert ckpt.restore() == 0
+        assert ckpt.state == {"mode": 3, "place": "here"}
+
+
+def test_another_optimizer_is_told_before_anything_is_changed(node: MemoryNode) -> None:
+    model = torch.nn.Linear(3, 3)
+    with Checkpointer(
+        {"model": model, "optimizer": torch.optim.SGD(model.parameters())}, f"memory://{node.address}"
+    ) as ckpt:
+        ckpt.save(0).wait("remote", 20)
+    other = torch.nn.Linear(3, 3)
+    before = copy.deepcopy(other.state_dict())
+    only_bias = torch.optim.SGD([other.bias])
+    ckpt = Checkpointer({"model": other, "optimizer": only_bias}, f"memory://{node.address}")
+    told = r"another optimizer: .*groups of \[1\] parameters, saved \[2\]"
+    with ckpt, pytest.raises(CheckpointError, match=told):
+        ckpt.restore()
+    assert equal(other.state_dict(), before)
+
+
+def test_a_state_that_cannot_be_saved_never_stops_training(node: MemoryNode) -> None:
+    with Checkpointer({"own": object()}, f"memory://{node.address}", policy=EverySteps(2)) as ckpt:
+        assert ckpt.step(1) is None
+        handle = ckpt.step(2)
+        assert handle is not None
+        assert "cannot be saved" in str(handle.reason)
 
 
 def test_no_node_never_stops_training_unless_asked_to() -> None:

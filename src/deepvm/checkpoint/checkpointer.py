@@ -111,7 +111,8 @@ class Checkpointer:
             due = ranks.any_of(due)
         if due:
             return self.save(step)
-        self._taking.warm_up(self.state)
+        with suppress(Exception):  # a state that cannot be saved is told when it is
+            self._taking.warm_up(self.state)
         return None
 
     def save(self, step: int) -> SaveHandle:
@@ -268,24 +269,28 @@ class Checkpointer:
     def _make_durable(self, handle: SaveHandle) -> bool:
         first, *further = self._stores
         if first.durable:
-            self._retain(first)
-            return True
-        if further:
             if self._rank == 0:
-                from deepvm.store.verify import copy
+                self._retain(first)
+            return True
+        if further and self._rank == 0:
+            from deepvm.store.verify import copy
 
-                for store in further:
-                    copy(first, store, self.run, handle.step)
-                    self._retain(store)
+            for store in further:
+                copy(first, store, self.run, handle.step)
+                self._retain(store)
             return True
         assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
         ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
         while time.monotonic() < ends and not self._closed and self._tiers.empty():
-            states = first.states(self.run, handle.step)
-            if not states:  # overtaken by a newer one before it was written on
-                return False
-            if first.outlives_the_nodes(states):
-                return True
+            if further:
+                if all(handle.step in store.steps(self.run) for store in further):
+                    return True
+            else:
+                states = first.states(self.run, handle.step)
+                if not states:  # overtaken by a newer one before it was written on
+                    return False
+                if first.outlives_the_nodes(states):
+                    return True
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, SLOWEST_POLL_S)
             if pause_s == SLOWEST_POLL_S:

@@ -9,8 +9,10 @@ from typing import Any
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.transfer import Sent
-from deepvm.errors import CheckpointError
+from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
+
+COMMIT_POLL_S = 0.05
 
 
 class PlainTransfer:
@@ -31,13 +33,14 @@ class PlainTransfer:
         extra: str,
         write_header: Callable[[Sequence[str]], None],
         facts: Mapping[str, Any],
-        deadline_s: float,  # noqa: ARG002 - the stores have deadlines of their own
+        deadline_s: float,
         on_sent: Callable[[], None],
         attempt: int = 0,  # noqa: ARG002 - a writer of its own for each
     ) -> Sent:
         pieces = snapshot.pieces
         if self._rank != 0:  # the state is the same on every rank, and one writer is enough
             on_sent()
+            self._await_commit(step, time.monotonic() + deadline_s)
             return Sent(digests=[])
         write_header([extra])
         size_bytes = pieces.layout.size_bytes
@@ -63,6 +66,15 @@ class PlainTransfer:
             writer.abort()
             raise
         return Sent(digests=digests, bytes_sent=size_bytes)
+
+    def _await_commit(self, step: int, ends: float) -> None:
+        while step not in self._store.steps(self._run):
+            if time.monotonic() > ends:
+                raise StoreUnavailable(
+                    f"rank 0 did not write step {step} within its deadline, or {self._store.url} is not the same place "
+                    "for all ranks: give them one that is"
+                )
+            time.sleep(COMMIT_POLL_S)
 
     def _put(self, writer: Writer, snapshot: Snapshot, chunk: int) -> int:
         digest = snapshot.digest(chunk)

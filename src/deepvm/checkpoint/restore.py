@@ -124,6 +124,7 @@ def load(components: dict[str, Any], layout: Layout, memory: Staging, skeleton: 
         )
     tensors = {e.name: memory.tensor(e.start, DTYPES[e.dtype], e.shape) for e in layout.entries}
     _check_modules(components, skeleton, tensors)
+    _check_optimizers(components, skeleton)
     for name, component in components.items():
         if isinstance(component, torch.nn.Module):  # copies into its own tensors
             component.load_state_dict(rebuild(skeleton[name], tensors))
@@ -148,6 +149,20 @@ class _Cloned(dict[str, torch.Tensor]):
     def __missing__(self, name: str) -> torch.Tensor:
         self[name] = self._tensors[name].clone()
         return self[name]
+
+
+def _check_optimizers(components: Mapping[str, Any], skeleton: Mapping[str, Any]) -> None:
+    for name, component in components.items():
+        if not isinstance(component, torch.optim.Optimizer):
+            continue
+        saved = skeleton[name].get("param_groups") if isinstance(skeleton[name], dict) else None
+        if not isinstance(saved, list):
+            continue  # of a kind that has its own idea of a state
+        mine, theirs = ([len(group["params"]) for group in groups] for groups in (component.param_groups, saved))
+        if mine != theirs:
+            raise CheckpointError(
+                f"the checkpoint is of another optimizer: {name} has groups of {mine} parameters, saved {theirs}"
+            )
 
 
 def _check_modules(

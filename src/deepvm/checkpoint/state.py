@@ -7,6 +7,7 @@ A skeleton is the state with every tensor replaced by ``{"$tensor": name}``. Wha
 from __future__ import annotations
 
 import base64
+import enum
 import math
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -88,12 +89,20 @@ def _flatten_rare(value: Any, name: str, tensors: Tensors) -> Any:
             "scalar": bool(scalar),
         }
     if isinstance(value, str | int | float) or hasattr(value, "_asdict"):
-        plain = tuple(value) if hasattr(value, "_asdict") else type(value).__mro__[-2](value)
+        plain = tuple(value) if hasattr(value, "_asdict") else _plain_of(value)
         return flatten(plain, name, tensors)  # enum members, named tuples and the like: their plain value
     raise CheckpointError(
         f"state {name!r} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved: "
         "give it state_dict and load_state_dict, or plain values"
     )
+
+
+def _plain_of(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, int):
+        return int.__int__(value)
+    return float.__float__(value) if isinstance(value, float) else str.__str__(value)
 
 
 def _as_numpy(value: Any) -> Any:
