@@ -49,8 +49,8 @@ def survives(node_address: str, *, step: int = 1) -> None:
 
 def is_empty(node: MemoryNode) -> bool:
     for run in node.runs:
-        for step in list(run.uploads):
-            run.abort(step, run.session)
+        for step, upload in list(run.uploads.items()):
+            run.abort(step, run.session, upload.begin.attempt)
     return node.arena.used == 0 and node.arena.reserved == 0
 
 
