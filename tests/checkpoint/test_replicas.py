@@ -63,7 +63,8 @@ def damaged_chunks(node: MemoryNode) -> list[int]:
         length = manifest.span(chunk)[1]
         connection = store.connect(node.address, "default")
         try:
-            connection.read_into(Kind.GET, {"step": manifest.step, "chunk": chunk}, into[:length])
+            meta = {"step": manifest.step, "chunk": chunk}
+            connection.read_into(Kind.GET, meta, into[:length], manifest.digests[chunk])
         except Exception:
             bad.append(chunk)
         finally:

@@ -25,6 +25,7 @@ from deepvm.errors import CheckpointError, DeepvmError, OverBudget, StoreError, 
 from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
 from deepvm.store.base import Store, check_run
 from deepvm.store.memory import MemoryStore
+from deepvm.store.repair import repair
 from deepvm.store.urls import open_stores
 
 log = logging.getLogger("deepvm.checkpoint")
@@ -303,7 +304,7 @@ class Checkpointer:
         if not self._status.nodes_down or step is None or self._rank != 0 or not isinstance(first, MemoryStore):
             return
         try:
-            whole = first.repair(self.run, step, self._last_attempt)
+            whole = repair(first, self.run, step, self._last_attempt)
         except StoreError as error:
             log.info("step %d is not repaired yet: %s", step, error)
             return

@@ -14,7 +14,9 @@ from deepvm.errors import AccessDenied, CheckpointError, Corrupt, NotFound, Stor
 from deepvm.memnode.wire import Kind, fingerprint
 from deepvm.store.base import Manifest
 from deepvm.store.connection import Connection
-from deepvm.store.memory import MemoryStore, begin, home_nodes, seal
+from deepvm.store.homes import home_nodes
+from deepvm.store.memory import MemoryStore
+from deepvm.store.uploading import begin, seal
 
 log = logging.getLogger("deepvm.checkpoint")
 

@@ -14,7 +14,8 @@ from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import chunk_span
 from deepvm.store.connection import Connection, Send
-from deepvm.store.memory import MemoryStore, begin, pack_kept
+from deepvm.store.memory import MemoryStore
+from deepvm.store.uploading import begin, pack_kept
 
 SENDER_NICENESS = 10  # training keeps its cores; what is not sent in time is copied instead
 

@@ -18,7 +18,8 @@ from deepvm.checkpoint.senders import Base, Chunks, Job, Senders
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.errors import CheckpointError, Corrupt, StoreUnavailable
 from deepvm.store.base import chunk_count
-from deepvm.store.memory import MemoryStore, home_nodes
+from deepvm.store.homes import home_nodes
+from deepvm.store.memory import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
 

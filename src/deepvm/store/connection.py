@@ -147,8 +147,9 @@ class Connection:
             wire.raise_error(answer)
         return answer, content
 
-    def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview) -> None:
-        """Send a request whose answer is a body of known length, and receive it straight into memory, verified."""
+    def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview, digest: int) -> None:
+        """Send a request whose answer is a body of known length and digest, and receive it straight into memory,
+        verified. The frame's own digest is not asked: it may be that of bytes which were damaged before."""
         deadline_s = time.monotonic() + self._progress_s
         self._send_frame(kind, meta, 0, 0)
         frame, answer = self._receive_head(deadline_s)
@@ -158,8 +159,10 @@ class Connection:
             self.broken = True
             raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
         self._receive_exactly(into, deadline_s)
-        if xxhash.xxh3_64_intdigest(into) != frame.digest:
-            raise Corrupt(f"a chunk from memory node {self.address} arrived damaged")
+        if xxhash.xxh3_64_intdigest(into) != digest:
+            raise Corrupt(
+                f"chunk {meta.get('chunk')} of step {meta.get('step')} is not what was saved, at {self.address}"
+            )
 
     # --- chunks, one after the other without waiting ------------------------------------------------------------
 

@@ -1,18 +1,14 @@
 """Checkpoints as files: ``ROOT/RUN/step-000000000100.safetensors`` and, written last, its manifest ``.json``.
 
-Bytes go into a file set aside under a name that no reader looks at; publishing makes them safe, then gives both files
-their names. A file set aside is locked (flock) by its writer, so that whoever finds it unlocked knows that its writer
-is dead, on whichever machine it ran, and removes it.
+Bytes go into a file set aside under a name that no reader looks at (aside.py); publishing makes them safe, then gives
+both files their names.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import os
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
+from deepvm.store.aside import Aside, lock_if_free, remove_stale
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.chunks import (
     DATA,
@@ -33,8 +30,6 @@ from deepvm.store.chunks import (
 )
 from deepvm.units import format_bytes
 
-WRITE_BYTES = 2**20  # larger pieces into new files were up to five times slower with fsync
-MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
 LOCK_S = 30.0  # a publication holds the run's lock for two renames; a dead holder's lock is gone at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -105,7 +100,7 @@ class FileStore:
         directory = self._directory(run)
         with explained(directory, size_bytes):
             _make_directory(directory)
-            _remove_stale(directory)
+            remove_stale(directory)
             with self._lock:
                 spare = self._spares.get(run)
                 self._spares[run] = None
@@ -202,114 +197,6 @@ class FileWriter:
         return self._aside
 
 
-class Aside:
-    """A file that no reader looks at, locked for as long as its writer lives."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        for _ in range(100):  # a cleaner may catch the file between its creation and its lock
-            path = directory / f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            _lock_if_free(fd)
-            if os.fstat(fd).st_nlink:
-                self.fd, self.path = fd, path
-                return
-            os.close(fd)
-        raise StoreUnavailable(f"files in {directory} vanish as they are made: is something cleaning it?")
-
-    @classmethod
-    def recycled(cls, data: Path) -> Aside | None:
-        """Take a checkpoint's file out of the readers' sight, if no reader has it open or mapped, nor linked."""
-        try:
-            fd = os.open(data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return None
-        spare = cls.__new__(cls)
-        spare.fd, spare.path = fd, data.with_name(f".{data.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            if not _lock_if_free(fd):
-                raise OSError(errno.EWOULDBLOCK, "locked by another")
-            os.rename(data, spare.path)  # now nobody can open it any more, and the lease tells whether somebody has
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-            if os.fstat(fd).st_nlink == 1:
-                return spare
-        except OSError:  # in use, or a file system that cannot tell: an ordinary removal then
-            pass
-        spare.discard()
-        return None
-
-    def resize(self, size_bytes: int) -> None:
-        """Have all the room now, so that a full disk is known before the first byte."""
-        if os.fstat(self.fd).st_size > size_bytes:
-            os.ftruncate(self.fd, size_bytes)
-        try:
-            os.posix_fallocate(self.fd, 0, size_bytes)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-            os.ftruncate(self.fd, size_bytes)
-
-    def write(self, pieces: Sequence[memoryview], offset: int) -> None:
-        end = offset
-        for batch in _batches(pieces):
-            end += _write(self.fd, batch, end)
-        _start_writeback(self.fd, offset, end - offset)
-
-    def rename(self, target: Path) -> None:
-        os.rename(self.path, target)
-        self.path = target
-
-    def release(self) -> None:
-        """The file is a reader's now."""
-        fd, self.fd = self.fd, -1
-        os.close(fd)
-
-    def discard(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self.path)
-        with contextlib.suppress(OSError):
-            self.release()
-
-
-def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The pieces again, cut and grouped into writes of at most WRITE_BYTES."""
-    batch: list[memoryview] = []
-    room = WRITE_BYTES
-    for piece in pieces:
-        rest = piece.cast("B") if piece.format != "B" or piece.ndim != 1 else piece
-        while len(rest):
-            part, rest = rest[:room], rest[room:]
-            batch.append(part)
-            room -= len(part)
-            if not room or len(batch) == MOST_PIECES:
-                yield batch
-                batch, room = [], WRITE_BYTES
-    if batch:
-        yield batch
-
-
-def _write(fd: int, pieces: list[memoryview], offset: int) -> int:
-    total = sum(map(len, pieces))
-    done = os.pwritev(fd, pieces, offset)
-    if done < total:  # seldom: a signal, or the disk is nearly full
-        rest = memoryview(b"".join(pieces))
-        while done < total:
-            done += os.pwrite(fd, rest[done:], offset + done)
-    return total
-
-
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux; elsewhere the fsync does it all
-if _sync_file_range is not None:
-    _sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-_SYNC_FILE_RANGE_WRITE = 2
-
-
-def _start_writeback(fd: int, offset: int, length: int) -> None:
-    """Let the disk write while further chunks come: saves with fsync take about half the time. A hint: fsync judges."""
-    if _sync_file_range is not None:
-        _sync_file_range(fd, offset, length, _SYNC_FILE_RANGE_WRITE)
-
-
 def _make_directory(directory: Path) -> None:
     if directory.is_dir():
         return
@@ -319,35 +206,13 @@ def _make_directory(directory: Path) -> None:
             _sync_directory(parent)
 
 
-def _remove_stale(directory: Path) -> None:
-    """Remove the files set aside by writers that are dead: nobody holds their lock."""
-    for entry in os.listdir(directory):
-        if not (entry.startswith(".step-") and ".tmp-" in entry):
-            continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            fd = os.open(directory / entry, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(directory / entry)
-            finally:
-                os.close(fd)
-
-
-def _lock_if_free(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # a file system without locks: then nobody else can lock it either
-        return error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN)
-    return True
-
-
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """One publication or deletion in a run at a time, over all processes."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + LOCK_S
-        while not _lock_if_free(fd):
+        while not lock_if_free(fd):
             if time.monotonic() > deadline:
                 raise StoreUnavailable(f"{directory} was locked by another writer for {LOCK_S:g} s")
             time.sleep(0.005)

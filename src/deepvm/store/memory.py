@@ -1,7 +1,6 @@
 """Memory nodes as a store: ``memory://h1:7070,h2:7070?replicas=2``.
 
-Chunk k lives on node k mod n, and its replicas on the nodes after it. Losing a node loses nothing as long as every
-chunk has a replica left.
+Losing a node loses nothing as long as every chunk has a replica left.
 """
 
 from __future__ import annotations
@@ -10,43 +9,25 @@ import json
 import logging
 import secrets
 import ssl
-import struct
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
-import xxhash
-
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode.wire import Kind
-from deepvm.store.base import Manifest, check_run, chunk_count
-from deepvm.store.chunks import Tally
-from deepvm.store.connection import Connection, Send, parse_address
+from deepvm.store.base import Manifest, check_run
+from deepvm.store.connection import Connection, parse_address
+from deepvm.store.homes import fewest_nodes, home_nodes
+from deepvm.store.uploading import MemoryWriter
 
 log = logging.getLogger("deepvm.store")
 
 T = TypeVar("T")
 DOWN_S = 5.0  # so long a node that took long not to answer is not asked again by readers
 SLOW_S = 1.0
-
-
-def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
-    """The nodes that keep a chunk, its first home first."""
-    return [(chunk + j) % nodes for j in range(min(replicas, nodes))]
-
-
-def _least(nodes: int, replicas: int) -> int:
-    """How many nodes must be left: with fewer, some chunk has none."""
-    return max(1, nodes - replicas + 1)
-
-
-def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
-    """The body of KEEP: chunk indices, then their digests, little-endian."""
-    return np.asarray(chunks, "<u4").tobytes() + np.asarray(digests, "<u8").tobytes()
 
 
 class MemoryStore:
@@ -128,7 +109,7 @@ class MemoryStore:
     def _is_down(self, node: str) -> bool:
         return node in self._down and self._down[node][0] > time.monotonic()
 
-    def _call(
+    def call(
         self, node: str, run: str | None, kind: Kind, meta: dict[str, object] | None = None
     ) -> tuple[dict[str, object], bytearray]:
         return self._ask(node, run, lambda connection: connection.call(kind, meta))
@@ -185,7 +166,7 @@ class MemoryStore:
         failure: StoreError | None = None
         for node in self.nodes:
             try:
-                answers[node] = self._call(node, run, kind, meta)
+                answers[node] = self.call(node, run, kind, meta)
             except StoreError as error:
                 failure = error if failure is None or isinstance(failure, NotFound) else failure
         if not answers and failure is not None:
@@ -225,9 +206,9 @@ class MemoryStore:
         it was shared, which need not be those of now."""
         for node in holders:
             with suppress(StoreError):
-                document = self._call(node, run, Kind.MANIFEST, {"step": step})[1]
+                document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
                 manifest = Manifest.from_bytes(bytes(document))
-                return len(holders) >= _least(len(manifest.nodes), manifest.replicas)
+                return len(holders) >= fewest_nodes(len(manifest.nodes), manifest.replicas)
         return False
 
     def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
@@ -246,12 +227,12 @@ class MemoryStore:
 
     def outlives_the_nodes(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
-        return "durable" in states or states.count("spilled") >= _least(len(self.nodes), self.replicas)
+        return "durable" in states or states.count("spilled") >= fewest_nodes(len(self.nodes), self.replicas)
 
     def manifest(self, run: str, step: int) -> Manifest:
-        return self._newest_manifest(run, step)[0]
+        return self.newest_manifest(run, step)[0]
 
-    def _newest_manifest(self, run: str, step: int) -> tuple[Manifest, bytes]:
+    def newest_manifest(self, run: str, step: int) -> tuple[Manifest, bytes]:
         """Of a step that was saved twice, a node that was away the second time has the first."""
         answers, failure = self._each(run, Kind.MANIFEST, {"step": step})
         found: list[tuple[Manifest, bytes]] = []
@@ -273,9 +254,7 @@ class MemoryStore:
         failure: StoreError | None = None
         for node in sorted([*homes, *others], key=lambda node: (self._is_down(node), node in others)):
             try:
-                self._ask(node, manifest.run, _getting(manifest.step, chunk, into))
-                if xxhash.xxh3_64_intdigest(into) != manifest.digests[chunk]:
-                    raise Corrupt(f"chunk {chunk} of step {manifest.step} is not what was saved, at {node}")
+                self._ask(node, manifest.run, _getting(manifest, chunk, into))
             except StoreError as error:
                 if isinstance(error, Corrupt):
                     damaged.append(node)
@@ -296,50 +275,6 @@ class MemoryStore:
         except StoreError as error:
             log.warning("%s, and cannot be replaced: %s", what, error)
 
-    def repair(self, run: str, step: int, attempt: int = 0) -> list[str]:
-        """Make the missing copies of a checkpoint again, on nodes that answer and do not have it; the nodes that have
-        it now. Only for the session that writes the run, and refused while it saves: unless by an attempt that is
-        known to be over, which are all up to ``attempt``."""
-        manifest, document = self._newest_manifest(run, step)
-        whole = []
-        for index, node in enumerate(manifest.nodes):
-            try:
-                if bytes(self._call(node, run, Kind.MANIFEST, {"step": step})[1]) == document:
-                    whole.append(node)
-                    continue
-            except NotFound:
-                pass
-            except StoreUnavailable:
-                continue  # still away
-            connection = self.connect(node, run, write=True)
-            try:
-                self._copy_share(connection, index, manifest, document, attempt)
-            finally:
-                connection.close()
-            whole.append(node)
-            log.warning("made the copy of step %d of run %s at %s again", step, run, node)
-        return whole
-
-    def _copy_share(
-        self, connection: Connection, index: int, manifest: Manifest, document: bytes, attempt: int
-    ) -> None:
-        nodes, step = manifest.nodes, manifest.step
-        share = {"nodes": len(nodes), "node_index": index, "replicas": manifest.replicas}
-        begin(
-            connection, step, manifest.size_bytes, manifest.chunk_bytes,
-            layout="", rank=0, world_size=1, share=share, attempt=attempt, repair=True,
-        )  # fmt: skip
-        mine = [c for c in range(len(manifest.digests)) if index in home_nodes(c, len(nodes), manifest.replicas)]
-        buffer = memoryview(bytearray(manifest.chunk_bytes))
-        for chunk in mine:
-            data = buffer[: manifest.span(chunk)[1]]
-            self.read_chunk(manifest, chunk, data)
-            connection.put({"step": step, "chunk": chunk}, len(data), manifest.digests[chunk], _sending(data))
-            connection.finish()  # before the buffer is filled again
-        if seal(connection, step, mine, 0.0) != [manifest.digests[chunk] for chunk in mine]:
-            raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")
-        connection.call(Kind.PUBLISH, {"step": step, "node_index": index}, document)
-
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> MemoryWriter:
         return MemoryWriter(self, run, step, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
 
@@ -348,7 +283,7 @@ class MemoryStore:
         failure: StoreError | None = None
         for node in self.nodes:
             try:
-                self._call(node, run, Kind.DELETE, {"step": step})
+                self.call(node, run, Kind.DELETE, {"step": step})
             except NotFound:
                 pass
             except StoreError as error:
@@ -364,134 +299,9 @@ class MemoryStore:
         return list(json.loads(body))
 
     def status(self, node: str) -> dict[str, object]:
-        return self._call(node, None, Kind.STATUS)[0]
+        return self.call(node, None, Kind.STATUS)[0]
 
 
-class MemoryWriter:
-    """The plain way into memory nodes, for tools and tests; the trainer's own way is in checkpoint/transfer.py."""
-
-    def __init__(self, store: MemoryStore, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> None:
-        self._store, self._step = store, step
-        self._tally = Tally(run, step, size_bytes, chunk_bytes)
-        self._lock = threading.Lock()
-        self._connections: list[Connection] = []
-        try:
-            for node in store.nodes:
-                connection = store.connect(node, run, write=True)
-                self._connections.append(connection)
-                begin(
-                    connection,
-                    step,
-                    size_bytes,
-                    chunk_bytes,
-                    layout="",
-                    rank=0,
-                    world_size=1,
-                    share=store.share_of(node),
-                )
-        except BaseException:
-            self.abort()
-            raise
-
-    def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
-        store = self._store
-        data = memoryview(pieces[0]) if len(pieces) == 1 else memoryview(b"".join(pieces))
-        data = data.cast("B")
-        self._tally.span(chunk, len(data))
-        for home in home_nodes(chunk, len(store.nodes), store.replicas):
-            with self._lock:
-                self._connections[home].put(
-                    {"step": self._step, "chunk": chunk}, len(data), digest, lambda offset, send: send([data[offset:]])
-                )
-        self._tally.took(chunk, digest)
-
-    def publish(self, manifest: Manifest) -> None:
-        store = self._store
-        self._tally.check(manifest)
-        with self._lock:
-            if not self._connections:
-                raise StoreError(f"step {self._step} was aborted or published before")
-            for connection in self._connections:
-                connection.finish()
-            seal_and_publish(
-                self._connections,
-                Manifest(
-                    run=manifest.run,
-                    step=manifest.step,
-                    size_bytes=manifest.size_bytes,
-                    chunk_bytes=manifest.chunk_bytes,
-                    digests=manifest.digests,
-                    created_s=manifest.created_s,
-                    world_size=manifest.world_size,
-                    nodes=store.nodes,
-                    replicas=store.replicas,
-                    facts=manifest.facts,
-                ),
-            )
-        self._close()
-
-    def abort(self) -> None:
-        for connection in self._connections:
-            with suppress(StoreError):
-                connection.finish()
-                connection.call(Kind.ABORT, {"step": self._step})
-        self._close()
-
-    def _close(self) -> None:
-        for connection in self._connections:
-            connection.close()
-        self._connections = []
-
-
-def begin(
-    connection: Connection,
-    step: int,
-    size_bytes: int,
-    chunk_bytes: int,
-    *,
-    layout: str,
-    rank: int,
-    world_size: int,
-    attempt: int = 0,
-    share: Mapping[str, int] | None = None,
-    repair: bool = False,
-) -> None:
-    """``share``: nodes, node_index and replicas, where nodes share the chunks."""
-    if chunk_bytes != connection.block_bytes:
-        raise UsageError(
-            f"memory node {connection.address} keeps blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
-        )
-    meta = {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size}
-    connection.call(Kind.BEGIN, {**meta, **(share or {}), "attempt": attempt, "repair": repair})
-
-
-def _getting(step: int, chunk: int, into: memoryview) -> Callable[[Connection], None]:
-    return lambda connection: connection.read_into(Kind.GET, {"step": step, "chunk": chunk}, into)
-
-
-def _sending(data: memoryview) -> Callable[[int, Send], int]:
-    return lambda offset, send: send([data[offset:]])
-
-
-def seal(connection: Connection, step: int, chunks: Sequence[int], timeout_s: float) -> list[int]:
-    """Wait until a node has these chunks, from whatever rank; their digests."""
-    body = np.asarray(chunks, "<u4").tobytes()
-    _, digests = connection.call(Kind.SEAL, {"step": step, "timeout_s": timeout_s}, body, timeout_s=timeout_s)
-    if len(digests) != 8 * len(chunks):
-        raise Corrupt(f"memory node {connection.address} sealed {len(digests) // 8} chunks instead of {len(chunks)}")
-    return list(struct.unpack(f"<{len(chunks)}Q", digests))
-
-
-def seal_and_publish(connections: Sequence[Connection], manifest: Manifest, timeout_s: float = 60.0) -> None:
-    """Every chunk at each of its homes, as the manifest says; then, last, the manifest at all of them."""
-    nodes = len(connections)
-    homes: list[list[int]] = [[] for _ in connections]
-    for chunk in range(chunk_count(manifest.size_bytes, manifest.chunk_bytes)):
-        for home in home_nodes(chunk, nodes, manifest.replicas):
-            homes[home].append(chunk)
-    for connection, chunks in zip(connections, homes, strict=True):
-        found = seal(connection, manifest.step, chunks, timeout_s)
-        if found != [manifest.digests[chunk] for chunk in chunks]:
-            raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")
-    for index, connection in enumerate(connections):
-        connection.call(Kind.PUBLISH, {"step": manifest.step, "node_index": index}, manifest.to_bytes())
+def _getting(manifest: Manifest, chunk: int, into: memoryview) -> Callable[[Connection], None]:
+    meta, digest = {"step": manifest.step, "chunk": chunk}, manifest.digests[chunk]
+    return lambda connection: connection.read_into(Kind.GET, meta, into, digest)
