@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from deepvm.errors import Corrupt, StoreError, UsageError
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest, chunk_count
@@ -45,7 +43,7 @@ def begin(
 
 def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
     """The body of KEEP: chunk indices, then their digests, little-endian."""
-    return np.asarray(chunks, "<u4").tobytes() + np.asarray(digests, "<u8").tobytes()
+    return struct.pack(f"<{len(chunks)}I{len(digests)}Q", *chunks, *digests)
 
 
 def sending(data: memoryview) -> Callable[[int, Send], int]:
@@ -55,7 +53,7 @@ def sending(data: memoryview) -> Callable[[int, Send], int]:
 
 def seal(connection: Connection, step: int, chunks: Sequence[int], timeout_s: float) -> list[int]:
     """Wait until a node has these chunks, from whatever rank; their digests."""
-    body = np.asarray(chunks, "<u4").tobytes()
+    body = struct.pack(f"<{len(chunks)}I", *chunks)
     _, digests = connection.call(Kind.SEAL, {"step": step, "timeout_s": timeout_s}, body, timeout_s=timeout_s)
     if len(digests) != 8 * len(chunks):
         raise Corrupt(f"memory node {connection.address} sealed {len(digests) // 8} chunks instead of {len(chunks)}")
