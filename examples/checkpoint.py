@@ -3,7 +3,8 @@
     python examples/checkpoint.py
 
 Starts a memory node, trains, kills the trainer with SIGKILL in the middle, starts it again, and shows that the second
-one went on where the newest committed checkpoint was. The three lines that make it so are marked.
+one went on where the newest committed checkpoint was. The three lines that make it so are marked. Beside the second
+one runs `deepvm-fetch`, which brings the checkpoint while Python still imports; the timeline of the start shows it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def train(store: str, pause_s: float) -> None:
     ckpt = deepvm.Checkpointer({"model": model, "optimizer": optimizer}, store, policy="every 5 steps")  # (1)
     first = ckpt.restore() or 0  # (2)
     print(f"begins at step {first}", flush=True)
+    resumed = first > 0
     for step in range(first + 1, STEPS + 1):
         torch.manual_seed(step)
         x = torch.randn(64, 512)
@@ -41,6 +43,8 @@ def train(store: str, pause_s: float) -> None:
         optimizer.step()
         ckpt.step(step)  # (3)
         print(f"step {step} loss {loss.item():.4f}", flush=True)
+        if resumed and step == first + 1:
+            print(ckpt.timeline(), flush=True)
         time.sleep(pause_s)
     ckpt.close()
     status = ckpt.status()
@@ -79,12 +83,23 @@ def main() -> None:
                 if not line.startswith("step") or line.split()[1] in ("1", "10", "20"):
                     print(f"  {line.strip()}")
             trainer.wait(10)
-            print("started again:")
-            again = subprocess.run(
-                [sys.executable, __file__, "--store", store], capture_output=True, text=True, check=True, timeout=120
-            )
+            print("started again, and deepvm-fetch beside it:")
+            fetcher = subprocess.Popen([sys.executable, "-m", "deepvm.fetch", store], stderr=subprocess.DEVNULL)
+            try:
+                again = subprocess.run(
+                    [sys.executable, __file__, "--store", store],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    timeout=120,
+                )
+            finally:
+                fetcher.terminate()
+                fetcher.wait(20)
             lines = again.stdout.splitlines()
-            print(f"  {lines[0]}\n  {lines[1]}\n  ...\n  {lines[-2]}\n  {lines[-1]}")
+            end = next(number for number, line in enumerate(lines) if line.startswith("step") and number > 2)
+            shown = [*lines[:end], "...", *lines[-2:]]
+            print("\n".join(f"  {line}" for line in shown))
         finally:
             node.send_signal(signal.SIGTERM)
             node.wait(20)

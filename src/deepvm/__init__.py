@@ -7,9 +7,16 @@ Everything that the command line does is one call; names are loaded when they ar
 from __future__ import annotations
 
 import importlib
+import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# For the timeline of a start: by when torch had been imported, if that was before this. Nobody could tell later.
+torch_seen_s = (
+    time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) if "torch" in sys.modules else None
+)
 
 _LAZY = {
     "Checkpointer": "deepvm.checkpoint",

@@ -15,11 +15,13 @@ import torch
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.capture import join
+from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
+from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.errors import CheckpointError, DeepvmError, OverBudget, StoreError, UsageError
 from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
@@ -99,6 +101,7 @@ class Checkpointer:
         for thread in self._threads:
             thread.start()
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
+        self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         self._attempts = self._last_attempt = 0
         self._closed = False
 
@@ -106,6 +109,7 @@ class Checkpointer:
 
     def step(self, step: int) -> SaveHandle | None:
         """Tell that a training step is finished; saves when the policy says so."""
+        self._start.stepped()
         self._raise_pending()
         due = self.policy.due(self._moment(step))
         if self._world_size > 1 and not self.policy.deterministic:
@@ -151,6 +155,10 @@ class Checkpointer:
         """Tell that this machine will be taken away; policies that act at a notice see it at the next step."""
         self._notice_ends_s = time.monotonic() + seconds_left
 
+    def timeline(self) -> Timeline:
+        """The stages of this process's start: print it, or draw it with ``.svg()``."""
+        return self._start.timeline()
+
     def status(self) -> Status:
         staging = self._taking.staging
         self._status.staging_bytes = 0 if staging is None else staging.size_bytes
@@ -163,6 +171,7 @@ class Checkpointer:
         self._closed = True
         for hook in self._hooks:
             hook.remove()
+        self._start.close()
         self._before_step()
         self._saves.put(None)
         for thread in self._threads:
@@ -191,6 +200,7 @@ class Checkpointer:
 
     def _before_step(self, *_: object) -> None:
         """The optimizer's pre-hook: copy what is live and not yet sent."""
+        self._start.let_go()
         snapshot, handle = self._snapshot, self._handle
         if snapshot is None or handle is None or snapshot.frozen:
             return
@@ -339,7 +349,8 @@ class Checkpointer:
     def restore(self, step: int | None = None) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none."""
         self._before_step()  # what is under way is of the state as it is now
-        restored: Restored | None = restore_newest(self._stores, self.run, self.state, step)
+        with self._start.restoring(), fetched_first(self._stores, self.run, self._start) as stores:
+            restored: Restored | None = restore_newest(stores, self.run, self.state, step)
         if restored is None:
             return None
         log.info("%s", restored)

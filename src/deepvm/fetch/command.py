@@ -1,0 +1,116 @@
+"""``deepvm-fetch``: parse, pull, tell, and keep the segment until the trainer has it.
+
+Starts with the machine, beside the trainer, so what it imports is counted: no torch, no numpy, no Typer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from deepvm.errors import DeepvmError, NotFound, UsageError
+from deepvm.fetch import segment
+from deepvm.fetch.filling import Filling
+from deepvm.fetch.pull import LOOK_S, Pulled, Unwanted, pull
+from deepvm.store.base import check_run
+from deepvm.store.urls import KNOWN, open_stores
+from deepvm.units import format_bytes, parse_seconds
+
+KEEP_S = 600.0  # a trainer that has not come in ten minutes does not come; its memory is of more use to others
+INTERRUPTED = 130
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    logging.basicConfig(format="deepvm-fetch: %(message)s", level=logging.INFO, stream=sys.stderr)
+    try:
+        return _run(given, stop)
+    except Unwanted:
+        print("deepvm-fetch: nobody wants the checkpoint any more: ended before it was whole", file=sys.stderr)
+        return INTERRUPTED if stop.is_set() else 0
+    except DeepvmError as error:
+        print(f"deepvm-fetch: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="deepvm-fetch",
+        description="Pull a run's newest checkpoint into shared memory while the trainer still starts. Start it beside "
+        "the trainer, as the same user; deepvm.Checkpointer.restore() finds it by the run's name.",
+        epilog="DEEPVM_TOKEN and DEEPVM_RUN_KEY open memory nodes, as they do for the trainer. "
+        "Exit codes: 0 done, or no checkpoint yet; 1 failed; 2 bad usage.",
+    )
+    parser.add_argument("stores", nargs="+", metavar="STORE_URL", help=f"nearest first: {', '.join(KNOWN)}")
+    parser.add_argument("--run", default="default", help="the run's name, as given to Checkpointer (default: default)")
+    parser.add_argument("--step", type=int, help="this checkpoint instead of the newest")
+    parser.add_argument(
+        "--into", type=Path, metavar="PATH", help=f"the file to fill; tell the trainer with {segment.PATH_VARIABLE}"
+    )
+    parser.add_argument(
+        "--keep-s", default=str(KEEP_S), help=f"how long it waits for the trainer (default: {KEEP_S:g})"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document once the checkpoint is there")
+    return parser
+
+
+def _run(given: argparse.Namespace, stop: threading.Event) -> int:
+    run, keep_s = check_run(given.run), parse_seconds(given.keep_s)
+    if keep_s <= 0:
+        raise UsageError("--keep-s 0 would fetch a checkpoint and drop it: give the trainer some time")
+    path = segment.default_path(run) if given.into is None else given.into.absolute()
+    token, key = os.environ.get("DEEPVM_TOKEN"), os.environ.get("DEEPVM_RUN_KEY")
+    stores = open_stores(given.stores, token=token, key=key)
+    try:
+        found = pull(stores, run, given.step, path, stop=stop)
+    finally:
+        for store in stores:
+            store.close()
+    if found is None:
+        if given.step is not None:
+            raise NotFound(f"no store has step {given.step} of run {run}")
+        _tell(given.json, run, None, path, f"no store has a checkpoint of run {run} yet: nothing to fetch")
+        return 0
+    filling, pulled = found
+    rate = pulled.size_bytes / max(pulled.seconds, 1e-9)
+    _tell(
+        given.json, run, pulled, path,
+        f"step {pulled.step} of run {run} from {pulled.store}: {format_bytes(pulled.size_bytes)} in "
+        f"{pulled.seconds:.3f} s ({format_bytes(rate)}/s), in {path}",
+    )  # fmt: skip
+    _keep(filling, keep_s, stop)
+    return 0
+
+
+def _tell(as_json: bool, run: str, pulled: Pulled | None, path: Path, text: str) -> None:
+    logging.getLogger("deepvm.fetch").info("%s", text)
+    if not as_json:
+        return
+    document = {
+        "run": run,
+        "step": pulled.step if pulled else None,
+        "store": pulled.store if pulled else None,
+        "size_bytes": pulled.size_bytes if pulled else None,
+        "seconds": pulled.seconds if pulled else None,
+        "passed_over": list(pulled.passed_over) if pulled else [],
+        "path": str(path) if pulled else None,
+    }
+    print(json.dumps(document), flush=True)
+
+
+def _keep(filling: Filling, keep_s: float, stop: threading.Event) -> None:
+    """Until its readers have removed it, or the time is up: then it is removed here."""
+    ends = time.monotonic() + keep_s
+    while filling.wanted and not stop.is_set() and time.monotonic() < ends:
+        stop.wait(LOOK_S)
+    filling.give_up()

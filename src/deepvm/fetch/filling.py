@@ -1,0 +1,177 @@
+"""The writing side of a segment.
+
+Bytes are written with pwrite, not through a mapping: fresh pages then cost no fault and are not zeroed first, and a
+full file system is an error instead of a signal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from deepvm.errors import StoreUnavailable
+from deepvm.fetch import clock, segment
+from deepvm.fetch.segment import About, Head, RankState, State
+from deepvm.store.base import Manifest
+from deepvm.units import format_bytes
+
+TRIES = 100
+BUSY_S = 0.3  # readers hold the lock for an instant, when they look whether the filler lives
+SPARE = 1.02  # as much room as the checkpoint and a little more, so that the last page of the machine is not taken
+
+
+class Filling:
+    """A segment that this process fills. It exists under its name from the start, so that a trainer that comes early
+    knows that somebody is at work."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path == segment.default_path(path.name):
+            segment.make_folder(path.parent)
+        self._fd = self._create()
+        self._head = Head(
+            state=State.CHOOSING,
+            pid=os.getpid(),
+            pid_started_ticks=clock.started_ticks(),
+            started_s=clock.process_started_s(),
+        )
+        os.pwrite(self._fd, self._head.to_bytes(), 0)
+        os.ftruncate(self._fd, segment.PAGE_BYTES)
+
+    def _create(self) -> int:
+        for _ in range(TRIES):
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except FileExistsError:
+                self._remove_dead()
+                continue
+            except FileNotFoundError:  # the folder went with the last segment in it
+                if self.path != segment.default_path(self.path.name):
+                    raise StoreUnavailable(f"{self.path.parent} is no folder: make it first") from None
+                segment.make_folder(self.path.parent)
+                continue
+            except OSError as error:
+                raise StoreUnavailable(f"{self.path} cannot be made: {error.strerror}") from None
+            if segment.lock_if_free(fd) and os.fstat(fd).st_nlink:
+                return fd
+            os.close(fd)  # another fetcher took it for a dead one's, between its creation and its lock
+        raise StoreUnavailable(f"{self.path} appears and vanishes: are several fetchers at work?")
+
+    def _remove_dead(self) -> None:
+        """Remove what a dead fetcher left; raises where it lives."""
+        try:
+            fd = segment.open_private(self.path)
+        except FileNotFoundError:
+            return
+        try:
+            deadline = time.monotonic() + BUSY_S
+            while not segment.lock_if_free(fd):
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable(
+                        f"{self.path} is being filled or kept by another fetcher: stop that one, or use --into"
+                    )
+                time.sleep(0.01)
+            segment.unlink_if_same(self.path, fd)
+        finally:
+            os.close(fd)
+
+    # --- filling ------------------------------------------------------------------------------------------------
+
+    def choose(self, manifest: Manifest, store: str, passed_over: tuple[str, ...]) -> None:
+        """Tell what will be here. Raises where there is too little room for it."""
+        self._check_room(manifest.size_bytes)
+        about = About(store=store, passed_over=passed_over, manifest=manifest).to_bytes()
+        chunks = len(manifest.digests)
+        offset = segment.data_offset(len(about), chunks)
+        self._head = dataclasses.replace(
+            self._head,
+            about_bytes=len(about),
+            chunks=chunks,
+            data_offset=offset,
+            size_bytes=manifest.size_bytes,
+            chosen_s=clock.now_s(),
+        )
+        with _explained(self.path, manifest.size_bytes):
+            os.ftruncate(self._fd, offset + manifest.size_bytes)
+            os.pwrite(self._fd, about, segment.PAGE_BYTES)
+            os.pwrite(self._fd, self._head.to_bytes(), 0)
+        self._set_state(State.FILLING)
+
+    def put(self, chunk: int, offset: int, data: memoryview) -> None:
+        """A chunk that is verified, at its place in the checkpoint."""
+        at, done = self._head.data_offset + offset, 0
+        with _explained(self.path, self._head.size_bytes):
+            while done < len(data):
+                done += os.pwrite(self._fd, data[done:], at + done)
+            os.pwrite(self._fd, b"\1", self._head.flags_offset + chunk)
+
+    def finish(self) -> None:
+        self._head = dataclasses.replace(self._head, whole_s=clock.now_s())
+        os.pwrite(self._fd, self._head.to_bytes(), 0)
+        self._set_state(State.WHOLE)
+
+    def _set_state(self, state: State) -> None:
+        self._head = dataclasses.replace(self._head, state=state)
+        os.pwrite(self._fd, segment.state_bytes(state), segment.STATE_OFFSET)
+
+    def _check_room(self, size_bytes: int) -> None:
+        found = os.statvfs(self.path.parent)
+        free = found.f_bavail * found.f_frsize
+        if segment.SHARED_MEMORY in self.path.parents:  # it may be larger than what is left of the memory
+            free = min(free, _available_memory_bytes() or free)
+        if free < size_bytes * SPARE:
+            raise NoRoom(
+                f"{self.path.parent} has no room for the checkpoint: {format_bytes(size_bytes)} needed, "
+                f"{format_bytes(free)} free: enlarge it (mount -o remount,size=...), or use --into; "
+                "the trainer restores from its stores as usual"
+            )
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody may still read it: under its name, or in place."""
+        if os.fstat(self._fd).st_nlink:
+            return True
+        marks = os.pread(self._fd, segment.MOST_RANKS, segment.RANKS_OFFSET)
+        return self._head.state is not State.WHOLE and RankState.IN_PLACE in marks
+
+    def give_up(self) -> None:
+        """Remove it. A reader that is waiting for more reads from the stores."""
+        if self._fd < 0:
+            return
+        if self._head.state is not State.WHOLE:
+            self._set_state(State.FAILED)
+        fd, self._fd = self._fd, -1
+        segment.unlink_if_same(self.path, fd)
+        os.close(fd)
+
+
+class NoRoom(StoreUnavailable):
+    pass
+
+
+def _available_memory_bytes() -> int | None:
+    with suppress(OSError, ValueError, IndexError), open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+@contextmanager
+def _explained(path: Path, size_bytes: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
+            raise StoreUnavailable(f"{path} cannot be written: {error.strerror}") from None
+        raise NoRoom(
+            f"{path.parent} became full ({error.strerror}) while {format_bytes(size_bytes)} were fetched into it: "
+            "the trainer restores from its stores as usual"
+        ) from None

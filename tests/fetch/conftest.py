@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fetching import BLOCK, MIB, Fetcher
+
+from deepvm.fetch import segment
+from deepvm.memnode import Limits, MemoryNode
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def run() -> Iterator[str]:
+    """A run of this test's own; afterwards nothing of it is left in shared memory."""
+    name = f"test-{os.getpid()}-{next(_numbers)}"
+    yield name
+    left = segment.default_path(name).exists()
+    segment.default_path(name).unlink(missing_ok=True)
+    assert not left, f"{segment.default_path(name)} was left behind"
+
+
+@pytest.fixture
+def node_of() -> Iterator[Callable[..., MemoryNode]]:
+    """Starts memory nodes."""
+    started: list[MemoryNode] = []
+
+    def start(**fields: Any) -> MemoryNode:
+        limits = Limits(stop_s=0.0, flush_s=1.0, failure_delay_s=0.01)
+        node = MemoryNode(**{"capacity_bytes": 8 * MIB, "block_bytes": BLOCK, "limits": limits, **fields})
+        started.append(node)
+        node.start()
+        return node
+
+    yield start
+    for node in started:
+        node.stop(now=True)
+
+
+@pytest.fixture
+def url(node_of: Callable[..., MemoryNode]) -> str:
+    return f"memory://{node_of().address}"
+
+
+@pytest.fixture
+def fetch(run: str) -> Iterator[Callable[..., Fetcher]]:
+    """Starts fetchers for this test's run; none outlives it."""
+    started: list[Fetcher] = []
+
+    def start(*words: str, **more: Any) -> Fetcher:
+        fetcher = Fetcher(run, *words, **more)
+        started.append(fetcher)
+        return fetcher
+
+    yield start
+    for fetcher in started:
+        if fetcher.process.poll() is None:
+            fetcher.process.terminate()
+            fetcher.end()
+        for pipe in (fetcher.process.stdout, fetcher.process.stderr):
+            if pipe is not None:
+                pipe.close()

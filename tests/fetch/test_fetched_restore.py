@@ -1,0 +1,345 @@
+"""A trainer that restores what a fetcher brings, brought, or failed to bring."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fetching import BLOCK, Fetcher, Work, opened, restore, save, wait_until
+from relay import Relay
+
+from deepvm.checkpoint import Checkpointer
+from deepvm.errors import NotFound, StoreError
+from deepvm.fetch import reading, segment
+from deepvm.fetch.fetched import FetchedStore, fetched_before
+from deepvm.memnode import MemoryNode
+from deepvm.store.urls import open_stores
+
+Fetch = Callable[..., Fetcher]
+NodeOf = Callable[..., MemoryNode]
+
+
+def flip_a_byte(node: MemoryNode, chunk: int, step: int) -> None:
+    """In the node's memory, behind everybody's back."""
+    (run,) = node.runs
+    with run.checkpoints[step].chunk(chunk) as view:
+        view[len(view) // 2] ^= 0xFF
+
+
+def test_what_was_fetched_is_restored_bit_for_bit_and_then_removed(
+    url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth = save(url, run, 1, 2)
+    fetcher = fetch(url)
+    told = fetcher.told()
+    assert (told["run"], told["step"], told["store"], told["passed_over"]) == (run, 2, url, [])
+    assert told["path"] == str(fetcher.path)
+    with caplog.at_level(logging.INFO):
+        assert restore(url, run) == (2, truth[2])
+    assert f"restored step 2 from fetched://{fetcher.path}" in caplog.text
+    assert f"chunks had been fetched from {url}" in caplog.text
+    assert fetcher.end()[0] == 0  # nothing is left to keep
+    assert not fetcher.path.exists()
+
+
+def test_a_restore_begins_while_the_fetcher_still_fills(node_of: NodeOf, run: str, fetch: Fetch) -> None:
+    with Relay(node_of().address) as relay:
+        url = f"memory://{relay.address}?connections=1"
+        truth = save(url, run, 1)
+        relay.hold_after = 4 * BLOCK
+        fetch(url)
+        found = opened(run)
+        relay.hold_after = None
+        wait_until(lambda: found.chunks_there >= 2, "a chunk or two")
+        results: list[Any] = []
+        trainer = threading.Thread(target=lambda: results.append(restore(url, run)))
+        trainer.start()
+        trainer.join(0.3)
+        assert not results, "the trainer did not wait for what was to come"
+        assert 0 < found.chunks_there < len(found.about.manifest.digests)
+        relay.release()
+        trainer.join(20)
+        assert results == [(1, truth[1])]
+        found.close()
+
+
+def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
+    node_of: NodeOf, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Relay(node_of().address) as relay:
+        url = f"memory://{relay.address}?connections=1"
+        truth = save(url, run, 1)
+        relay.hold_after = 4 * BLOCK
+        fetcher = fetch(url)
+        found = opened(run)
+        relay.hold_after = None  # for the trainer's own connections
+        wait_until(lambda: found.chunks_there >= 2, "a chunk or two")
+        killed = threading.Timer(0.2, fetcher.kill)  # while the trainer waits
+        killed.start()
+        with caplog.at_level(logging.INFO):
+            assert restore(url, run) == (1, truth[1])
+        killed.join()
+        assert "the fetcher did not bring" in caplog.text
+        assert not fetcher.path.exists()
+        found.close()
+
+
+def test_a_fetcher_that_stalls_is_not_waited_for_without_end(
+    node_of: NodeOf, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "STALL_S", 0.3)
+    with Relay(node_of().address) as relay:
+        url = f"memory://{relay.address}?connections=1"
+        truth = save(url, run, 1)
+        relay.hold_after = 4 * BLOCK
+        fetcher = fetch(url)
+        opened(run).close()
+        relay.hold_after = None
+        assert restore(url, run) == (1, truth[1])
+        code, said = fetcher.end()  # it sees that nobody wants more, and ends
+        assert code == 0
+        assert "nobody wants" in said
+
+
+def test_a_trainer_waits_for_a_fetcher_that_has_not_chosen_yet(node_of: NodeOf, run: str, fetch: Fetch) -> None:
+    with Relay(node_of().address) as relay:
+        url = f"memory://{relay.address}?connections=1"
+        save(url, run, 1)
+        relay.hold_after = 0
+        fetcher = fetch(url)
+        wait_until(fetcher.path.exists)
+        assert reading.find_segment(run, wait_s=0.1) is None
+        threading.Timer(0.2, relay.release).start()
+        opened(run).close()
+
+
+def test_a_damaged_chunk_comes_from_its_other_copy(node_of: NodeOf, run: str, fetch: Fetch) -> None:
+    nodes = [node_of(), node_of()]
+    url = f"memory://{nodes[0].address},{nodes[1].address}?replicas=2"
+    truth = save(url, run, 1)
+    flip_a_byte(nodes[0], 2, 1)
+    fetcher = fetch(url)
+    assert fetcher.told()["step"] == 1
+    assert restore(url, run) == (1, truth[1])
+    assert "was damaged" in fetcher.end()[1]
+
+
+def test_a_chunk_that_no_node_has_whole_comes_from_the_next_store(
+    node_of: NodeOf, run: str, fetch: Fetch, tmp_path: Path
+) -> None:
+    node = node_of()
+    stores = [f"memory://{node.address}", f"file://{tmp_path}"]
+    truth = save(stores, run, 1, durable=True)
+    flip_a_byte(node, 2, 1)
+    told = fetch(*stores).told()
+    assert told["step"] == 1
+    assert told["store"] == ", ".join(stores)
+    assert "chunk 2" in told["passed_over"][0]
+    assert restore(stores, run) == (1, truth[1])
+
+
+def test_an_older_checkpoint_is_fetched_where_the_newest_is_damaged_everywhere(
+    node_of: NodeOf, run: str, fetch: Fetch
+) -> None:
+    node = node_of()
+    url = f"memory://{node.address}"
+    truth = save(url, run, 1, 2)
+    flip_a_byte(node, 2, 2)
+    told = fetch(url).told()
+    assert told["step"] == 1
+    assert "step 2" in told["passed_over"][0]
+    assert restore(url, run) == (1, truth[1])
+
+
+def test_a_stale_segment_does_not_come_before_a_newer_checkpoint(url: str, run: str, fetch: Fetch) -> None:
+    save(url, run, 1)
+    fetcher = fetch(url)
+    assert fetcher.told()["step"] == 1
+    truth = save(url, run, 2, seed=5)
+    assert restore(url, run) == (2, truth[2])
+    assert not fetcher.path.exists()  # of no more use
+
+
+def test_a_segment_of_a_run_that_was_begun_anew_is_not_used(
+    url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(url, run, 7)
+    fetch(url).told()
+    (store,) = open_stores(url)
+    store.delete(run, 7)
+    store.close()
+    truth = save(url, run, 1, seed=5)
+    assert restore(url, run) == (1, truth[1])
+    assert "no store has such a checkpoint any more" in caplog.text
+
+
+def test_a_segment_of_the_same_step_with_other_bytes_is_not_used(url: str, run: str, fetch: Fetch) -> None:
+    save(url, run, 1)
+    fetch(url).told()
+    truth = save(url, run, 1, seed=5)
+    assert restore(url, run) == (1, truth[1])
+
+
+def test_what_was_fetched_outlives_the_store_it_came_from(node_of: NodeOf, run: str, fetch: Fetch) -> None:
+    node = node_of()
+    url = f"memory://{node.address}"
+    truth = save(url, run, 1)
+    fetch(url).told()
+    work = Work(seed=99)
+    with Checkpointer(work.state, url, run=run) as ckpt:
+        node.stop(now=True)
+        assert ckpt.restore() == 1
+        assert work.digest() == truth[1]
+
+
+def test_a_segment_that_was_damaged_since_is_seen_and_not_loaded(
+    url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth = save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    fd = os.open(fetcher.path, os.O_RDWR)
+    head = segment.Head.from_bytes(os.pread(fd, segment.HEAD_BYTES, 0))
+    os.pwrite(fd, b"\xff\xff\xff\xff", head.data_offset + 5 * BLOCK)
+    os.close(fd)
+    assert restore(url, run) == (1, truth[1])
+    assert "is not what was saved" in caplog.text
+
+
+def test_two_ranks_of_a_machine_both_take_it_and_the_second_removes_it(
+    url: str, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth = save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for rank in (1, 0):
+        assert fetcher.path.exists()
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            assert restore(url, run) == (1, truth[1])
+        assert "from fetched:" in caplog.text
+    assert not fetcher.path.exists()
+
+
+def test_a_restore_that_fails_leaves_the_segment_for_the_next_try(url: str, run: str, fetch: Fetch) -> None:
+    truth = save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    other = Work(width=32)
+    with Checkpointer(other.state, url, run=run) as ckpt, pytest.raises(Exception, match="another model"):
+        ckpt.restore()
+    assert fetcher.path.exists()
+    assert restore(url, run) == (1, truth[1])
+
+
+def test_the_environment_names_another_place_or_none(
+    url: str, run: str, fetch: Fetch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = save(url, run, 1)
+    place = tmp_path / "segment"
+    fetch(url, "--into", str(place)).told()
+    monkeypatch.setenv(segment.PATH_VARIABLE, "")
+    assert restore(url, run) == (1, truth[1])
+    assert place.exists()
+    monkeypatch.setenv(segment.PATH_VARIABLE, str(place))
+    assert restore(url, run) == (1, truth[1])
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_bytes_can_be_used_in_place_and_changed(
+    url: str, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    stores = open_stores(url)
+    store = fetched_before(stores, run)
+    assert store is not None
+    (step,) = store.steps(run)
+    manifest = store.manifest(run, step)
+    into = memoryview(bytearray(manifest.size_bytes))
+    mapped = store.mapped()
+    for chunk in range(len(manifest.digests)):
+        offset, length = manifest.span(chunk)
+        store.bring(manifest, chunk)
+        stores[0].read_chunk(stores[0].manifest(run, step), chunk, into[offset : offset + length])
+    assert mapped == into
+    assert fetcher.path.exists() == (ranks > 1)  # the only rank took it out of everybody's sight
+    mapped[BLOCK : BLOCK + 4] = b"\xff\xff\xff\xff"
+    if ranks > 1:  # and the other rank still finds what was saved
+        buffer = memoryview(bytearray(BLOCK))
+        found = opened(run)
+        found.read(BLOCK, buffer)
+        found.close()
+        assert buffer == into[BLOCK : 2 * BLOCK]
+    store.close()
+    assert mapped[BLOCK] == 0xFF  # stays valid
+    stores[0].close()
+
+
+def test_a_fetcher_killed_under_a_reader_in_place_leaves_the_rest_to_the_stores(
+    node_of: NodeOf, run: str, fetch: Fetch
+) -> None:
+    with Relay(node_of().address) as relay:
+        url = f"memory://{relay.address}?connections=1"
+        save(url, run, 1)
+        relay.hold_after = 4 * BLOCK
+        fetcher = fetch(url)
+        opened(run).close()
+        relay.hold_after = None
+        stores = open_stores(url)
+        store = fetched_before(stores, run)
+        assert store is not None
+        manifest = store.manifest(run, 1)
+        mapped = store.mapped()
+        store.bring(manifest, 0)
+        assert fetcher.process.poll() is None  # it goes on for whoever uses it in place
+        fetcher.kill()
+        for chunk in range(len(manifest.digests)):
+            store.bring(manifest, chunk)
+        buffer = memoryview(bytearray(BLOCK))
+        for chunk in range(len(manifest.digests)):
+            offset, length = manifest.span(chunk)
+            stores[0].read_chunk(manifest, chunk, buffer[:length])
+            assert mapped[offset : offset + length] == buffer[:length]
+        store.close()
+        stores[0].close()
+
+
+def test_a_rank_without_a_segment_speaks_for_those_that_have_one(url: str, run: str) -> None:
+    save(url, run, 1, 2)
+    stores = open_stores(url)
+    empty = FetchedStore(None, stores, run)
+    assert empty.steps(run) == [2]
+    manifest = empty.manifest(run, 2)
+    buffer = memoryview(bytearray(BLOCK))
+    empty.read_chunk(manifest, 0, buffer)
+    assert json.loads(bytes(buffer[8 : 8 + int.from_bytes(buffer[:8], "little")]))
+    assert empty.steps("another") == []
+    with pytest.raises(NotFound):
+        empty.mapped()
+    with pytest.raises(StoreError, match="for reading"):
+        empty.delete(run, 2)
+    with pytest.raises(StoreError, match="for reading"):
+        empty.writer(run, 3, size_bytes=1, chunk_bytes=1)
+    stores[0].close()
+
+
+def test_a_told_end_is_an_orderly_end(url: str, run: str, fetch: Fetch) -> None:
+    save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    fetcher.process.send_signal(signal.SIGTERM)
+    assert fetcher.end()[0] == 0
+    assert not fetcher.path.exists()
