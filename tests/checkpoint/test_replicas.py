@@ -16,6 +16,7 @@ from deepvm.errors import CheckpointError, StoreError
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.memnode.wire import Kind
 from deepvm.store.memory import MemoryStore
+from deepvm.store.repair import repair
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ def test_a_save_repairs_the_node_that_missed_the_one_before() -> None:
             assert restored(url) == (3, truth)
             victim.start()
             store = MemoryStore([node.address for node in started], replicas=2)
-            assert len(store.repair("default", 3)) == 3
+            assert len(repair(store, "default", 3)) == 3
             store.close()
 
 
