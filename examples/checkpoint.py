@@ -3,8 +3,9 @@
     python examples/checkpoint.py
 
 Starts a memory node, trains, kills the trainer with SIGKILL in the middle, starts it again, and shows that the second
-one went on where the newest committed checkpoint was. The three lines that make it so are marked. Beside the second
-one runs `deepvm-fetch`, which brings the checkpoint while Python still imports; the timeline of the start shows it.
+one went on where the newest committed checkpoint was, in the middle of an epoch. The four lines that make it so are
+marked. Beside the second one runs `deepvm-fetch`, which brings the checkpoint while Python still imports; the timeline
+of the start shows it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import time
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader
 
 import deepvm
 
 STEPS = 60
+BATCHES = 12  # in an epoch
 KILLED_AFTER = 25
 
 
@@ -29,23 +32,25 @@ def train(store: str, pause_s: float) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.GELU(), torch.nn.Linear(2048, 512))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    plain = DataLoader(torch.randn(64 * BATCHES, 512), batch_size=64, shuffle=True)
+    loader = deepvm.resumable(plain)  # (1)
 
-    ckpt = deepvm.Checkpointer({"model": model, "optimizer": optimizer}, store, policy="every 5 steps")  # (1)
-    first = ckpt.restore() or 0  # (2)
-    print(f"begins at step {first}", flush=True)
-    resumed = first > 0
-    for step in range(first + 1, STEPS + 1):
-        torch.manual_seed(step)
-        x = torch.randn(64, 512)
-        loss = (model(x) - x.flip(1)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        ckpt.step(step)  # (3)
-        print(f"step {step} loss {loss.item():.4f}", flush=True)
-        if resumed and step == first + 1:
-            print(ckpt.timeline(), flush=True)
-        time.sleep(pause_s)
+    state = {"model": model, "optimizer": optimizer, "loader": loader}
+    ckpt = deepvm.Checkpointer(state, store, policy="every 5 steps")  # (2)
+    step = first = ckpt.restore() or 0  # (3)
+    print(f"begins at step {step}, {loader.consumed} samples into epoch {loader.epoch}", flush=True)
+    while step < STEPS:
+        for x in loader:
+            step += 1
+            loss = (model(x) - x.flip(1)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            ckpt.step(step)  # (4)
+            print(f"step {step} loss {loss.item():.4f}", flush=True)
+            if first and step == first + 1:
+                print(ckpt.timeline(), flush=True)
+            time.sleep(pause_s)
     ckpt.close()
     status = ckpt.status()
     print(

@@ -20,6 +20,8 @@ torch_seen_s = (
 
 _LAZY = {
     "Checkpointer": "deepvm.checkpoint",
+    "ResumableSampler": "deepvm.checkpoint",
+    "resumable": "deepvm.checkpoint",
     "Request": "deepvm.plan",
     "load_catalog": "deepvm.catalog.library:load",
     "make_plan": "deepvm.plan:plan",
@@ -31,7 +33,7 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from deepvm.catalog.library import load as load_catalog
-    from deepvm.checkpoint import Checkpointer
+    from deepvm.checkpoint import Checkpointer, ResumableSampler, resumable
     from deepvm.paper.reproduce import reproduce
     from deepvm.plan import Request, explain, pareto, sweep
     from deepvm.plan import plan as make_plan
@@ -39,12 +41,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Checkpointer",
     "Request",
+    "ResumableSampler",
     "__version__",
     "explain",
     "load_catalog",
     "make_plan",
     "pareto",
     "reproduce",
+    "resumable",
     "sweep",
 ]
 

@@ -1,6 +1,18 @@
-"""The trainer's side of checkpoints: snapshot, layout, transfer, commit, restore."""
+"""The trainer's side: snapshot, layout, transfer, commit, restore; data loaders that go on where they were."""
 
 from deepvm.checkpoint.checkpointer import Checkpointer
 from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.loader import ResumableLoader, resumable
+from deepvm.checkpoint.per_sample import SeededDataset, per_sample_seed
+from deepvm.checkpoint.sampler import ResumableSampler
 
-__all__ = ["Checkpointer", "SaveHandle", "Status"]
+__all__ = [
+    "Checkpointer",
+    "ResumableLoader",
+    "ResumableSampler",
+    "SaveHandle",
+    "SeededDataset",
+    "Status",
+    "per_sample_seed",
+    "resumable",
+]

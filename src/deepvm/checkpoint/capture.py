@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from deepvm.checkpoint.state import Tensors, flatten
+from deepvm.checkpoint.state import Inline, Tensors, flatten
 
 _address = torch.Tensor.data_ptr
 
@@ -66,6 +66,13 @@ class _Plain:
         value = part.state_dict() if hasattr(part, "state_dict") else part
         text = json.dumps(flatten(value, self._name, tensors), allow_nan=False)
         return text, dict(list(tensors.items())[before:])
+
+
+class _Loader(_Plain):
+    """A loader with a state of its own (torchdata's StatefulDataLoader), of which every rank has another."""
+
+    def _flatten(self, _: Tensors) -> tuple[str, dict[str, torch.Tensor]]:
+        return super()._flatten(Inline())
 
 
 class _Module:
@@ -193,6 +200,8 @@ def _part(name: str, component: Any) -> _Part:
         return _Module(name, component)
     if _Optimizer.fits(component):
         return _Optimizer(name, component)
+    if isinstance(component, torch.utils.data.DataLoader):
+        return _Loader(name, component)
     return _Plain(name, component)
 
 

@@ -26,7 +26,7 @@ class Tensors(dict[str, torch.Tensor]):
         super().__init__()
         self._names: dict[tuple[Any, ...], str] = {}
 
-    def add(self, name: str, tensor: torch.Tensor) -> dict[str, str]:
+    def add(self, name: str, tensor: torch.Tensor) -> dict[str, Any]:
         plain, real = disguise(tensor)
         memory = (plain.data_ptr(), plain.dtype, plain.shape, plain.stride()) if plain.numel() else (name,)
         found = self._names.get(memory)
@@ -36,6 +36,21 @@ class Tensors(dict[str, torch.Tensor]):
             found = self._names[memory] = name
             self[name] = plain
         return {"$tensor": found} if real is None else {"$tensor": found, "real": real}
+
+
+class Inline(Tensors):
+    """Puts tensors into the skeleton itself. For state of which every rank has its own: a file has the tensors that all
+    ranks have in common, and a skeleton for each rank."""
+
+    def add(self, name: str, tensor: torch.Tensor) -> dict[str, Any]:  # noqa: ARG002 - as its base has it
+        disguise(tensor)  # or it says why it cannot be saved
+        plain = tensor.detach().cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        return {
+            "$inline": base64.b64encode(plain.numpy().tobytes()).decode(),
+            "dtype": dtype,
+            "shape": list(tensor.shape),
+        }
 
 
 def flatten(value: Any, name: str, tensors: Tensors) -> Any:
@@ -91,6 +106,11 @@ def _flatten_rare(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, str | int | float) or hasattr(value, "_asdict"):
         plain = tuple(value) if hasattr(value, "_asdict") else _plain_of(value)
         return flatten(plain, name, tensors)  # enum members, named tuples and the like: their plain value
+    if isinstance(value, torch.utils.data.DataLoader):
+        raise CheckpointError(
+            f"state {name!r} is a DataLoader, which cannot tell where in an epoch it is: give "
+            "deepvm.checkpoint.resumable(loader), and train with that"
+        )
     raise CheckpointError(
         f"state {name!r} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be saved: "
         "give it state_dict and load_state_dict, or plain values"
@@ -141,6 +161,12 @@ def _rebuild_numpy(skeleton: dict[str, Any], tensors: Mapping[str, torch.Tensor]
     return array[()] if skeleton["scalar"] else array
 
 
+def _rebuild_inline(skeleton: dict[str, Any], _: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    data, dtype = bytearray(base64.b64decode(skeleton["$inline"])), getattr(torch, skeleton["dtype"])
+    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
+    return flat.reshape(skeleton["shape"])
+
+
 _REBUILD: dict[str, Any] = {
     "$tensor": lambda s, t: undisguise(t[s["$tensor"]], s["real"]) if "real" in s else t[s["$tensor"]],
     "$float": lambda s, _: float(s["$float"]),
@@ -154,4 +180,5 @@ _REBUILD: dict[str, Any] = {
     "$complex": lambda s, _: complex(float(s["$complex"][0]), float(s["$complex"][1])),
     "$module": _rebuild_module,
     "$numpy": _rebuild_numpy,
+    "$inline": _rebuild_inline,
 }

@@ -1,0 +1,198 @@
+"""Which samples come next, for any number of ranks: one order for each epoch, and a count of what is consumed.
+
+An epoch is one sequence of all samples: a permutation that follows from (seed, epoch) alone. Ranks consume it from the
+front, one global batch at a time, each rank its own stretch of it. What is left is therefore always a suffix, told
+by one number, and any number of ranks, with batches of any size, can go on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import IterableDataset, Sampler
+
+from deepvm.checkpoint import ranks
+from deepvm.errors import CheckpointError, UsageError
+
+log = logging.getLogger("deepvm.checkpoint")
+
+_Order = range | np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Division:
+    """How ranks divide what is left of an epoch. Decided by the number of samples left and nothing else, so that a
+    resumed epoch is divided as it would have been."""
+
+    world_size: int
+    batch_size: int  # of one rank
+    drop_last: bool = False
+    even: bool = True
+
+    def taken(self, left: int) -> int:
+        """How many samples all ranks together take next; 0 at the end of the epoch."""
+        whole = self.world_size * self.batch_size
+        if self.drop_last:
+            return whole if left >= whole else 0
+        spare = left - whole
+        if 0 < spare < self.world_size and self.batch_size > 1:
+            return (left + 1) // 2  # less now, so that every rank has a sample in the last batch
+        return min(left, whole)
+
+    def stretch(self, taken: int, rank: int) -> range:
+        """Which of them are this rank's. Shares differ by one sample at most."""
+        each, more = divmod(taken, self.world_size)
+        if each == 0 and rank >= more:  # fewer samples than ranks
+            return range(rank % more, rank % more + 1) if self.even and more else range(0)
+        start = rank * each + min(rank, more)
+        return range(start, start + each + (rank < more))
+
+    def batches(self, left: int, rank: int) -> int:
+        """How many batches this rank will take: the same for every rank, but for the last one where not ``even``."""
+        whole = self.world_size * self.batch_size
+        full, rest = divmod(left, whole)
+        if self.drop_last or not rest:
+            return full
+        alone = rest < self.world_size and (full == 0 or self.batch_size == 1)
+        return full + bool(self.stretch(rest, rank) if alone else rest)
+
+
+class ResumableSampler(Sampler[list[int]]):
+    """A batch sampler for ``DataLoader(dataset, batch_sampler=...)``: every sample exactly once per epoch, over all
+    ranks, also when their number or the batch size changes in the middle of it.
+
+    Wrap the loader with ``resumable``: it counts the batches that training has consumed (what workers prefetch does
+    not count) and is what a ``Checkpointer`` saves. ``batch_size`` is that of one rank, the same on every rank. No
+    generator but its own is drawn from, and the order is the same with every version of torch and NumPy.
+
+    The end of an epoch: the last global batch is divided evenly, and shares its samples with the one before it where
+    otherwise a rank would have none, so every rank takes the same number of steps, as DDP needs it. That is
+    impossible where fewer samples are left than there are ranks (a batch size of 1, or hardly any data). Then
+    ``even=True``, the default, repeats some of them in that last step, one for each rank that has none; with
+    ``even=False`` no sample ever comes twice, some ranks end one step earlier, and DDP has to be told so, by its
+    ``join``. ``drop_last`` leaves out what does not fill a global batch.
+    """
+
+    def __init__(
+        self,
+        dataset: Sized,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        even: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+            raise UsageError(
+                f"a {type(dataset).__qualname__} has no samples that could be asked for by number: use a dataset with "
+                "__getitem__ and __len__, or torchdata's StatefulDataLoader, which keeps the state of iterable ones"
+            )
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"a batch has at least one sample, not {batch_size!r}: give the batch size of one rank")
+        if not 0 <= seed < 2**64:
+            raise UsageError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}")
+        if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < (world_size or 0)):
+            raise UsageError(f"rank {rank} of {world_size} is none: give both, or neither under torch.distributed")
+        self.dataset, self.samples = dataset, len(dataset)
+        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        self.drop_last, self.even = drop_last, even
+        self.epoch = self.consumed = 0
+        self._given = None if rank is None or world_size is None else (rank, world_size)
+        self._order_of: tuple[int, int, int] | None = None
+        self._order: _Order = range(0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Batches from the first sample that is not consumed to the end of the epoch. Does not count them."""
+        self.check(consumed=self.consumed, samples=self.samples)
+        self.samples = len(self.dataset)  # it may grow between epochs
+        rank, division = self._division()
+        return _batches(self._ordered(), self.consumed, rank, division)
+
+    def __len__(self) -> int:
+        """Batches of this rank in a whole epoch with the present number of ranks, wherever in it we are."""
+        rank, division = self._division()
+        return division.batches(self.samples, rank)
+
+    @property
+    def batches_left(self) -> int:
+        """Batches of this rank until the end of this epoch."""
+        rank, division = self._division()
+        return division.batches(self.samples - self.consumed, rank)
+
+    @property
+    def rank_and_world_size(self) -> tuple[int, int]:
+        return self._given or ranks.rank_and_world_size()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; nothing happens where it is the one we are in, so a restored position is kept."""
+        if epoch < self.epoch:
+            log.warning(
+                "epoch %d begins anew though epoch %d was reached: after a restore, go on at loader.epoch",
+                epoch,
+                self.epoch,
+            )
+        if epoch != self.epoch:
+            self.epoch, self.consumed = epoch, 0
+
+    def advance(self) -> None:
+        """Count one more global batch as consumed."""
+        _, division = self._division()
+        self.consumed += division.taken(self.samples - self.consumed)
+
+    def finish(self) -> None:
+        """The epoch is over; the next one begins."""
+        self.epoch, self.consumed = self.epoch + 1, 0
+
+    def check(self, *, consumed: int, samples: int) -> None:
+        """That an epoch of so many samples, of which so many are consumed, can be gone on with."""
+        found = len(self.dataset)
+        if found != samples and consumed:
+            raise CheckpointError(
+                f"the dataset has {found} samples, but {consumed} of {samples} are consumed in this epoch: nobody can "
+                "tell which are left. Give it the same samples, or leave the loader out of the state to begin anew"
+            )
+
+    def go_to(self, *, seed: int, epoch: int, consumed: int, samples: int) -> None:
+        """Go on where another sampler was, that had so many samples."""
+        self.check(consumed=consumed, samples=samples)
+        found = len(self.dataset)
+        if found != samples:
+            log.warning("the dataset had %d samples when it was saved and has %d now", samples, found)
+        self.seed, self.epoch, self.consumed, self.samples = seed, epoch, consumed, found
+
+    def _division(self) -> tuple[int, Division]:
+        rank, world_size = self.rank_and_world_size
+        return rank, Division(
+            world_size=world_size, batch_size=self.batch_size, drop_last=self.drop_last, even=self.even
+        )
+
+    def _ordered(self) -> _Order:
+        wanted = (self.seed, self.epoch, self.samples)
+        if self._order_of != wanted:
+            self._order = shuffled(self.samples, self.seed, self.epoch) if self.shuffle else range(self.samples)
+            self._order_of = wanted
+        return self._order
+
+
+def shuffled(samples: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """The order of an epoch. RandomState is frozen: its numbers are promised to stay, those of torch.randperm and of
+    NumPy's newer generators are not, and an epoch may be finished by another version than began it."""
+    words = [part >> shift & 0xFFFFFFFF for part in (seed, epoch) for shift in (0, 32)]
+    return np.random.RandomState(words).permutation(samples)
+
+
+def _batches(order: _Order, at: int, rank: int, division: Division) -> Iterator[list[int]]:
+    while taken := division.taken(len(order) - at):
+        own = division.stretch(taken, rank)
+        if not own:
+            return
+        chosen = order[at + own.start : at + own.stop]
+        yield list(chosen) if isinstance(chosen, range) else chosen.tolist()
+        at += taken
