@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 import traceback
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from killable import Forked, Work, digest_of
 
 from deepvm.checkpoint import Checkpointer
+from deepvm.errors import CheckpointError
 from deepvm.policy import AtNotice, EverySeconds
 
 Told = dict[str, Any]
@@ -162,3 +165,90 @@ def die_in_the_middle(rank: int, url: str) -> Told:
 
 def _broken(*_: Any, **__: Any) -> None:
     raise RuntimeError("this rank is broken")
+
+
+# --- chance -------------------------------------------------------------------------------------------------------
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class Noisy:
+    """Training that draws from every generator in every step."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.4), torch.nn.Linear(16, 4))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.state: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer}
+        self.losses: list[float] = []
+        self.hidden = 0.0  # that is no part of the state
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        data = torch.randn(4, 8) * random.random() + float(np.random.normal()) + self.hidden
+        loss = self.model(data).square().mean()
+        loss.backward()
+        own = loss.item()
+        if dist.is_initialized():
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad)
+        self.optimizer.step()
+        self.losses.append(own)
+
+    def digest(self) -> str:
+        return digest_of(self.model, self.optimizer, "")
+
+
+def noisy_steps(rank: int, url: str, run: str, steps: int, save_at: int) -> Told:
+    seed_all(5)  # the same model everywhere
+    work = Noisy()
+    seed_all(100 + rank)
+    with Checkpointer(work.state, url, run=run, deadline_s=30) as ckpt:
+        for step in range(1, steps + 1):
+            work.step()
+            if step == save_at:
+                ckpt.save(step).wait("remote", 40)
+    return {"losses": work.losses, "digest": work.digest()}
+
+
+def noisy_resume(rank: int, url: str, run: str, steps: int) -> Told:
+    seed_all(77)
+    work = Noisy()
+    with Checkpointer(work.state, url, run=run) as ckpt:
+        ckpt.restore()
+        for _ in range(steps):
+            work.step()
+        return {"losses": work.losses, "digest": work.digest(), "drift": ckpt.status().drift}
+
+
+def witnessed(rank: int, url: str) -> Told:
+    seed_all(5)
+    work = Noisy()
+    seed_all(100 + rank)
+    with Checkpointer(work.state, url, run="witnessed", deadline_s=30, replay=work.step) as ckpt:
+        for step in range(1, 4):
+            work.step()
+            if step == 2:
+                ckpt.save(step).wait("remote", 40)
+            else:
+                ckpt.step(step)
+    return {}
+
+
+def replayed(rank: int, url: str, drawing: int) -> Told:
+    work = Noisy()
+
+    def step() -> None:
+        work.step()
+        if rank == drawing:
+            torch.rand(1)
+
+    with Checkpointer(work.state, url, run="witnessed", replay=step) as ckpt:
+        try:
+            ckpt.restore(verify="replay")
+        except CheckpointError as error:
+            return {"problem": str(error)}
+    return {"problem": None}

@@ -5,14 +5,17 @@ from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.loader import ResumableLoader, resumable
 from deepvm.checkpoint.per_sample import SeededDataset, per_sample_seed
 from deepvm.checkpoint.sampler import ResumableSampler
+from deepvm.checkpoint.seeding import Determined, deterministic
 
 __all__ = [
     "Checkpointer",
+    "Determined",
     "ResumableLoader",
     "ResumableSampler",
     "SaveHandle",
     "SeededDataset",
     "Status",
+    "deterministic",
     "per_sample_seed",
     "resumable",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import queue
@@ -11,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.capture import join
+from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.plain import PlainTransfer
-from deepvm.checkpoint.restore import Restored, restore_newest
+from deepvm.checkpoint.replay import Step, Witnesses, replay_step
+from deepvm.checkpoint.restore import RESERVED, Restored, restore_newest
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.timeline import Start, Timeline
@@ -59,9 +60,12 @@ class Checkpointer:
         deadline_s: float = 600.0,
         on_error: str = "log",
         on_busy: str = "skip",
+        replay: Step | None = None,
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
+        if taken := [name for name in state if name.startswith(RESERVED)]:
+            raise UsageError(f"{taken[0]!r}: names that begin with {RESERVED!r} are our own, call it something else")
         self.state = dict(state)
         self.run = check_run(run)
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
@@ -79,14 +83,17 @@ class Checkpointer:
             first.session = ranks.shared_session(first.session)
             self._transfer: MemoryTransfer | PlainTransfer = MemoryTransfer(first, run, self._rank, self._world_size)
         else:
-            self._transfer = PlainTransfer(first, run, self._rank)
+            self._transfer = PlainTransfer(first, run, self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
         self._taking.budget_bytes = memory_budget_bytes
+        self._determinism = Determinism(self.state, self._rank, self._world_size)
         self._snapshot: Snapshot | None = None
         self._handle: SaveHandle | None = None
         self._status = Status()
         self._started_s = self._last_saved_s = time.monotonic()
         self._last_saved_step = 0
+        self._replay, self._replaying = replay, False
+        self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
         self._notice_ends_s: float | None = None
         self._raise: CheckpointError | None = None
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
@@ -109,15 +116,18 @@ class Checkpointer:
 
     def step(self, step: int) -> SaveHandle | None:
         """Tell that a training step is finished; saves when the policy says so."""
+        if self._replaying:
+            return None
         self._start.stepped()
         self._raise_pending()
+        self._look(step)
         due = self.policy.due(self._moment(step))
         if self._world_size > 1 and not self.policy.deterministic:
             due = ranks.any_of(due)
         if due:
             return self.save(step)
         with suppress(Exception):  # a state that cannot be saved is told when it is
-            self._taking.warm_up(self.state)
+            self._taking.warm_up(self._components())
         return None
 
     def save(self, step: int) -> SaveHandle:
@@ -128,12 +138,16 @@ class Checkpointer:
             raise UsageError("this checkpointer is closed")
         self._attempts += 1  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
+        if self._replaying:
+            self._skip(handle, "a step is replayed")
+            return handle
+        self._look(step)
         idle = self._idle.wait(0.0 if self._on_busy == "skip" else self._deadline_s)
         if not (idle if self._world_size == 1 else ranks.all_of(idle)):
             self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
-            snapshot, skeletons = self._taking.take(self.state)
+            snapshot, skeletons = self._taking.take(self._components())
         except OverBudget as error:
             self._skip(handle, str(error))
             return handle
@@ -144,6 +158,8 @@ class Checkpointer:
         self._status.taken += 1
         self._last_saved_step, self._last_saved_s = step, time.monotonic()
         self._snapshot, self._handle = snapshot, handle
+        if self._witnesses is not None:
+            self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - began
         extra: dict[str, str] | str = skeletons
         if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
@@ -176,6 +192,8 @@ class Checkpointer:
         self._saves.put(None)
         for thread in self._threads:
             thread.join(timeout_s)
+        if self._witnesses is not None:
+            self._witnesses.close(timeout_s)
         self._transfer.close()
         self._taking.close()
         for store in self._stores:
@@ -201,6 +219,7 @@ class Checkpointer:
     def _before_step(self, *_: object) -> None:
         """The optimizer's pre-hook: copy what is live and not yet sent."""
         self._start.let_go()
+        self._determinism.settle()
         snapshot, handle = self._snapshot, self._handle
         if snapshot is None or handle is None or snapshot.frozen:
             return
@@ -248,7 +267,7 @@ class Checkpointer:
             handle.step,
             extra=skeleton,
             write_header=write_header,
-            facts={"torch": torch.__version__, "state": sorted(self.state)},
+            facts=self._determinism.facts(),
             deadline_s=self._deadline_s,
             on_sent=lambda: handle.advance("staged"),
             attempt=handle.attempt,
@@ -325,6 +344,9 @@ class Checkpointer:
         for step in self.retention.expired(store.steps(self.run)):
             with suppress(StoreError):
                 store.delete(self.run, step)
+        if self._witnesses is not None:
+            with suppress(StoreError):
+                self._witnesses.forget_lonely(store)
 
     def _skip(self, handle: SaveHandle, reason: str) -> None:
         self._status.skipped += 1
@@ -346,14 +368,58 @@ class Checkpointer:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
-    def restore(self, step: int | None = None) -> int | None:
-        """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none."""
-        self._before_step()  # what is under way is of the state as it is now
-        with self._start.restoring(), fetched_first(self._stores, self.run, self._start) as stores:
-            restored: Restored | None = restore_newest(stores, self.run, self.state, step)
+    def restore(self, step: int | None = None, *, verify: str | None = None) -> int | None:
+        """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
+
+        With ``verify="replay"`` the step function is called once, what it computed is compared with the witness that
+        was stored when the checkpoint was, and the checkpoint is loaded again. Raises where they are not the same."""
+        if verify not in (None, "replay") or (verify is not None and self._replay is None):
+            raise UsageError(f'verify is "replay", with Checkpointer(replay=step_function), or none; not {verify!r}')
+        restored = self._restore(step)
+        if restored is not None and verify is not None:
+            restored = self._verify_by_replay(restored)
         if restored is None:
             return None
         log.info("%s", restored)
-        self._taking.adopt(restored.memory)
+        if restored.drift:
+            log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
         self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
         return restored.step
+
+    def restore_generators(self) -> None:
+        """Set the generators once more to what restore() found. Only needed where an iterator is made after it, in the
+        middle of an epoch, by a loader that is not among the state: making it draws from them."""
+        self._determinism.restore_generators()
+
+    def _restore(self, step: int | None) -> Restored | None:
+        self._before_step()  # what is under way is of the state as it is now
+        self._determinism.forget()
+        components = self._components()
+        with self._start.restoring(), fetched_first(self._stores, self.run, self._start) as stores:
+            restored: Restored | None = restore_newest(stores, self.run, components, step)
+        if restored is None:
+            return None
+        self.state.update({name: components[name] for name in self.state})
+        self._taking.adopt(restored.memory)
+        self._status.drift = self._determinism.resume(restored.facts)
+        return dataclasses.replace(restored, drift=self._status.drift)
+
+    def _verify_by_replay(self, restored: Restored) -> Restored | None:
+        assert self._replay is not None  # noqa: S101 - asked before
+        self._replaying = True
+        try:
+            replay_step(self._stores, self.run, restored.step, self._replay, self._components)
+        finally:
+            self._replaying = False
+            again = self._restore(restored.step)  # training goes on from here, whatever was found
+        return None if again is None else dataclasses.replace(again, replayed=True)
+
+    def _components(self) -> dict[str, Any]:
+        """The state, and what is saved with it unasked."""
+        return {**self.state, DETERMINISM: self._determinism}
+
+    def _look(self, step: int) -> None:
+        """At the state after a step, where it is a witness."""
+        self._determinism.settle()
+        if self._witnesses is not None:
+            self._witnesses.see(step, self._components())

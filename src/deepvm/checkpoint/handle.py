@@ -70,3 +70,5 @@ class Status:
     staging_bytes: int = 0
     last_save_s: float | None = None  # from save() to remote
     nodes_down: tuple[str, ...] = field(default=())
+    drift: tuple[str, ...] = ()  # why the run that was restored does not go on bit for bit
+    last_witness_step: int | None = None  # the newest that can be proven by replay

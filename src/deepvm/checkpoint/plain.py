@@ -16,8 +16,8 @@ COMMIT_POLL_S = 0.05
 
 
 class PlainTransfer:
-    def __init__(self, store: Store, run: str, rank: int) -> None:
-        self._store, self._run, self._rank = store, run, rank
+    def __init__(self, store: Store, run: str, rank: int, world_size: int = 1) -> None:
+        self._store, self._run, self._rank, self._world_size = store, run, rank, world_size
 
     def block_bytes(self) -> int:
         return DEFAULT_CHUNK_BYTES
@@ -59,6 +59,7 @@ class PlainTransfer:
                     chunk_bytes=pieces.chunk_bytes,
                     digests=digests,
                     created_s=time.time(),
+                    world_size=self._world_size,
                     facts=facts,
                 )
             )

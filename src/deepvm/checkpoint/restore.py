@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from deepvm.store.memory import MemoryStore
 log = logging.getLogger("deepvm.checkpoint")
 
 READERS = 4
+RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,15 @@ class Restored:
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
     memory: Staging  # that held its bytes, and is free for other use
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what its manifest tells of it
+    drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
+    replayed: bool = False  # its next step was made once more, and was the same
 
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
-        return f"restored step {self.step} from {self.store}: {self.bytes} bytes in {self.seconds:.3f} s{skipped}"
+        proven = "; replayed and identical" if self.replayed else ""
+        taken = f"{self.bytes} bytes in {self.seconds:.3f} s"
+        return f"restored step {self.step} from {self.store}: {taken}{skipped}{proven}"
 
 
 def restore_newest(stores: Sequence[Store], run: str, components: dict[str, Any], step: int | None) -> Restored | None:
@@ -72,6 +78,7 @@ def restore_newest(stores: Sequence[Store], run: str, components: dict[str, Any]
             seconds=time.perf_counter() - began,
             passed_over=tuple(problems),
             memory=memory,
+            facts=manifest.facts,
         )
     if problems if world_size == 1 else ranks.any_of(bool(problems)):
         why = "; ".join(problems) or "another rank cannot: its log says why"
@@ -117,15 +124,16 @@ def fetch(store: Store, manifest: Manifest) -> Staging:
 
 def load(components: dict[str, Any], layout: Layout, memory: Staging, skeleton: Mapping[str, Any]) -> None:
     """Give every component its state. Nothing is changed before all of it fits."""
-    missing = sorted(components.keys() - skeleton.keys())
+    missing = sorted(name for name in components.keys() - skeleton.keys() if not name.startswith(RESERVED))
     if missing:
-        raise CheckpointError(
-            f"the checkpoint has no state of {', '.join(missing)}; it has {', '.join(sorted(skeleton))}"
-        )
+        saved = ", ".join(sorted(name for name in skeleton if not name.startswith(RESERVED)))
+        raise CheckpointError(f"the checkpoint has no state of {', '.join(missing)}; it has {saved}")
     tensors = {e.name: memory.tensor(e.start, DTYPES[e.dtype], e.shape) for e in layout.entries}
     _check_modules(components, skeleton, tensors)
     _check_optimizers(components, skeleton)
     for name, component in components.items():
+        if name not in skeleton:
+            continue
         if isinstance(component, torch.nn.Module):  # copies into its own tensors
             component.load_state_dict(rebuild(skeleton[name], tensors))
             continue

@@ -25,6 +25,7 @@ Step = Annotated[int | None, typer.Option("--step", help="The step [the newest].
 TokenFile = Annotated[Path | None, typer.Option(help="File with the memory nodes' token [DEEPVM_TOKEN].")]
 
 _TENSORS_SHOWN = 40
+WITNESS = ".witness"  # of a run: what its steps are proven by, no run that anyone would look for
 
 
 @app.command("ls")
@@ -92,6 +93,12 @@ def verify(
     run: Run = None,
     step: Step = None,
     every: Annotated[bool, typer.Option("--all", help="Every step of the run, or of all runs.")] = False,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE:FUNCTION", help="Make the next step again and compare; the function builds the state."
+        ),
+    ] = None,
     token_file: TokenFile = None,
     json: JsonFlag = False,
 ) -> None:
@@ -101,6 +108,8 @@ def verify(
 
     if every and step is not None:
         raise UsageError("--all verifies every step: leave out --step, or --all")
+    if every and replay is not None:
+        raise UsageError("--replay proves one step: leave out --all, or --replay")
     good = True
     documents: list[dict[str, Any]] = []
     with _opened(url, token_file) as store:
@@ -111,8 +120,10 @@ def verify(
                     found: Verification | str = verify_one(store, name, number, progress=progress)
             except Corrupt as error:
                 found = str(error)
-            good &= not isinstance(found, str) and found.good
             documents.append(_verified(name, number, found))
+            if replay is not None and documents[-1]["good"]:
+                documents[-1] |= _replayed(store, name, number, replay)
+            good &= documents[-1]["good"]
             if not json:
                 _print_verified(url, documents[-1])
     if json:
@@ -200,7 +211,7 @@ def _opened(url: str, token_file: Path | None) -> Iterator[Store]:
 def _chosen_run(store: Store, run: str | None) -> str:
     if run is not None:
         return run
-    runs = store.runs()
+    runs = [name for name in store.runs() if not name.endswith(WITNESS)]
     if not runs:
         raise NotFound(f"{store.url} has no checkpoints")
     if len(runs) > 1:
@@ -268,6 +279,13 @@ def _verified(run: str, step: int, found: Any) -> dict[str, Any]:
     }
 
 
+def _replayed(store: Store, run: str, step: int, spec: str) -> dict[str, Any]:
+    from deepvm.cli.replay import replay
+
+    problem = replay(store, run, step, spec)
+    return {"good": problem is None, "replayed": problem is None, "problem": problem}
+
+
 def _print_verified(url: str, document: dict[str, Any]) -> None:
     name = f"{escape(document['run'])} step {document['step']}"
     if document["good"]:
@@ -275,6 +293,8 @@ def _print_verified(url: str, document: dict[str, Any]) -> None:
         console.print(
             f"[green]good[/] {name}: {format_bytes(document['size_bytes'])} in {document['chunks']} chunks, "
             f"{format_seconds(document['seconds'])}, {format_bytes(rate)}/s"
+            + (", replayed and identical" if document.get("replayed") else ""),
+            soft_wrap=True,
         )
         return
     console.print(f"[bold red]bad[/]  {name}")
@@ -282,6 +302,8 @@ def _print_verified(url: str, document: dict[str, Any]) -> None:
         console.print(f"  chunk {bad['chunk']} at byte {bad['offset']}: {escape(bad['problem'])}", soft_wrap=True)
     if document["problem"]:
         console.print(f"  {escape(document['problem'])}", soft_wrap=True)
+    if "replayed" in document:  # its bytes are good
+        return
     remove = f"deepvm checkpoint rm {url} --run {document['run']} --step {document['step']}"
     console.print(f"  pull a good copy from another store, or remove this one: {escape(remove)}", soft_wrap=True)
 

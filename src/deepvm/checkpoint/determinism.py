@@ -1,0 +1,134 @@
+"""What makes the next step the same step, beside the user's own state: a component that is saved with every checkpoint.
+
+It names the generators, the circumstances and every piece of state; after a restore it sets the generators, and tells
+why a run that goes on from here would drift.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from deepvm.checkpoint import circumstances, generators
+from deepvm.checkpoint.iterators import FirstIterators, is_loader
+from deepvm.errors import CheckpointError
+
+DETERMINISM = "deepvm.determinism"  # its name among the components of a state
+VERSION = 1
+
+
+class Determinism:
+    def __init__(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
+        self._state, self._rank, self._world_size = state, rank, world_size
+        self._taken: dict[str, Any] = {}
+        self._saved: Mapping[str, Any] | None = None
+        self._first_iterators = FirstIterators({}, list)
+        self._loaders_outside: int | None = None
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        self._taken = {
+            "version": VERSION,
+            "rank": self._rank,
+            "pieces": kinds(self._state),
+            "circumstances": circumstances.take(self._world_size),
+            "generators": generators.take(),
+        }
+        return self._taken
+
+    def facts(self) -> dict[str, Any]:
+        """The newest that was taken, for people to read in the manifest. For the thread that sends it."""
+        taken = self._taken
+        pieces = taken["pieces"]
+        if self._loaders_outside is None:  # once: it takes some milliseconds
+            self._loaders_outside = 0 if "loader" in pieces.values() else _living_loaders()
+        return {
+            **taken["circumstances"],
+            "state": sorted(pieces),
+            "loaders": [name for name, kind in pieces.items() if kind == "loader"],
+            "loaders_outside": self._loaders_outside,
+            "generators": generators.names(taken["generators"]),
+        }
+
+    # --- restoring ----------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Before a restore: a checkpoint may have nothing for this component."""
+        self._saved = None
+        self.settle()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self._saved = saved if saved.get("version") == VERSION else None
+
+    def resume(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
+        """Once everything else is loaded: set the generators; the reasons why this run would drift."""
+        if self._saved is None:
+            return ("the checkpoint has no random generators: it was saved by another version of deepvm",)
+        then = self._saved["circumstances"]
+        reasons = circumstances.differences(then, circumstances.take(self._world_size, with_cuda=_had_cuda(then)))
+        reasons += _missing(self._saved["pieces"], kinds(self._state), facts)
+        reasons += self._put()
+        self._first_iterators = FirstIterators(self._state, self._put)
+        return tuple(reasons)
+
+    def restore_generators(self) -> None:
+        if self._saved is None:
+            raise CheckpointError("no generators were restored: restore() a checkpoint that has them first")
+        self._put()
+
+    def settle(self) -> None:
+        """Training goes on: iterators that are made from now on are new to the run."""
+        self._first_iterators.forget()
+
+    def _put(self) -> list[str]:
+        assert self._saved is not None  # noqa: S101 - asked before
+        saved, of_rank = self._saved["generators"], self._saved["rank"]
+        if of_rank == self._rank:
+            return generators.put(saved)
+        generators.derive(saved, self._rank)
+        return [f"rank {self._rank} has no generators in the checkpoint: they are seeded from those of rank {of_rank}"]
+
+
+def kinds(state: Mapping[str, Any]) -> dict[str, str]:
+    """What kind of thing each piece of a state is."""
+    return {name: _kind(component) for name, component in state.items()}
+
+
+def _kind(component: Any) -> str:
+    if isinstance(component, torch.nn.Module):
+        return "module"
+    if isinstance(component, torch.optim.Optimizer):
+        return "optimizer"
+    if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
+        return "scheduler"
+    if isinstance(component, torch.amp.GradScaler):
+        return "scaler"
+    return "loader" if is_loader(component) else "values"
+
+
+def _had_cuda(then: Mapping[str, Any]) -> bool:
+    return torch.cuda.is_available() and any(str(device).startswith("cuda") for device in then["devices"])
+
+
+def _missing(saved: Mapping[str, str], now: Mapping[str, str], facts: Mapping[str, Any]) -> list[str]:
+    reasons = [
+        f"the checkpoint has the state of {name} ({kind}), which is not among the state here: it begins anew"
+        for name, kind in saved.items()
+        if name not in now
+    ]
+    if facts.get("loaders_outside") and "loader" not in saved.values():
+        reasons.append("a DataLoader was in use, whose position is not in the checkpoint: the data begins anew")
+    return reasons
+
+
+def _living_loaders() -> int:
+    """How many DataLoaders this process has, wherever they are."""
+    classes: list[Any] = [DataLoader]
+    for known in classes:  # it grows while it is walked
+        classes += [sub for sub in known.__subclasses__() if sub not in classes]
+    return sum(type(found) is known for known in classes for found in gc.get_referrers(known))

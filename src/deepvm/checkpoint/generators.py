@@ -1,0 +1,124 @@
+"""The random generators of this process: taken with every checkpoint, and set again by a restore.
+
+They are kept as plain bytes, not as tensors: every rank has its own, and tensors are what all ranks have in common.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import xxhash
+
+Saved = Mapping[str, Any]
+_PYTHON = struct.Struct("<625I")  # the Mersenne Twister's words, and its position in them
+_PYTHON_VERSION = 3  # of random.getstate()
+
+
+def take() -> dict[str, Any]:
+    """The state of every generator that is in use. NumPy's and CUDA's are, once somebody has loaded them."""
+    version, words, gauss = random.getstate()
+    found: dict[str, Any] = {
+        "python": {"version": version, "words": _PYTHON.pack(*words), "gauss": gauss},
+        "torch": _bytes_of(torch.get_rng_state()),
+    }
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        found["numpy"] = _without_arrays(numpy_random.get_state(legacy=False))
+    if cuda_in_use():
+        found["cuda"] = [_bytes_of(state) for state in torch.cuda.get_rng_state_all()]
+    return found
+
+
+def cuda_in_use() -> bool:
+    """Without starting it."""
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def put(saved: Saved) -> list[str]:
+    """Set every generator to what was saved; what could not be set, and why."""
+    problems: list[str] = []
+    python = saved["python"]
+    if python["version"] == _PYTHON_VERSION:
+        random.setstate((_PYTHON_VERSION, _PYTHON.unpack(python["words"]), python["gauss"]))
+    else:
+        problems.append(f"Python's generator is of version {python['version']}, here it is {_PYTHON_VERSION}")
+    torch.set_rng_state(_tensor_of(saved["torch"]))
+    if "numpy" in saved:
+        problems += _put_numpy(saved["numpy"])
+    if "cuda" in saved:
+        problems += _put_cuda(saved["cuda"])
+    return problems
+
+
+def derive(saved: Saved, rank: int) -> int:
+    """Seed the generators of a rank that the checkpoint has none for, from those of one that it has; the seed."""
+    seed = xxhash.xxh3_64_intdigest(saved["torch"], seed=rank)
+    random.seed(seed)
+    torch.manual_seed(seed)  # CUDA's, too
+    if "numpy" in saved or "numpy.random" in sys.modules:
+        import numpy.random
+
+        numpy.random.seed(seed % 2**32)
+    return seed
+
+
+def names(saved: Saved) -> list[str]:
+    """The generators that are among a saved state."""
+    devices = [f"cuda:{i}" for i in range(len(saved.get("cuda", [])))]
+    return [name for name in ("python", "numpy", "torch") if name in saved] + devices
+
+
+def _put_numpy(saved: Mapping[str, Any]) -> list[str]:
+    try:
+        import numpy.random  # the saved run used it, so this one will
+    except ImportError:
+        return ["NumPy's generator cannot be set: NumPy is not installed"]
+    try:
+        numpy.random.set_state(_with_arrays(saved))
+    except (ValueError, TypeError, KeyError) as error:
+        return [
+            f"NumPy's generator cannot be set, it is of another kind than the saved {saved['bit_generator']}: {error}"
+        ]
+    return []
+
+
+def _put_cuda(saved: list[bytes]) -> list[str]:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device, state in enumerate(saved[:count]):
+        torch.cuda.set_rng_state(_tensor_of(state), device)
+    if count == len(saved):
+        return []
+    return [f"generators of {len(saved)} GPUs were saved, here are {count} GPUs"]
+
+
+def _without_arrays(value: Any) -> Any:
+    """NumPy's description of a generator, with arrays as their type and bytes."""
+    if isinstance(value, dict):
+        return {key: _without_arrays(item) for key, item in value.items()}
+    if hasattr(value, "tobytes") and hasattr(value, "dtype"):
+        return {"dtype": value.dtype.str, "bytes": value.tobytes()} if value.shape else value.item()
+    return value
+
+
+def _with_arrays(value: Any) -> Any:
+    import numpy
+
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"dtype", "bytes"}:
+        return numpy.frombuffer(value["bytes"], dtype=value["dtype"])
+    return {key: _with_arrays(item) for key, item in value.items()}
+
+
+def _bytes_of(state: torch.Tensor) -> bytes:
+    return ctypes.string_at(state.data_ptr(), state.numel())
+
+
+def _tensor_of(state: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(state), dtype=torch.uint8)

@@ -1,0 +1,56 @@
+"""``deepvm checkpoint verify --replay``: restore a checkpoint into a user's own model, make its next step, compare."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import CheckpointError, MissingExtra, UsageError
+from deepvm.store import Store
+
+_FORM = "write it as train.py:function; the function returns the state and a function that makes one step"
+
+
+def replay(store: Store, run: str, step: int, spec: str) -> str | None:
+    """What is wrong with a step's replay; None where it is identical. ``spec`` names a file and a function in it that
+    builds the state and returns it, and the function that makes one step."""
+    try:
+        from deepvm.checkpoint import Checkpointer
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtra("--replay", "train") from None
+    with redirect_stdout(sys.stderr):  # what a user's code prints is no part of our answer
+        state, make_step = _built(spec)
+        with Checkpointer(state, store, run=run, replay=make_step) as checkpointer:
+            try:
+                checkpointer.restore(step, verify="replay")
+            except CheckpointError as error:
+                drift = "; ".join(checkpointer.status().drift)
+                return f"{error}" + (f" (in other circumstances: {drift})" if drift else "")
+    return None
+
+
+def _built(spec: str) -> tuple[Mapping[str, Any], Callable[[], object]]:
+    path, _, name = spec.rpartition(":")
+    file = Path(path)
+    if not path or not name.isidentifier() or not file.is_file():
+        raise UsageError(f"--replay {spec!r} names no function in a file: {_FORM}")
+    sys.path.insert(0, str(file.resolve().parent))  # as if it were started from there
+    described = importlib.util.spec_from_file_location(file.stem, file)
+    if described is None or described.loader is None:
+        raise UsageError(f"{file} is no Python file: {_FORM}")
+    module = importlib.util.module_from_spec(described)
+    sys.modules[described.name] = module
+    described.loader.exec_module(module)
+    build = getattr(module, name, None)
+    if not callable(build):
+        raise UsageError(f"{file} has no function {name}: {_FORM}")
+    built = build()
+    if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], Mapping) and callable(built[1])):
+        raise UsageError(f"{name} in {file} returned {type(built).__qualname__}: {_FORM}")
+    return built
