@@ -49,9 +49,7 @@ class ResumableLoader:
                 "decides the order and the seeds of workers"
             )
         self.loader, self.sampler = loader, sampler
-        loader.generator = (
-            torch.Generator()
-        )  # or it would draw the workers' seed from the global one, again at a resume
+        loader.generator = torch.Generator()  # or the global one gives the workers' seed, and once more at a resume
         self._pass: object = None  # a token of the newest; not the pass itself, whose end stops its workers
 
     @property
