@@ -322,6 +322,42 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_resumes_there_in_a_new_object(tm
         assert epochs_of(again, 2) == undisturbed[4:]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_training_with_dropout_and_augmentation_resumes_bit_for_bit(tmp_path: Path, workers: int) -> None:
+    """Without workers, augmentation draws from the trainer's generators: those of the checkpoint."""
+
+    def train(url: str, save_at: int, stop_at: int) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        dataset = per_sample_seed(Augmented(26)) if workers else Augmented(26)
+        loader = resumable(DataLoader(dataset, 4, shuffle=True, num_workers=workers))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1)).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with Checkpointer({"model": model, "optimizer": optimizer, "loader": loader}, url) as ckpt:
+            step = ckpt.restore() or 0
+            while step < stop_at:
+                for batch in loader:
+                    optimizer.zero_grad()
+                    model(batch).square().mean().backward()
+                    optimizer.step()
+                    step += 1
+                    if step == save_at:
+                        ckpt.save(step).wait("remote", 30)
+                    if step == stop_at:
+                        break
+            assert not ckpt.status().drift
+        return [parameter.detach() for parameter in model.parameters()]
+
+    random.seed(1)
+    np.random.seed(1)
+    undisturbed = train(f"file://{tmp_path / 'a'}", save_at=-1, stop_at=17)
+    random.seed(1)
+    np.random.seed(1)
+    train(f"file://{tmp_path / 'b'}", save_at=4, stop_at=6)
+    train(f"file://{tmp_path / 'b'}", save_at=9, stop_at=9)  # in the second epoch
+    resumed = train(f"file://{tmp_path / 'b'}", save_at=-1, stop_at=17)
+    assert all(map(torch.equal, resumed, undisturbed))
+
+
 def test_a_plain_loader_in_the_state_is_told_how_to_become_resumable(tmp_path: Path) -> None:
     state = {"model": torch.nn.Linear(2, 2), "loader": DataLoader(Numbers(3))}
     with Checkpointer(state, f"file://{tmp_path}") as ckpt:
