@@ -272,10 +272,9 @@ def test_the_bytes_can_be_used_in_place_and_changed(
     mapped = store.mapped()
     for chunk in range(len(manifest.digests)):
         offset, length = manifest.span(chunk)
-        store.bring(manifest, chunk)
+        store.read_chunk(manifest, chunk, mapped[offset : offset + length])
         stores[0].read_chunk(stores[0].manifest(run, step), chunk, into[offset : offset + length])
     assert mapped == into
-    assert fetcher.path.exists() == (ranks > 1)  # the only rank took it out of everybody's sight
     mapped[BLOCK : BLOCK + 4] = b"\xff\xff\xff\xff"
     if ranks > 1:  # and the other rank still finds what was saved
         buffer = memoryview(bytearray(BLOCK))
@@ -283,7 +282,9 @@ def test_the_bytes_can_be_used_in_place_and_changed(
         found.read(BLOCK, buffer)
         found.close()
         assert buffer == into[BLOCK : 2 * BLOCK]
+    store.done()
     store.close()
+    assert fetcher.path.exists() == (ranks > 1)  # the other rank has yet to come
     assert mapped[BLOCK] == 0xFF  # stays valid
     stores[0].close()
 
@@ -303,16 +304,15 @@ def test_a_fetcher_killed_under_a_reader_in_place_leaves_the_rest_to_the_stores(
         assert store is not None
         manifest = store.manifest(run, 1)
         mapped = store.mapped()
-        store.bring(manifest, 0)
-        assert fetcher.process.poll() is None  # it goes on for whoever uses it in place
+        store.read_chunk(manifest, 0, mapped[: manifest.span(0)[1]])
         fetcher.kill()
-        for chunk in range(len(manifest.digests)):
-            store.bring(manifest, chunk)
         buffer = memoryview(bytearray(BLOCK))
         for chunk in range(len(manifest.digests)):
             offset, length = manifest.span(chunk)
+            store.read_chunk(manifest, chunk, mapped[offset : offset + length])
             stores[0].read_chunk(manifest, chunk, buffer[:length])
             assert mapped[offset : offset + length] == buffer[:length]
+        store.done()
         store.close()
         stores[0].close()
 

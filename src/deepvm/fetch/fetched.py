@@ -100,7 +100,10 @@ class FetchedStore:
         offset = check_length(manifest, chunk, into)
         found = self._holds(manifest)
         if found is not None and found.await_chunk(chunk):
-            found.read(offset, into)
+            if found.is_in_place(offset, into):
+                found.populate(offset, len(into))
+            else:
+                found.read(offset, into)
             try:
                 verify_chunk(manifest, chunk, into, self.url)
                 self._taken.add(chunk)
@@ -109,20 +112,8 @@ class FetchedStore:
                 log.warning("%s", error)
         self._read_behind(manifest, chunk, into)
 
-    def bring(self, manifest: Manifest, chunk: int) -> None:
-        """See to it that a chunk is in ``mapped()``, as ``read_chunk`` would."""
-        found = self._holds(manifest)
-        if found is None:
-            raise NotFound(f"{self.url} has no step {manifest.step} of run {manifest.run}")
-        offset, length = manifest.span(chunk)
-        if found.await_chunk(chunk):
-            found.populate(offset, length)
-            self._taken.add(chunk)
-        else:
-            self._read_behind(manifest, chunk, found.mapped()[offset : offset + length])
-
     def mapped(self) -> memoryview:
-        """All bytes of the fetched checkpoint, to be used in place, each chunk after ``bring``."""
+        """All bytes of the fetched checkpoint, to be used in place. ``read_chunk`` into a part of it copies nothing."""
         if self._segment is None:
             raise NotFound("nothing was fetched to this machine")
         return self._segment.mapped()

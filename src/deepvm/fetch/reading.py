@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deepvm.errors import Corrupt
 from deepvm.fetch import segment
-from deepvm.fetch.segment import About, Head, RankState, State
+from deepvm.fetch.segment import About, Head, State
 
 CHOOSE_S = 5.0  # so long a trainer waits for a fetcher that has not chosen yet
 STALL_S = 5.0  # a fetcher that brings nothing for so long is waited for no longer
@@ -48,6 +48,7 @@ class Segment:
         self._progress = 0, time.monotonic()
         self._given_up = False
         self._mapped: mmap.mmap | None = None
+        self._address = 0
 
     @property
     def times(self) -> Times:
@@ -92,42 +93,41 @@ class Segment:
     # --- in place -----------------------------------------------------------------------------------------------
 
     def mapped(self) -> memoryview:
-        """All bytes of the checkpoint, to be read and changed: chunk k is valid once ``await_chunk(k)`` says so. The
-        only rank of a machine takes the pages themselves, and the segment with them, out of everybody else's sight;
-        one of several gets copies of the pages that it changes."""
-        if self._mapped is None:
-            alone = local_ranks()[1] == 1
-            if alone:
-                self._mark(RankState.IN_PLACE)  # before its name is gone: so its filler goes on
-                segment.unlink_if_same(self.path, self._fd)
-            self._mapped = mmap.mmap(
-                self._fd,
-                self._head.size_bytes,
-                flags=mmap.MAP_SHARED if alone else mmap.MAP_PRIVATE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                offset=self._head.data_offset,
-            )
+        """All bytes of the checkpoint, to be used in place: a chunk is valid once it is there. Changes of the only rank
+        of a machine are made in the segment itself, without a copy; one of several ranks changes copies of its own."""
+        with self._lock:
+            if self._mapped is None:
+                self._mapped = mmap.mmap(
+                    self._fd,
+                    self._head.size_bytes,
+                    flags=mmap.MAP_SHARED if self.alone else mmap.MAP_PRIVATE,
+                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
+                    offset=self._head.data_offset,
+                )
+                self._address = _address_of(memoryview(self._mapped))
         return memoryview(self._mapped)
 
+    @property
+    def alone(self) -> bool:
+        return local_ranks()[1] == 1
+
+    def is_in_place(self, offset: int, into: memoryview) -> bool:
+        """Whether a buffer is the mapping's own memory at this offset."""
+        return self._mapped is not None and not into.readonly and _address_of(into) == self._address + offset
+
     def populate(self, offset: int, length: int) -> None:
-        """Map the pages of a chunk that is there all at once: one call instead of a fault for each."""
-        view = self.mapped()
+        """Map the pages of a part that is there: one call instead of a fault for each, in a third of the time."""
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        address = ctypes.addressof(ctypes.c_char.from_buffer(view)) + start
-        alone = local_ranks()[1] == 1
-        _madvise(address, offset + length - start, _POPULATE_WRITE if alone else _POPULATE_READ)
+        _madvise(self._address + start, offset + length - start, _POPULATE_WRITE if self.alone else _POPULATE_READ)
 
     # --- the end ------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
         """Tell that this rank needs it no more. The last rank of this machine removes it; whether it did."""
-        self._mark(RankState.DONE)
-        _, ranks = local_ranks()
+        rank, ranks = local_ranks()
+        os.pwrite(self._fd, b"\1", segment.RANKS_OFFSET + rank)
         marks = os.pread(self._fd, ranks, segment.RANKS_OFFSET)
         return all(marks) and segment.unlink_if_same(self.path, self._fd)
-
-    def _mark(self, state: RankState) -> None:
-        os.pwrite(self._fd, bytes([state]), segment.RANKS_OFFSET + local_ranks()[0])
 
     def close(self) -> None:
         """Views that are out stay valid."""
@@ -187,6 +187,10 @@ def _is_locked(fd: int) -> bool:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _address_of(view: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
 def _madvise(address: int, length: int, advice: int) -> None:

@@ -3,7 +3,7 @@
     0       magic "DVMSEG1" + 0 · version u32 · state u32 · the filler's pid u64 and its start u64 (ticks since boot) ·
             length of about u64 · chunks u64 · where the data begin u64 · size of the data u64 ·
             when the filler was started, chose, and was done: 3 × f64, seconds since boot
-    2048    a byte for each rank of this machine: 1 once it needs the segment no more, 2 once it uses the bytes in place
+    2048    a byte for each rank of this machine: 1 once it needs the segment no more
     4096    about: a JSON document: the store it comes from, what was passed over, and the manifest as text
     then    a byte for each chunk: 1 once it is there and verified
     then, at a multiple of 2 MiB, the bytes of the checkpoint
@@ -46,11 +46,6 @@ class State(IntEnum):
     FILLING = 2
     WHOLE = 3
     FAILED = 4  # given up; what is there is not to be used
-
-
-class RankState(IntEnum):
-    DONE = 1
-    IN_PLACE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
