@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import Measurement, Options, Result, Table, checkpoint, flows, planner, training
+from benchmarks import Measurement, Options, Result, Table, checkpoint, flows, planner, restore, training
 
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, Callable[[Options], Result]] = {
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "checkpoint": checkpoint.run,
     "training": training.run,
     "flows": flows.run,
+    "restore": restore.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 

@@ -1,8 +1,8 @@
 """Connections that are limited one by one, as clouds do: several of them carry more than one.
 
-Trainer and memory node are in network namespaces of their own, joined by a pair of virtual interfaces. Every source
-port of the trainer has a class of its own (tc, htb) with a fixed rate, so that each connection is limited and their sum
-is not. Needs root.
+Trainer and memory node are in network namespaces of their own, joined by a pair of virtual interfaces. Every port that
+the trainer connects from has a class of its own (tc, htb) with a fixed rate, in both directions, so that each
+connection is limited and their sum is not. Needs root.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ABOUT = (
 def run(options: Options) -> Result:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     try:
-        with scratch_folder() as scratch, _namespaces() as (trainer, node):
+        with scratch_folder() as scratch, namespaces() as (trainer, node):
             rates = _measure(scratch, trainer, node, rounds)
     except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip()
@@ -66,26 +66,34 @@ def run(options: Options) -> Result:
 
 
 def _measure(scratch: Path, trainer: str, node: str, rounds: int) -> dict[int, list[float]]:
+    found = in_namespaces("benchmarks.flows", scratch, trainer, node, rounds, 2 * 10**9)
+    return {int(count): values for count, values in found.items()}
+
+
+def in_namespaces(
+    module: str, scratch: Path, trainer: str, node: str, rounds: int, capacity_bytes: int
+) -> dict[str, list[float]]:
+    """What a module prints (as JSON) that runs as a trainer, given the address of a memory node and the rounds."""
     from benchmarks.checkpoint_contest.ours import MemoryNode
 
     token = scratch / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(), encoding="utf-8")  # a node that listens beyond loopback demands one
     prefix = ("ip", "netns", "exec", node)
-    memory_node = MemoryNode(scratch, 2 * 10**9, "--token-file", str(token), listen=f"{NODE}:0", prefix=prefix)
+    memory_node = MemoryNode(scratch, capacity_bytes, "--token-file", str(token), listen=f"{NODE}:0", prefix=prefix)
     try:
-        command = ["ip", "netns", "exec", trainer, sys.executable, "-m", "benchmarks.flows"]
+        command = ["ip", "netns", "exec", trainer, sys.executable, "-m", module]
         done = subprocess.run(
             [*command, memory_node.address, str(rounds)],
             cwd=REPOSITORY,
             env={**os.environ, "DEEPVM_TOKEN": token.read_text(encoding="utf-8")},
             stdout=subprocess.PIPE,
-            timeout=DEADLINE_S + 10 * rounds,
+            timeout=DEADLINE_S + 30 * rounds,
             check=True,
         )
     finally:
         memory_node.close()
-    return {int(count): values for count, values in json.loads(done.stdout).items()}
+    return dict(json.loads(done.stdout))
 
 
 def trainer_main(address: str, rounds: int) -> None:
@@ -122,7 +130,7 @@ def _rate(saver: object, step: int) -> float:
 
 
 @contextlib.contextmanager
-def _namespaces() -> Iterator[tuple[str, str]]:
+def namespaces() -> Iterator[tuple[str, str]]:
     trainer, node = (f"deepvm-{role}-{os.getpid()}" for role in ("trainer", "node"))
     try:
         for name in (trainer, node):
@@ -132,23 +140,24 @@ def _namespaces() -> Iterator[tuple[str, str]]:
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", device)
             _ip("-n", name, "link", "set", device, "up")
             _ip("-n", name, "link", "set", "lo", "up")
-        _limit(trainer)
+        ports = f"net.ipv4.ip_local_port_range={PORTS[0]} {PORTS[-1]}"
+        _ip("netns", "exec", trainer, "sysctl", "-q", "-w", ports)
+        _limit(trainer, "to-node", "sport")
+        _limit(node, "to-trainer", "dport")
         yield trainer, node
     finally:
         for name in (trainer, node):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=DEADLINE_S, check=False)
 
 
-def _limit(namespace: str) -> None:
-    """One class for each port that the trainer may connect from."""
-    ports = f"net.ipv4.ip_local_port_range={PORTS[0]} {PORTS[-1]}"
-    _ip("netns", "exec", namespace, "sysctl", "-q", "-w", ports)
-    lines = ["qdisc add dev to-node root handle 1: htb default ffff"]
+def _limit(namespace: str, device: str, port_of_trainer: str) -> None:
+    """One class for each port that the trainer may connect from, for what leaves by a device."""
+    lines = [f"qdisc add dev {device} root handle 1: htb default ffff"]
     for index, port in enumerate(PORTS, start=1):
         rate = f"rate {RATE_BIT_PER_S}bit ceil {RATE_BIT_PER_S}bit burst 256k cburst 256k quantum 60000"
-        lines.append(f"class add dev to-node parent 1: classid 1:{index:x} htb {rate}")
-        match = f"match ip sport {port} 0xffff"
-        lines.append(f"filter add dev to-node parent 1: protocol ip prio 1 u32 {match} flowid 1:{index:x}")
+        lines.append(f"class add dev {device} parent 1: classid 1:{index:x} htb {rate}")
+        match = f"match ip {port_of_trainer} {port} 0xffff"
+        lines.append(f"filter add dev {device} parent 1: protocol ip prio 1 u32 {match} flowid 1:{index:x}")
     _ip("netns", "exec", namespace, "tc", "-batch", "-", input_text="\n".join(lines) + "\n")
 
 

@@ -122,10 +122,16 @@ class GPT2Block(nn.Module):
         self.c_attn, self.attn_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.c_fc, self.mlp_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
+    def forward(self, x: torch.Tensor, heads: int = 12) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.c_attn(self.ln_1(x)).view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.attn_proj(attended.transpose(1, 2).reshape(x.shape))
+        return x + self.mlp_proj(nn.functional.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+
 
 class GPT2(nn.Module):
-    """The tensors of GPT-2 small (124 M parameters), its output layer tied to the embedding. It is only ever saved, so
-    it has no forward."""
+    """GPT-2 small (124 M parameters), its output layer tied to the embedding."""
 
     def __init__(self, width: int = 768, layers: int = 12, vocabulary: int = 50257, positions: int = 1024) -> None:
         super().__init__()
@@ -134,6 +140,17 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(width)
         self.lm_head = nn.Linear(width, vocabulary, bias=False, device="meta")
         self.lm_head.weight = self.wte.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.h:
+            x = block(x)
+        return self.lm_head(self.ln_f(x))
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Of predicting each token from those before it."""
+        logits = self(tokens[:, :-1])
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def _gpt2_adamw() -> tuple[nn.Module, torch.optim.Optimizer]:

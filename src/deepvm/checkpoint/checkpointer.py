@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from deepvm.checkpoint import ranks
@@ -17,13 +17,16 @@ from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.loading import RESERVED
+from deepvm.checkpoint.on_demand import OnDemand
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
-from deepvm.checkpoint.restore import RESERVED, Restored, restore_newest
+from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.transfer import MemoryTransfer
+from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, DeepvmError, OverBudget, StoreError, UsageError
 from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
 from deepvm.store.base import Store, check_run
@@ -66,6 +69,7 @@ class Checkpointer:
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
         if taken := [name for name in state if name.startswith(RESERVED)]:
             raise UsageError(f"{taken[0]!r}: names that begin with {RESERVED!r} are our own, call it something else")
+        self._use_order = UseOrder(state)
         self.state = dict(state)
         self.run = check_run(run)
         self.policy = parse_policy(policy) if isinstance(policy, str) else policy
@@ -87,6 +91,8 @@ class Checkpointer:
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
         self._taking.budget_bytes = memory_budget_bytes
         self._determinism = Determinism(self.state, self._rank, self._world_size)
+        self.restored: Restored | None = None  # what the last restore took, and what it passed over
+        self._on_demand: OnDemand | None = None
         self._snapshot: Snapshot | None = None
         self._handle: SaveHandle | None = None
         self._status = Status()
@@ -147,6 +153,7 @@ class Checkpointer:
             self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
+            self.finish_restore()
             snapshot, skeletons = self._taking.take(self._components())
         except OverBudget as error:
             self._skip(handle, str(error))
@@ -185,9 +192,12 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        with suppress(CheckpointError):  # what did not come says so to whoever uses it
+            self.finish_restore()
         for hook in self._hooks:
             hook.remove()
         self._start.close()
+        self._use_order.close()
         self._before_step()
         self._saves.put(None)
         for thread in self._threads:
@@ -368,19 +378,23 @@ class Checkpointer:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
-    def restore(self, step: int | None = None, *, verify: str | None = None) -> int | None:
+    def restore(self, step: int | None = None, *, lazy: bool = False, verify: str | None = None) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
+
+        With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
+        optimizer for its state when it first steps.
 
         With ``verify="replay"`` the step function is called once, what it computed is compared with the witness that
         was stored when the checkpoint was, and the checkpoint is loaded again. Raises where they are not the same."""
         if verify not in (None, "replay") or (verify is not None and self._replay is None):
             raise UsageError(f'verify is "replay", with Checkpointer(replay=step_function), or none; not {verify!r}')
-        restored = self._restore(step)
+        restored = self._restore(step, lazy=lazy)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:
             return None
         log.info("%s", restored)
+        self.restored = restored
         if restored.drift:
             log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
         self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
@@ -391,16 +405,28 @@ class Checkpointer:
         middle of an epoch, by a loader that is not among the state: making it draws from them."""
         self._determinism.restore_generators()
 
-    def _restore(self, step: int | None) -> Restored | None:
+    def finish_restore(self) -> None:
+        """Wait for all that restore(lazy=True) left on its way."""
+        if self._on_demand is not None:
+            self._on_demand.finish()
+            self._on_demand = None
+
+    def _restore(self, step: int | None, *, lazy: bool = False) -> Restored | None:
         self._before_step()  # what is under way is of the state as it is now
+        if self._on_demand is not None:
+            self._on_demand.abandon()
+            self._on_demand = None
         self._determinism.forget()
         components = self._components()
-        with self._start.restoring(), fetched_first(self._stores, self.run, self._start) as stores:
-            restored: Restored | None = restore_newest(stores, self.run, components, step)
+        with self._start.restoring(), ExitStack() as stack:
+            stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
+            restored = restore_newest(stores, self.run, components, step=step, lazy=lazy, deadline_s=self._deadline_s)
+            if restored is not None and restored.on_demand is not None:
+                self._on_demand = restored.on_demand
+                self._on_demand.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None
         self.state.update({name: components[name] for name in self.state})
-        self._taking.adopt(restored.memory)
         self._status.drift = self._determinism.resume(restored.facts)
         return dataclasses.replace(restored, drift=self._status.drift)
 
@@ -416,7 +442,7 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        return {**self.state, DETERMINISM: self._determinism}
+        return {**self.state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""

@@ -127,6 +127,11 @@ class Layout:
         return None if len(text) > room else struct.pack("<Q", room) + text.ljust(room)
 
 
+def dtype_name(dtype: torch.dtype) -> str | None:
+    """The format's name of a type; None for one that it lacks."""
+    return _NAMES.get(dtype)
+
+
 def spec_of(name: str, tensor: torch.Tensor) -> Spec:
     return name, _NAMES[tensor.dtype], tuple(tensor.shape)
 

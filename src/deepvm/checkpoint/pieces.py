@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,6 +30,16 @@ class Pieces:
     def of_header(self) -> int:
         """How many chunks, from the first on, have bytes of the header."""
         return chunk_count(self.layout.header_bytes, self.chunk_bytes)
+
+    def chunks_of(self, entries: Iterable[int]) -> list[int]:
+        """The chunks that hold some tensors, in the order of the tensors."""
+        found: dict[int, None] = {}
+        for entry in entries:
+            where = self.layout.entries[entry]
+            if where.bytes:
+                end = chunk_count(where.start + where.bytes, self.chunk_bytes)
+                found.update(dict.fromkeys(range(where.start // self.chunk_bytes, end)))
+        return list(found)
 
     @cached_property
     def parts(self) -> list[list[tuple[int, int, int]]]:

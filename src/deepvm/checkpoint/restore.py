@@ -5,25 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from functools import partial
+from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.layout import DTYPES, Layout, read_header
+from deepvm.checkpoint.arrival import Arrival, Part
+from deepvm.checkpoint.layout import read_header
+from deepvm.checkpoint.loading import check, load, tensors_in
+from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
+from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
-from deepvm.checkpoint.state import rebuild
-from deepvm.errors import CheckpointError, Corrupt, StoreError
-from deepvm.store.base import Manifest, Store
-from deepvm.store.memory import MemoryStore
+from deepvm.checkpoint.state import names_of_tensors
+from deepvm.errors import CheckpointError, StoreError
+from deepvm.store.base import Store, chunk_count
+from deepvm.store.header import header_bytes
 
 log = logging.getLogger("deepvm.checkpoint")
 
-READERS = 4
-RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,21 +34,32 @@ class Restored:
     bytes: int
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
-    memory: Staging  # that held its bytes, and is free for other use
     facts: Mapping[str, Any] = field(default_factory=dict)  # what its manifest tells of it
     drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
     replayed: bool = False  # its next step was made once more, and was the same
+    on_demand: OnDemand | None = None  # what is still under way
 
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
         proven = "; replayed and identical" if self.replayed else ""
-        taken = f"{self.bytes} bytes in {self.seconds:.3f} s"
+        how = "on demand, ready after" if self.on_demand is not None else "in"
+        taken = f"{self.bytes} bytes {how} {self.seconds:.3f} s"
         return f"restored step {self.step} from {self.store}: {taken}{skipped}{proven}"
 
 
-def restore_newest(stores: Sequence[Store], run: str, components: dict[str, Any], step: int | None) -> Restored | None:
+def restore_newest(
+    stores: Sequence[Store],
+    run: str,
+    components: dict[str, Any],
+    *,
+    step: int | None = None,
+    lazy: bool = False,
+    deadline_s: float = 600.0,
+) -> Restored | None:
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
+    if lazy:
+        refuse_compiled(components)
     problems: list[str] = []
     rank, world_size = ranks.rank_and_world_size()
     found = _candidates(stores, run, step, problems) if rank == 0 else []
@@ -58,28 +70,24 @@ def restore_newest(stores: Sequence[Store], run: str, components: dict[str, Any]
             candidate, nearness = chosen = ranks.as_rank_0_says(chosen)
         if candidate < 0:
             break
-        store, fetched = stores[nearness], None
-        try:
-            fetched = _fetch_whole(store, run, candidate)
-        except (StoreError, KeyError, ValueError) as error:
-            problems.append(f"step {candidate} in {store.url}: {error}")
-            log.warning("cannot restore %s", problems[-1])
-        if not (fetched is not None if world_size == 1 else ranks.all_of(fetched is not None)):
-            if fetched is not None:
-                problems.append(f"step {candidate} in {store.url}: another rank cannot read it")
+        store = stores[nearness]
+        what = f"step {candidate} in {store.url}"
+        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy)
+        fetched = _on_every_rank(fetch, what, problems)
+        if fetched is None:
             continue
-        assert fetched is not None  # noqa: S101 - it is on every rank
-        manifest, memory, layout, skeletons = fetched
-        load(components, layout, memory, skeletons[rank % len(skeletons)])
-        return Restored(
-            step=candidate,
-            store=store.url,
-            bytes=manifest.size_bytes,
-            seconds=time.perf_counter() - began,
-            passed_over=tuple(problems),
-            memory=memory,
-            facts=manifest.facts,
-        )
+        if _on_every_rank(partial(fetched.load, components), what, problems):
+            return Restored(
+                step=candidate,
+                store=store.url,
+                bytes=fetched.manifest.size_bytes,
+                seconds=time.perf_counter() - began,
+                passed_over=tuple(problems),
+                facts=fetched.manifest.facts,
+                on_demand=fetched.on_demand,
+            )
+        if fetched.on_demand is not None:
+            fetched.on_demand.abandon()
     if problems if world_size == 1 else ranks.any_of(bool(problems)):
         why = "; ".join(problems) or "another rank cannot: its log says why"
         raise CheckpointError(f"no checkpoint of run {run} can be restored: {why}")
@@ -100,98 +108,75 @@ def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: l
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
-def _fetch_whole(store: Store, run: str, step: int) -> tuple[Manifest, Staging, Layout, list[Any]]:
-    manifest = store.manifest(run, step)
-    memory = fetch(store, manifest)
-    layout, metadata = read_header(memory.view)
-    return manifest, memory, layout, json.loads(metadata["skeleton"])
+def _on_every_rank(work: Callable[[], T], what: str, problems: list[str]) -> T | None:
+    """What the work returns, where every rank could do it; the problems tell why one could not."""
+    result: T | None = None
+    try:
+        result = work()
+    except (StoreError, KeyError, ValueError) as error:
+        problems.append(f"{what}: {error}")
+        log.warning("cannot restore %s", problems[-1])
+    if ranks.rank_and_world_size()[1] > 1 and not ranks.all_of(result is not None):
+        if result is not None:
+            problems.append(f"{what}: another rank cannot read it")
+        return None
+    return result
 
 
-def fetch(store: Store, manifest: Manifest) -> Staging:
-    """All bytes of a checkpoint, in parallel, verified."""
-    memory = Staging(manifest.size_bytes)
-    readers = len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
+class _Fetched:
+    """A checkpoint of which the header is here; and, unless the rest is to come on demand, all that is asked for."""
 
-    def read(chunk: int) -> None:
-        offset, length = manifest.span(chunk)
-        store.read_chunk(manifest, chunk, memory.view[offset : offset + length])
+    def __init__(
+        self, store: Store, run: str, step: int, components: Mapping[str, Any], deadline_s: float, lazy: bool
+    ) -> None:
+        self._store, self._deadline_s, self._lazy = store, deadline_s, lazy
+        self.on_demand: OnDemand | None = None
+        self.manifest = store.manifest(run, step)
+        self._memory = Staging(self.manifest.size_bytes, warm=False)
+        self._fetch(range(1))
+        header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
+        self._here = range(chunk_count(header, self.manifest.chunk_bytes))
+        self._fetch(self._here[1:])
+        self._layout, metadata = read_header(self._memory.view)
+        skeletons = json.loads(metadata["skeleton"])
+        self._skeleton = skeletons[ranks.rank_and_world_size()[0] % len(skeletons)]
+        if not lazy:
+            self._fetch_whole(components)
 
-    with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="deepvm-read") as pool:
-        for done in pool.map(read, range(len(manifest.digests))):
-            del done
-    return memory
+    def _fetch_whole(self, components: Mapping[str, Any]) -> None:
+        """All chunks of which the components need something."""
+        names: set[str] = set()
+        for name in components:
+            names |= names_of_tensors(self._skeleton.get(name))
+        pieces = Pieces(self._layout, self.manifest.chunk_bytes)
+        needed = pieces.chunks_of(self._layout.by_name[name] for name in names)
+        self._fetch([chunk for chunk in needed if chunk not in self._here])
 
-
-def load(components: dict[str, Any], layout: Layout, memory: Staging, skeleton: Mapping[str, Any]) -> None:
-    """Give every component its state. Nothing is changed before all of it fits."""
-    missing = sorted(name for name in components.keys() - skeleton.keys() if not name.startswith(RESERVED))
-    if missing:
-        saved = ", ".join(sorted(name for name in skeleton if not name.startswith(RESERVED)))
-        raise CheckpointError(f"the checkpoint has no state of {', '.join(missing)}; it has {saved}")
-    tensors = {e.name: memory.tensor(e.start, DTYPES[e.dtype], e.shape) for e in layout.entries}
-    _check_modules(components, skeleton, tensors)
-    _check_optimizers(components, skeleton)
-    for name, component in components.items():
-        if name not in skeleton:
-            continue
-        if isinstance(component, torch.nn.Module):  # copies into its own tensors
-            component.load_state_dict(rebuild(skeleton[name], tensors))
-            continue
-        state = rebuild(skeleton[name], _Cloned(tensors))  # others keep what they are given
-        if hasattr(component, "load_state_dict"):
-            component.load_state_dict(state)
-        elif isinstance(component, torch.Tensor):
-            with torch.no_grad():
-                component.copy_(state)
-        else:
-            components[name] = state
-
-
-class _Cloned(dict[str, torch.Tensor]):
-    """Tensors with memory of their own, made when they are asked for; tied ones stay tied."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()
-        self._tensors = tensors
-
-    def __missing__(self, name: str) -> torch.Tensor:
-        self[name] = self._tensors[name].clone()
-        return self[name]
-
-
-def _check_optimizers(components: Mapping[str, Any], skeleton: Mapping[str, Any]) -> None:
-    for name, component in components.items():
-        if not isinstance(component, torch.optim.Optimizer):
-            continue
-        saved = skeleton[name].get("param_groups") if isinstance(skeleton[name], dict) else None
-        if not isinstance(saved, list):
-            continue  # of a kind that has its own idea of a state
-        mine, theirs = ([len(group["params"]) for group in groups] for groups in (component.param_groups, saved))
-        if mine != theirs:
-            raise CheckpointError(
-                f"the checkpoint is of another optimizer: {name} has groups of {mine} parameters, saved {theirs}"
-            )
-
-
-def _check_modules(
-    components: Mapping[str, Any], skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-) -> None:
-    problems: list[str] = []
-    for name, component in components.items():
-        if not isinstance(component, torch.nn.Module):
-            continue
+    def _fetch(self, chunks: Collection[int]) -> None:
+        arrival = Arrival(self._store, self.manifest, self._place, sorted(chunks))
         try:
-            saved = rebuild(skeleton[name], tensors)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise Corrupt(f"the saved state of {name} cannot be read: {error}") from None
-        own = component.state_dict()
-        problems += [f"{name}.{key} is not in the checkpoint" for key in own if key not in saved]
-        problems += [f"{name}.{key} is not in the model" for key in saved if key not in own]
-        problems += [
-            f"{name}.{key} is {tuple(own[key].shape)}, saved {tuple(saved[key].shape)}"
-            for key in own
-            if key in saved and isinstance(own[key], torch.Tensor) and own[key].shape != saved[key].shape
-        ]
-    if problems:
-        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(problems[:8])}{more}")
+            arrival.wait_all(self._deadline_s)
+        finally:
+            arrival.close()
+
+    def _place(self, chunk: int) -> list[Part]:
+        offset, length = self.manifest.span(chunk)
+        return [(offset, length, self._memory.address + offset)]
+
+    def load(self, components: dict[str, Any]) -> bool:
+        """Give the components their state, or let it come to them."""
+        tensors = tensors_in(self._memory, self._layout)
+        check(components, tensors, self._skeleton)
+        if not self._lazy:
+            load(components, tensors, self._skeleton).release_others(self._memory)
+            return True
+        source = Source(
+            store=self._store,
+            manifest=self.manifest,
+            layout=self._layout,
+            memory=self._memory,
+            skeleton=self._skeleton,
+            deadline_s=self._deadline_s,
+        )
+        self.on_demand = OnDemand(components, tensors, source)
+        return True

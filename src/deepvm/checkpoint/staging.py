@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterable
 from contextlib import suppress
 
 import torch
@@ -33,24 +34,25 @@ def view_of(address: int, length: int) -> memoryview:
 
 
 class Staging:
-    """Warm memory as large as a checkpoint."""
+    """Memory as large as a checkpoint; warm, unless it is not to be touched before it is used."""
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, warm: bool = True) -> None:
         self.size_bytes = size_bytes
-        self.mapped_bytes = max(1, -(-size_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+        self.mapped_bytes = _pages_up(max(1, size_bytes))
         self._map = mmap.mmap(-1, self.mapped_bytes)
         with suppress(OSError, AttributeError, ValueError):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._touch()
+        if warm:
+            self._touch()
 
     def _touch(self) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
         for start in range(0, self.size_bytes, _EXTENT_BYTES):
             length = min(_EXTENT_BYTES, self.size_bytes - start)
             where = ctypes.c_void_p(self.address + start)
-            if libc.madvise(where, ctypes.c_size_t(-(-length // mmap.PAGESIZE) * mmap.PAGESIZE), _POPULATE_WRITE) != 0:
+            if libc.madvise(where, ctypes.c_size_t(_pages_up(length)), _POPULATE_WRITE) != 0:
                 ctypes.memset(self.address + start, 0, length)
 
     def tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
@@ -61,3 +63,17 @@ class Staging:
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(shape)
+
+    def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
+        """Give the pages back to the system that hold nothing of these (address, length); the rest stays."""
+        at = self.address
+        for start, length in [*sorted(kept), (self.address + self.mapped_bytes, 0)]:
+            first, last = _pages_up(at - self.address), (start - self.address) // mmap.PAGESIZE * mmap.PAGESIZE
+            if last > first:
+                with suppress(OSError, AttributeError, ValueError):
+                    self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+            at = max(at, start + length)
+
+
+def _pages_up(size_bytes: int) -> int:
+    return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -182,3 +182,26 @@ _REBUILD: dict[str, Any] = {
     "$numpy": _rebuild_numpy,
     "$inline": _rebuild_inline,
 }
+
+
+def names_of_tensors(skeleton: Any) -> set[str]:
+    """The names of all tensors in a skeleton."""
+    found: set[str] = set()
+    waiting = [skeleton]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        elif isinstance(value, dict):
+            if isinstance(value.get("$tensor"), str):
+                found.add(value["$tensor"])
+            waiting += value.values()
+    return found
+
+
+def module_tensors(skeleton: Any) -> dict[str, str]:
+    """Of a module's skeleton: its keys, and the names of the tensors that are saved for them as they are."""
+    rows = skeleton.get("$module") if isinstance(skeleton, dict) else None
+    if not isinstance(rows, dict):
+        return {}
+    return {key: row["$tensor"] for key, row in rows.items() if isinstance(row, dict) and row.keys() == {"$tensor"}}

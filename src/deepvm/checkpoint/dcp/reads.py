@@ -15,12 +15,11 @@ from math import prod
 import torch
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
+from deepvm.checkpoint.arrival import readers_for
 from deepvm.checkpoint.dcp.metadata import Shard
-from deepvm.checkpoint.restore import READERS
 from deepvm.checkpoint.staging import view_of
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store, chunk_count
-from deepvm.store.memory import MemoryStore
 
 
 class Read:
@@ -108,8 +107,7 @@ def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: L
                 planner.commit_tensor(read.item, read.tensor)
         return length
 
-    readers = len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
-    with ThreadPoolExecutor(max_workers=readers, thread_name_prefix="deepvm-read") as pool:
+    with ThreadPoolExecutor(max_workers=readers_for(store), thread_name_prefix="deepvm-read") as pool:
         return sum(pool.map(fetch, sorted(by_chunk)))
 
 

@@ -1,0 +1,78 @@
+"""Restore: how long until a lost worker computes again, against the ways that people know."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from benchmarks import Measurement, Options, Result, measurement
+from benchmarks.checkpoint_contest.contest import scratch_folder
+
+SEED = 7
+ROUNDS, QUICK_ROUNDS = 15, 3
+Samples = Mapping[str, Sequence[float]]
+
+
+def run(options: Options) -> Result:
+    from benchmarks import restore_flows, restore_here
+
+    rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
+    notes = [
+        "Ratios are of the two figures of one round, in an order drawn anew each round; the first is not counted.",
+        "Every restore begins with the model built and an optimizer that never stepped. The first loss is that of one "
+        "sentence of 33 tokens; every restored model gave the loss of the saved one, bit for bit.",
+        "safetensors + assign maps the file: it verifies nothing, and its first step copies every page that it writes.",
+    ]
+    with scratch_folder() as scratch:
+        here, size_bytes = restore_here.measure(scratch, rounds, SEED)
+    found = [*_here(here, size_bytes)]
+    try:
+        with scratch_folder() as scratch:
+            limited = restore_flows.measure(scratch, max(3, rounds // 3))
+        found += _limited(limited)
+    except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
+        limited = {}
+        notes.append(f"Limited connections are skipped: namespaces and tc need root ({error}).")
+    return Result(
+        title="Restore",
+        about="Restores of GPT-2 small with AdamW (1.49 GB, of which 1 GB are the optimizer's).",
+        seed=SEED,
+        measurements=found,
+        notes=notes,
+        samples={"here": here, "limited": limited},
+    )
+
+
+def _here(times: Samples, size_bytes: int) -> list[Measurement]:
+    def ratio(what: str, mine: str, theirs: str, below: float | None = None) -> Measurement:
+        values = [a / b for a, b in zip(times[mine], times[theirs], strict=True)]
+        return measurement(what, values, unit="times", below=below)
+
+    steps = [statistics.median(times["step after"]) / statistics.median(times["step before"])]
+    peaks = {kind: [b / size_bytes for b in times[f"{kind}: peak extra bytes"]] for kind in ("node", "node, lazy")}
+    return [
+        ratio("warm file to first loss, lazy, over torch.load + load_state_dict", "file, lazy: first loss",
+              "torch.load: first loss", 0.50),
+        ratio("warm file to first loss, lazy, over safetensors + assign", "file, lazy: first loss",
+              "safetensors + assign: first loss", 1.05),
+        ratio("warm file to first loss, eager, over torch.load + load_state_dict", "file: first loss",
+              "torch.load: first loss"),
+        ratio("first loss with the optimizer deferred, over a full eager restore", "node, lazy: first loss",
+              "node: first loss", 0.45),
+        ratio("remote restore to ready, over the bytes at iperf3's rate", "node: ready", "iperf3", 1.35),
+        measurement("step after a restore over step before", steps, unit="times", below=1.02, note="medians"),
+        measurement("peak extra memory, in states", peaks["node"], unit="times", below=1.10, note="eager"),
+        measurement("peak extra memory, in states", peaks["node, lazy"], unit="times", below=1.10, note="lazy"),
+        *(measurement(name, values) for name, values in times.items() if not name.endswith("bytes")),
+    ]  # fmt: skip
+
+
+def _limited(times: Samples) -> list[Measurement]:
+    eager, lazy = times["1 connection, eager"], times["4 connections, lazy"]
+    ratios = [a / b for a, b in zip(lazy, eager, strict=True)]
+    what = "limited connections: four, lazy, over one, eager, to the first loss"
+    return [
+        measurement(what, ratios, unit="times", below=0.28),
+        *(measurement(f"limited: {name}", values) for name, values in times.items()),
+    ]

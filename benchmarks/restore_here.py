@@ -1,0 +1,173 @@
+"""Restores of GPT-2 small with AdamW in one process: from a local file that is in the page cache, and from a memory
+node over loopback. Each begins with a model that is built and an optimizer that has never stepped."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+import deepvm
+from benchmarks import limits, workloads
+from benchmarks.checkpoint_contest.ours import MemoryNode, capacity_bytes, rss_bytes
+
+RUN = "restore"
+TOKENS = (1, 33)  # the first forward: one short sentence
+STEPS = 3
+DEADLINE_S = 120
+Samples = dict[str, list[float]]
+
+
+class Fresh:
+    """A model with other weights than were saved, and an optimizer without state."""
+
+    def __init__(self, blank: torch.nn.Module) -> None:
+        self.model = copy.deepcopy(blank)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.tokens = torch.randint(0, 50257, TOKENS, generator=torch.Generator().manual_seed(1))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    def first_loss(self) -> float:
+        with torch.no_grad():
+            return float(self.model.loss(self.tokens))  # type: ignore[operator]
+
+    def step_s(self) -> float:
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        self.model.loss(self.tokens).backward()  # type: ignore[operator]
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+
+def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
+    """Seconds (or states, where a name says so) of every round, and the bytes of the state."""
+    saved = workloads.build("gpt2")
+    places = _save(saved, scratch)
+    node = MemoryNode(scratch, capacity_bytes(saved.size_bytes))
+    iperf3 = limits.Iperf3()
+    try:
+        remote = f"memory://{node.address}"
+        with deepvm.Checkpointer({"model": saved.model, "optimizer": saved.optimizer}, remote, run=RUN) as ckpt:
+            ckpt.save(1).wait("durable", DEADLINE_S)
+        truth = _loss(saved.model)
+        contestants: dict[str, Callable[[Fresh], Samples]] = {
+            "torch.load": lambda fresh: _timed(fresh, _torch_load, places["torch"]),
+            "safetensors + assign": lambda fresh: _timed(fresh, _safetensors, places["safetensors"]),
+            "file": lambda fresh: _timed(fresh, _ours, str(places["deepvm"]), False),
+            "file, lazy": lambda fresh: _timed(fresh, _ours, str(places["deepvm"]), True),
+            "node": lambda fresh: _timed(fresh, _ours, remote, False),
+            "node, lazy": lambda fresh: _timed(fresh, _ours, remote, True),
+        }
+        blank = workloads.GPT2()
+        undisturbed = Fresh(blank)
+        undisturbed.step_s()
+        found: Samples = defaultdict(list)
+        chance = random.Random(seed)
+        for number in range(rounds + 1):
+            print(f"{time.strftime('%H:%M:%S')} restore: round {number} of {rounds}", file=sys.stderr, flush=True)
+            rate = iperf3.bytes_per_s()
+            for name in chance.sample(sorted(contestants), len(contestants)):
+                gc.collect()
+                fresh = Fresh(blank)
+                times = contestants[name](fresh)
+                assert fresh.first_loss() == truth, name
+                if name == "node, lazy":
+                    before, after = _steps(undisturbed, fresh)
+                    times.update({"step before": before, "step after": after})
+                if number:  # the first round fills caches
+                    for what, values in times.items():
+                        found[what if what.startswith("step") else f"{name}: {what}"] += values
+            if number:
+                found["iperf3"].append(saved.size_bytes / rate)
+    finally:
+        iperf3.close()
+        node.close()
+    return found, saved.size_bytes
+
+
+def _save(saved: workloads.State, scratch: Path) -> dict[str, Path]:
+    places = {name: scratch / name for name in ("torch", "safetensors", "deepvm")}
+    torch.save(saved.state_dict(), places["torch"])
+    save_file({name: tensor.contiguous() for name, tensor in saved.tensors().items()}, places["safetensors"])
+    with deepvm.Checkpointer(
+        {"model": saved.model, "optimizer": saved.optimizer}, str(places["deepvm"]), run=RUN
+    ) as ckpt:
+        ckpt.save(1).wait("durable", DEADLINE_S)
+    return places
+
+
+def _timed(fresh: Fresh, restore: Callable[..., Callable[[], None]], *arguments: object) -> Samples:
+    before = _forget_peak()
+    start = time.perf_counter()
+    finish = restore(fresh, *arguments)
+    ready = time.perf_counter() - start
+    fresh.first_loss()
+    first_loss = time.perf_counter() - start
+    finish()
+    peak = rss_bytes(os.getpid(), "VmHWM") - before
+    return {"ready": [ready], "first loss": [first_loss], "peak extra bytes": [float(peak)]}
+
+
+def _torch_load(fresh: Fresh, path: Path) -> Callable[[], None]:
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    fresh.model.load_state_dict(state["model"])
+    fresh.optimizer.load_state_dict(state["optimizer"])
+    return lambda: None
+
+
+def _safetensors(fresh: Fresh, path: Path) -> Callable[[], None]:
+    """The file is mapped, and the model's parameters become views of it; what is read later is read later."""
+    tensors = load_file(path)
+    model = {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")}
+    fresh.model.load_state_dict(model, strict=False, assign=True)
+    fresh.model.lm_head.weight = fresh.model.wte.weight  # type: ignore[union-attr]
+    state: dict[int, dict[str, torch.Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if name.startswith("optimizer.state."):
+            _, _, index, key = name.split(".")
+            state[int(index)][key] = tensor
+    optimizer = torch.optim.AdamW(fresh.model.parameters(), lr=1e-4)
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    fresh.optimizer = optimizer
+    return lambda: None
+
+
+def _ours(fresh: Fresh, store: str, lazy: bool) -> Callable[[], None]:
+    ckpt = deepvm.Checkpointer(fresh.state, store, run=RUN)
+    assert ckpt.restore(lazy=lazy) == 1
+    return ckpt.close
+
+
+def _steps(undisturbed: Fresh, restored: Fresh) -> tuple[list[float], list[float]]:
+    """Steps of a model that was never restored and of one that was, taking turns; each once before, unmeasured."""
+    before, after = [], []
+    restored.step_s()
+    undisturbed.step_s()
+    for _ in range(STEPS):
+        before.append(undisturbed.step_s())
+        after.append(restored.step_s())
+    return before, after
+
+
+def _loss(model: torch.nn.Module) -> float:
+    tokens = torch.randint(0, 50257, TOKENS, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        return float(model.loss(tokens))  # type: ignore[operator]
+
+
+def _forget_peak() -> int:
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return rss_bytes(os.getpid())

@@ -1,0 +1,139 @@
+"""The chunks of one checkpoint on their way from a store into memory: several at once, what is waited for first.
+
+Where one tensor, or memory set aside for the whole checkpoint, covers a chunk, it is received straight into it.
+Otherwise the chunk comes into a buffer that stays warm, and each tensor's part of it is copied once it is verified.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeAlias
+
+from deepvm.checkpoint.staging import copy_bytes, view_of
+from deepvm.errors import CheckpointError, StoreUnavailable
+from deepvm.store.base import Manifest, Store
+from deepvm.store.memory import MemoryStore
+
+READERS = 4  # of stores that are not memory nodes
+JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
+_GIVEN_UP = "it was given up"
+
+Part: TypeAlias = tuple[int, int, int]  # offset in the file, length, address in memory
+Place: TypeAlias = Callable[[int], Sequence[Part]]
+
+
+def readers_for(store: Store) -> int:
+    return len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
+
+
+class Arrival:
+    """Fetches chunks in ``order``; those that somebody waits for come before the others. ``place`` tells where the
+    bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned."""
+
+    def __init__(
+        self, store: Store, manifest: Manifest, place: Place, order: Iterable[int], *, readers: int = 0
+    ) -> None:
+        self._store, self._manifest, self._place = store, manifest, place
+        self._waiting = deque(order)
+        self._urgent: deque[int] = deque()
+        self._taken = bytearray(len(manifest.digests))
+        self._there = bytearray(len(manifest.digests))
+        self._left = len(self._waiting)
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self.bytes = 0
+        self.ended_s: float | None = None if self._left else time.perf_counter()
+        count = min(readers or readers_for(store), max(1, self._left))
+        self._threads = [
+            threading.Thread(target=self._read, name=f"deepvm-read-{i}", daemon=True) for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def finished(self) -> bool:
+        return self._left == 0
+
+    def has(self, chunks: Iterable[int]) -> bool:
+        return all(self._there[chunk] for chunk in chunks)
+
+    def wait(self, chunks: Collection[int], timeout_s: float) -> None:
+        """Until these are there and verified. Raises what keeps any chunk from coming: a state that lacks a part is
+        not worth waiting for another."""
+        with self._changed:
+            for chunk in chunks:
+                if not self._taken[chunk]:
+                    self._urgent.append(chunk)
+            there = self._changed.wait_for(lambda: self._failure is not None or self.has(chunks), timeout_s)
+            if self._failure is not None:
+                raise self._failure
+        if not there:
+            raise StoreUnavailable(f"a part of step {self._manifest.step} did not come within {timeout_s:g} s")
+
+    def wait_all(self, timeout_s: float) -> None:
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._failure is not None or self.finished, timeout_s)
+            if self._failure is not None:
+                raise self._failure
+        if not there:
+            raise StoreUnavailable(f"step {self._manifest.step} did not come whole within {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Nothing is written into anybody's memory after this."""
+        with self._changed:
+            if not self.finished and self._failure is None:
+                self._failure = CheckpointError(_GIVEN_UP)
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+
+    # --- readers ------------------------------------------------------------------------------------------------
+
+    def _next(self) -> int | None:
+        with self._changed:
+            while self._failure is None:
+                queue = self._urgent or self._waiting
+                if not queue:
+                    return None
+                chunk = queue.popleft()
+                if not self._taken[chunk]:
+                    self._taken[chunk] = 1
+                    return chunk
+            return None
+
+    def _read(self) -> None:
+        buffer: memoryview | None = None
+        while (chunk := self._next()) is not None:
+            try:
+                parts = self._place(chunk)
+                offset, length = self._manifest.span(chunk)
+                if len(parts) == 1 and parts[0][:2] == (offset, length):
+                    self._store.read_chunk(self._manifest, chunk, view_of(parts[0][2], length))
+                else:
+                    if buffer is None:
+                        buffer = memoryview(bytearray(self._manifest.chunk_bytes))
+                    self._store.read_chunk(self._manifest, chunk, buffer[:length])
+                    _scatter(buffer, offset, parts)
+            except BaseException as error:
+                with self._changed:
+                    self._failure = self._failure or error
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._there[chunk] = 1
+                self._left -= 1
+                self.bytes += length
+                if self.finished:
+                    self.ended_s = time.perf_counter()
+                self._changed.notify_all()
+
+
+def _scatter(buffer: memoryview, offset: int, parts: Sequence[Part]) -> None:
+    import ctypes
+
+    source = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    for start, length, address in parts:
+        copy_bytes(address, source + start - offset, length)

@@ -1,0 +1,110 @@
+"""Parameters whose bytes are still on their way. The first use waits for them; before and after that nothing does.
+
+A parameter that is awaited has another class for so long, the same object otherwise: any use of its content, from
+whatever module, waits for its arrival, and so does a use that no hook on a module could see (tied weights, a model that
+reaches into another module, the broadcast when DDP is made).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+Arrive = Callable[[torch.nn.Parameter], None]
+
+
+def _ask_without_content() -> frozenset[Any]:
+    """Questions about a tensor that its bytes do not answer."""
+    tensor = torch.Tensor
+    attributes = (
+        "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "ndim", "grad_fn", "names",
+        "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_mkldnn", "is_nested", "itemsize", "nbytes",
+        "_version", "output_nr", "volatile", "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks",
+    )  # fmt: skip
+    methods = (
+        "size", "dim", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "element_size",
+        "is_floating_point", "is_complex", "is_signed", "register_hook", "register_post_accumulate_grad_hook",
+        "requires_grad_", "get_device", "__len__", "__hash__", "retain_grad", "is_inference", "ndimension",
+    )  # fmt: skip
+    found = set()
+    for name in attributes:
+        descriptor = getattr(tensor, name, None)
+        for access in ("__get__", "__set__", "__delete__"):
+            if hasattr(descriptor, access):
+                found.add(getattr(descriptor, access))
+    found.update(getattr(tensor, name) for name in methods if hasattr(tensor, name))
+    found.update((torch.is_floating_point, torch.is_complex, torch.numel))
+    return frozenset(found)
+
+
+_HARMLESS = _ask_without_content()
+_ARRIVE = "_deepvm_arrive"  # an attribute of the parameter
+
+
+class Awaited(torch.nn.Parameter):
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func not in _HARMLESS:
+            uncompiled(_come_all, _awaited_among([*args, *(kwargs or {}).values()]))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def expect(parameter: torch.nn.Parameter, arrive: Arrive) -> None:
+    """Let the first use of a parameter call ``arrive``, which returns when its bytes are there."""
+    setattr(parameter, _ARRIVE, arrive)
+    parameter.__class__ = Awaited
+
+
+def can_be_awaited(tensor: object) -> bool:
+    """Plain parameters in memory that bytes can be received into. Classes of others' own are left alone."""
+    return (
+        type(tensor) is torch.nn.Parameter
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
+
+
+def uncompiled(work: Callable[..., None], *arguments: Any) -> None:
+    """Call something that torch.compile, where it is in use, must not look into."""
+    dynamo = sys.modules.get("torch._dynamo")  # not imported for this: it takes a second
+    (work if dynamo is None else dynamo.disable(work))(*arguments)
+
+
+def _come_all(parameters: Iterable[torch.nn.Parameter]) -> None:
+    for parameter in parameters:
+        come(parameter)
+
+
+def come(parameter: torch.nn.Parameter) -> None:
+    """Wait for an awaited parameter, and make it an ordinary one."""
+    arrive: Arrive | None = parameter.__dict__.get(_ARRIVE)
+    if arrive is not None:
+        arrive(parameter)
+    forget(parameter)
+
+
+def forget(parameter: torch.nn.Parameter) -> None:
+    """Make it an ordinary one, whether its bytes are there or not."""
+    parameter.__dict__.pop(_ARRIVE, None)
+    if type(parameter) is Awaited:
+        parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
+
+
+def _awaited_among(values: Iterable[Any]) -> list[Awaited]:
+    found: list[Awaited] = []
+    for value in values:
+        if type(value) is Awaited:
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _awaited_among(value)
+        elif isinstance(value, dict):
+            found += _awaited_among(value.values())
+    return found

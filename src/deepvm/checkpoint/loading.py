@@ -1,0 +1,112 @@
+"""A state's tensors and skeleton into the components that it is of. Nothing is changed before all of it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from deepvm.checkpoint.layout import DTYPES, Layout
+from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.state import rebuild
+from deepvm.errors import CheckpointError, Corrupt
+
+RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
+_ALIGNED = 64  # bytes; torch's own memory is, and the last bits of a matrix product may depend on it
+
+
+def tensors_in(memory: Staging, layout: Layout) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, as a view of the memory that holds it, or will."""
+    return {e.name: memory.tensor(e.start, DTYPES[e.dtype], e.shape) for e in layout.entries}
+
+
+def load(components: dict[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any]) -> Adopted:
+    """Give every component its state, which was checked to be of it; the tensors that some of them kept."""
+    adopted = Adopted(tensors)
+    for name in components:
+        if name in skeleton:
+            load_component(components, name, skeleton[name], adopted)
+    return adopted
+
+
+def load_component(components: dict[str, Any], name: str, skeleton: Any, adopted: Adopted) -> None:
+    component = components[name]
+    if isinstance(component, torch.nn.Module):  # copies into its own tensors
+        component.load_state_dict(rebuild(skeleton, adopted.borrowed))
+        return
+    state = rebuild(skeleton, adopted)  # others keep what they are given
+    if hasattr(component, "load_state_dict"):
+        component.load_state_dict(state)
+    elif isinstance(component, torch.Tensor):
+        with torch.no_grad():
+            component.copy_(state)
+    else:
+        components[name] = state
+
+
+class Adopted(dict[str, torch.Tensor]):
+    """Tensors that belong to whoever asks for them. Memory that came with a checkpoint is not copied again where it
+    can serve as it is; tied tensors stay tied."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self.borrowed = tensors
+
+    def __missing__(self, name: str) -> torch.Tensor:
+        tensor = self.borrowed[name]
+        self[name] = tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
+        return self[name]
+
+    def release_others(self, memory: Staging) -> None:
+        """Give back the memory of all that nobody kept."""
+        kept = [(t.data_ptr(), t.nbytes) for name, t in self.items() if t.data_ptr() == self.borrowed[name].data_ptr()]
+        memory.release_all_but(kept)
+
+
+def check(components: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any]) -> None:
+    """That the checkpoint is of these components."""
+    missing = sorted(name for name in components.keys() - skeleton.keys() if not name.startswith(RESERVED))
+    if missing:
+        saved = ", ".join(sorted(name for name in skeleton if not name.startswith(RESERVED)))
+        raise CheckpointError(f"the checkpoint has no state of {', '.join(missing)}; it has {saved}")
+    _check_modules(components, skeleton, tensors)
+    _check_optimizers(components, skeleton)
+
+
+def _check_optimizers(components: Mapping[str, Any], skeleton: Mapping[str, Any]) -> None:
+    for name, component in components.items():
+        if not isinstance(component, torch.optim.Optimizer):
+            continue
+        saved = skeleton[name].get("param_groups") if isinstance(skeleton[name], dict) else None
+        if not isinstance(saved, list):
+            continue  # of a kind that has its own idea of a state
+        mine, theirs = ([len(group["params"]) for group in groups] for groups in (component.param_groups, saved))
+        if mine != theirs:
+            raise CheckpointError(
+                f"the checkpoint is of another optimizer: {name} has groups of {mine} parameters, saved {theirs}"
+            )
+
+
+def _check_modules(
+    components: Mapping[str, Any], skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
+) -> None:
+    problems: list[str] = []
+    for name, component in components.items():
+        if not isinstance(component, torch.nn.Module):
+            continue
+        try:
+            saved = rebuild(skeleton[name], tensors)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Corrupt(f"the saved state of {name} cannot be read: {error}") from None
+        own = component.state_dict()
+        problems += [f"{name}.{key} is not in the checkpoint" for key in own if key not in saved]
+        problems += [f"{name}.{key} is not in the model" for key in saved if key not in own]
+        problems += [
+            f"{name}.{key} is {tuple(own[key].shape)}, saved {tuple(saved[key].shape)}"
+            for key in own
+            if key in saved and isinstance(own[key], torch.Tensor) and own[key].shape != saved[key].shape
+        ]
+    if problems:
+        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
+        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(problems[:8])}{more}")

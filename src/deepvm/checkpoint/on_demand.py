@@ -1,0 +1,313 @@
+"""Restore on demand: the first step begins while the checkpoint is still coming in.
+
+Parameters are received straight into their own memory, in the order in which an earlier run used them, and a module
+waits only for its own. The optimizer's state, two thirds of an Adam checkpoint, comes after them, and is waited for
+when the optimizer first steps. Everything else (buffers, schedulers, counters) is small, and there at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from deepvm.checkpoint import awaited
+from deepvm.checkpoint.arrival import Arrival, Part
+from deepvm.checkpoint.layout import Layout, dtype_name
+from deepvm.checkpoint.loading import Adopted, load_component
+from deepvm.checkpoint.pieces import HEADER, Pieces
+from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
+from deepvm.checkpoint.use_order import modules_in_order
+from deepvm.errors import CheckpointError
+from deepvm.store.base import Manifest, Store
+
+log = logging.getLogger("deepvm.checkpoint")
+
+_TORCH_NN = "torch.nn.modules."  # modules of its own use the parameters of their children without running them
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the bytes come from, and what they are."""
+
+    store: Store
+    manifest: Manifest
+    layout: Layout
+    memory: Staging  # for all that does not go straight into a parameter; not touched before bytes come
+    skeleton: Mapping[str, Any]
+    deadline_s: float
+
+
+class OnDemand:
+    """One restore that is under way. All of its methods are for the trainer's thread."""
+
+    def __init__(self, components: dict[str, Any], tensors: Mapping[str, torch.Tensor], source: Source) -> None:
+        refuse_compiled(components)
+        self._components, self._tensors, self._source = components, tensors, source
+        self._pieces = Pieces(source.layout, source.manifest.chunk_bytes)
+        self._homes: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
+        self._of_parameter: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
+        self._hooks: list[RemovableHandle] = []
+        self._afterwards: Callable[[], None] | None = None
+        self._late = [name for name, part in components.items() if _comes_late(part)]
+        for name, component in components.items():
+            if isinstance(component, torch.nn.Module) and _loads_plainly(component):
+                self._find_parameters(name, component)
+        late, now = self._others()
+        for entry in [*late, *now]:
+            if entry in self._homes:  # tied to something that is no parameter of a module
+                self._homes[entry].append(source.memory.address + source.layout.entries[entry].start)
+        order = self._order(now, late)
+        self._arrival = Arrival(source.store, source.manifest, self._place, order)
+        try:
+            self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
+            self._load_now()
+        except BaseException:
+            self._arrival.close()
+            raise
+        for parameter, _ in self._of_parameter.values():
+            awaited.expect(parameter, self._arrive)
+        self._hook()
+
+    @property
+    def step(self) -> int:
+        return self._source.manifest.step
+
+    @property
+    def open(self) -> bool:
+        """Whether something is not in its place yet."""
+        return bool(self._of_parameter) or bool(self._late)
+
+    def when_over(self, do: Callable[[], None]) -> None:
+        """Call something once nothing is read from the store any more."""
+        self._afterwards = do
+
+    def finish(self) -> None:
+        """Everything in its place. Afterwards a step costs what it always did."""
+        if self.open:
+            try:
+                self._arrival.wait_all(self._source.deadline_s)
+            except Exception as error:
+                raise self._failed(error) from error
+            for parameter, _ in self._of_parameter.values():
+                awaited.forget(parameter)
+            self._of_parameter = {}
+            self._load_late()
+        self._end()
+
+    def abandon(self) -> None:
+        """Stop, with whatever is there; for a restore that begins anew."""
+        for parameter, _ in self._of_parameter.values():
+            awaited.forget(parameter)
+        self._of_parameter, self._late = {}, []
+        self._end()
+
+    def _end(self) -> None:
+        self._arrival.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        afterwards, self._afterwards = self._afterwards, None
+        if afterwards is not None:
+            afterwards()
+
+    # --- what goes where ----------------------------------------------------------------------------------------
+
+    def _find_parameters(self, name: str, module: torch.nn.Module) -> None:
+        """The parameters that bytes can be received into, and the entries that fill them."""
+        saved = module_tensors(self._source.skeleton[name])
+        by_name, entries = self._source.layout.by_name, self._source.layout.entries
+        for key, tensor in module.state_dict(keep_vars=True).items():
+            if key not in saved or not awaited.can_be_awaited(tensor) or not tensor.numel():
+                continue
+            entry = by_name[saved[key]]
+            if dtype_name(tensor.dtype) != entries[entry].dtype or id(tensor) in self._of_parameter:
+                continue
+            self._of_parameter[id(tensor)] = (tensor, entry)
+            self._homes.setdefault(entry, []).append(tensor.data_ptr())
+
+    def _place(self, chunk: int) -> list[Part]:
+        parts: list[Part] = []
+        for entry, offset, length in self._pieces.parts[chunk]:
+            start = 0 if entry == HEADER else self._source.layout.entries[entry].start
+            homes = self._homes.get(entry) or [self._source.memory.address + start]
+            for home in homes:
+                _add(parts, (offset, length, home + offset - start))
+        return parts
+
+    def _others(self) -> tuple[list[int], list[int]]:
+        """The entries that are the optimizers' state, and those that are anything else but awaited parameters."""
+        late: set[str] = set()
+        now: set[str] = set()
+        for name, component in self._components.items():
+            skeleton: Any = self._source.skeleton.get(name)
+            if isinstance(component, torch.nn.Module):
+                keys = component.state_dict(keep_vars=True)
+                saved = module_tensors(skeleton)
+                waiting = {saved[k] for k, tensor in keys.items() if id(tensor) in self._of_parameter}
+                rest = [k for k, tensor in keys.items() if k in saved and id(tensor) not in self._of_parameter]
+                now |= (names_of_tensors(skeleton) - waiting) | {saved[k] for k in rest}
+            elif name in self._late:
+                late |= names_of_tensors(skeleton["state"])
+                now |= names_of_tensors(skeleton["param_groups"])
+            else:
+                now |= names_of_tensors(skeleton)
+        by_name = self._source.layout.by_name
+        return sorted(by_name[n] for n in late - now), sorted(by_name[n] for n in now)
+
+    def _order(self, now: Sequence[int], late: Sequence[int]) -> list[int]:
+        """What is small, what runs first, what runs later, what the optimizer needs; last what nobody was seen to use.
+        What no component asks for does not come at all."""
+        used: list[int] = []
+        unused: list[int] = []
+        for name, component in self._components.items():
+            if not isinstance(component, torch.nn.Module):
+                continue
+            modules = dict(component.named_modules())
+            seen = [modules[m] for m in modules_in_order(self._source.skeleton, name) if m in modules]
+            used += self._own_entries(seen)
+            rest = self._own_entries(modules.values())
+            (unused if seen else used).extend(rest)
+        return self._pieces.chunks_of([*now, *used, *late, *unused])
+
+    def _own_entries(self, modules: Iterable[torch.nn.Module]) -> list[int]:
+        own = (p for module in modules for p in _used_by(module))
+        return [self._of_parameter[id(p)][1] for p in own if id(p) in self._of_parameter]
+
+    # --- arrivals -----------------------------------------------------------------------------------------------
+
+    def _wait(self, chunks: Sequence[int]) -> None:
+        try:
+            self._arrival.wait(chunks, self._source.deadline_s)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"step {self.step} stopped coming in from {self._source.store.url}, and the state is not whole: {error}; "
+            "restore() again, which falls back to what is whole"
+        )
+
+    def _arrive(self, parameter: torch.nn.Parameter) -> None:
+        found = self._of_parameter.get(id(parameter))
+        if found is not None:
+            self._wait(self._pieces.chunks_of([found[1]]))
+            del self._of_parameter[id(parameter)]
+
+    def _load_now(self) -> None:
+        """What is not a parameter, and not the optimizer's state."""
+        adopted = Adopted(self._tensors)
+        skeleton = self._source.skeleton
+        for name, component in self._components.items():
+            if isinstance(component, torch.nn.Module):
+                self._load_rest(component, rebuild(skeleton[name], self._tensors))
+            elif name in self._late:  # its settings count at once: a schedule may look at them, or change them
+                groups = rebuild(skeleton[name]["param_groups"], adopted)
+                component.load_state_dict({"state": {}, "param_groups": groups})
+            elif name in skeleton:
+                load_component(self._components, name, skeleton[name], adopted)
+
+    def _load_rest(self, module: torch.nn.Module, saved: Any) -> None:
+        """All of a module but the parameters that fill by themselves."""
+        own = module.state_dict(keep_vars=True)
+        rest = OrderedDict((k, v) for k, v in saved.items() if id(own[k]) not in self._of_parameter)
+        if hasattr(saved, "_metadata"):
+            rest._metadata = saved._metadata  # type: ignore[attr-defined]
+        module.load_state_dict(rest, strict=False)
+
+    def _load_late(self) -> None:
+        adopted = Adopted(self._tensors)
+        late, self._late = self._late, []
+        for name in late:
+            optimizer: torch.optim.Optimizer = self._components[name]
+            state = rebuild(self._source.skeleton[name]["state"], adopted)
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        adopted.release_others(self._source.memory)
+
+    # --- hooks --------------------------------------------------------------------------------------------------
+
+    def _hook(self) -> None:
+        for component in self._components.values():
+            if isinstance(component, torch.nn.Module):
+                for module in component.modules():
+                    wanted = [p for p in _used_by(module) if id(p) in self._of_parameter]
+                    if wanted:
+                        self._hook_module(module, wanted)
+        for name in self._late:
+            optimizer: torch.optim.Optimizer = self._components[name]
+            self._hooks.append(optimizer.register_step_pre_hook(self._finish_first))
+            self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
+
+    def _finish_first(self, *_: object) -> None:
+        self.finish()
+
+    def _hook_module(self, module: torch.nn.Module, wanted: list[torch.nn.Parameter]) -> None:
+        def before_forward(*_: object) -> None:
+            awaited.uncompiled(come)
+
+        def come() -> None:
+            handle.remove()
+            entries = [self._of_parameter[id(p)][1] for p in wanted if id(p) in self._of_parameter]
+            self._wait(self._pieces.chunks_of(entries))  # together, not one by one
+            for parameter in wanted:
+                awaited.come(parameter)
+
+        before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiler runs it, and looks away
+        handle: RemovableHandle = module.register_forward_pre_hook(before_forward)
+        self._hooks.append(handle)
+
+
+def refuse_compiled(components: Mapping[str, Any]) -> None:
+    for name, component in components.items():
+        if not isinstance(component, torch.nn.Module):
+            continue
+        compiled = [m for m in component.modules() if getattr(m, "_compiled_call_impl", None) is not None]
+        if compiled or type(component).__name__ == "OptimizedModule":
+            raise CheckpointError(
+                f"{name} is compiled, and a compiled model cannot wait for single parameters: "
+                "restore(lazy=True) before torch.compile, or restore() without lazy"
+            )
+
+
+def _loads_plainly(component: torch.nn.Module) -> bool:
+    """Whether loading is no more than copying into tensors of the same names."""
+    return all(
+        type(m).load_state_dict is torch.nn.Module.load_state_dict
+        and (type(m).__module__.startswith(_TORCH_NN) or _untouched(type(m)))
+        and not m._load_state_dict_pre_hooks
+        and not m._load_state_dict_post_hooks
+        for m in component.modules()
+    )
+
+
+def _untouched(kind: type[torch.nn.Module]) -> bool:
+    return kind._load_from_state_dict is torch.nn.Module._load_from_state_dict
+
+
+def _comes_late(component: Any) -> bool:
+    return (
+        isinstance(component, torch.optim.Optimizer)
+        and type(component).load_state_dict is torch.optim.Optimizer.load_state_dict
+    )
+
+
+def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    composite = type(module).__module__.startswith(_TORCH_NN) and not isinstance(module, _CONTAINERS)
+    return list(module.parameters(recurse=composite))
+
+
+def _add(parts: list[Part], part: Part) -> None:
+    """Add a part, joined with the one before where both lie side by side in the file and in memory."""
+    if parts:
+        offset, length, address = parts[-1]
+        if offset + length == part[0] and address + length == part[2]:
+            parts[-1] = (offset, length + part[1], address)
+            return
+    parts.append(part)

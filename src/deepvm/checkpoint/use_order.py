@@ -1,0 +1,65 @@
+"""In which order the modules of a model first run: recorded once, kept with the checkpoint, and the order in which a
+later restore fetches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+USE_ORDER = "deepvm.use_order"  # its name among the components of a state
+
+
+class UseOrder:
+    """A component of the state. Hooks on the modules remove themselves when they have run once."""
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        self._recorded: dict[str, list[str]] = {}
+        self._known: dict[str, str] = {}  # from an earlier run
+        self._texts: dict[str, str] = {}
+        self._seen = self._told = 0  # modules that ran, and that are in the texts
+        self._hooks: list[RemovableHandle] = []
+        for name, component in components.items():
+            if isinstance(component, torch.nn.Module):
+                self._record(name, component)
+
+    def state_dict(self) -> dict[str, str]:
+        """One text for each component: a list of thousands of names would cost every save a millisecond."""
+        if not self._recorded:
+            return self._known
+        if self._seen != self._told:
+            self._texts = {name: "\n".join(order) for name, order in self._recorded.items()}
+            self._told = self._seen
+        return self._texts
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        self._known = dict(state)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def _record(self, component: str, root: torch.nn.Module) -> None:
+        for name, module in root.named_modules():
+            if next(module.parameters(recurse=False), None) is not None:
+                self._hooks.append(self._recorder(component, name, module))
+
+    def _recorder(self, component: str, name: str, module: torch.nn.Module) -> RemovableHandle:
+        def seen(*_: object) -> None:
+            if torch.compiler.is_compiling():  # a compiled model keeps its hook, which it does not run
+                return
+            handle.remove()
+            self._recorded.setdefault(component, []).append(name)
+            self._seen += 1
+
+        handle: RemovableHandle = module.register_forward_pre_hook(seen)
+        return handle
+
+
+def modules_in_order(skeleton: Mapping[str, Any], component: str) -> list[str]:
+    """The names of a component's modules, as they ran when the checkpoint was made; empty where nobody saw it."""
+    text = skeleton.get(USE_ORDER, {}).get(component, "")
+    return str(text).split("\n") if text else []
