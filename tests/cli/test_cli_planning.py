@@ -71,6 +71,7 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         assert stage in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 60
     assert "2026-08-22" in done.stdout
+    assert "after a loss" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize(

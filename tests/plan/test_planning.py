@@ -357,3 +357,47 @@ def test_an_architecture_in_a_users_package_is_planned_with() -> None:
             planning.plan(virtual, Request(budget_usd=3, architectures=(name,)))
     with pytest.raises(UnknownName, match="twins"):
         planning.plan(virtual, Request(budget_usd=3, architectures=("twin",)))
+
+
+# --- how long a restore would take ----------------------------------------------------------------------------
+
+
+def test_a_plan_tells_how_long_its_memory_tier_takes_to_restore_all_workers() -> None:
+    best = planning.plan(catalogues.load("aws-2026-08"), Request(budget_usd=3, architectures=("tiering",)))
+    restore = best.recommendations[0].restore
+    assert restore is not None
+    memory = next(role for role in best.recommendations[0].roles if role.role == "memory")
+    assert (restore.workers, restore.memory_nodes) == (best.recommendations[0].nodes, memory.count)
+    assert restore.on_demand_s < restore.time.total_s
+    document = best.to_json()["recommendations"][0]["restore"]
+    assert document["state_bytes"] == 300_000_000
+    assert document["total_s"] == restore.time.total_s
+    assert document["total_s"] == pytest.approx(
+        sum(document[f"{part}_s"] for part in ("detection", "entry", "rendezvous", "model", "fetch", "first_step"))
+    )
+
+
+def test_a_larger_checkpoint_takes_longer_to_restore_and_a_cluster_without_memory_tells_nothing() -> None:
+    market = small_catalog([gpu("g"), cpu("c", memory_gib=64.0)], [(0, 0, 1.0), (1, 0, 0.1)], [(0, 0, 0.1)])
+    request = Request(budget_usd=1, architectures=("tiering",), gradient_bytes=1000)
+    small, large = (
+        planning.plan(market, replace(request, checkpoint_bytes=size, checkpoint_every_s=3600.0)).recommendations[0]
+        for size in (10**9, 10**10)
+    )
+    assert small.restore is not None
+    assert large.restore is not None
+    assert small.nodes == large.nodes == small.restore.workers
+    # One node of 10 Gbit/s serves them all.
+    assert small.restore.time.fetch_s == pytest.approx(small.nodes * 1e9 / 1.25e9)
+    assert large.restore.time.fetch_s == pytest.approx(large.nodes * 1e10 / 1.25e9)
+    assert small.restore.time.bound_by == "the memory nodes' links"
+    bare = planning.plan(market, replace(request, architectures=("all-spot",))).recommendations[0]
+    assert bare.restore is None
+    assert bare.to_json()["restore"] is None
+
+
+def test_an_anchor_serves_the_others_and_needs_nothing_itself() -> None:
+    market = small_catalog([gpu("g"), cpu("c")], [(0, 0, 1.0), (1, 0, 0.1)], [(0, 0, 0.1)])
+    best = planning.plan(market, Request(budget_usd=1.3, architectures=("single-anchor",))).recommendations[0]
+    assert best.restore is not None
+    assert (best.restore.workers, best.restore.memory_nodes) == (best.nodes - 1, 1)

@@ -17,7 +17,8 @@ from deepvm.cli.options import takes_request
 from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, stderr, table, write_text
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
 from deepvm.plan.objectives import unit
-from deepvm.units import format_days, format_usd, parse_usd
+from deepvm.plan.result import RestoreForecast
+from deepvm.units import format_bytes, format_days, format_seconds, format_usd, parse_usd
 
 _ROWS_OF_INSTANCES = 6
 
@@ -149,6 +150,16 @@ def cluster_text(best: Recommendation) -> str:
     )
 
 
+def restore_text(restore: RestoreForecast) -> str:
+    """``5.2 s after a loss of all workers: 4.1 s fetch 17 × 300 MB, bound by ...; 2.1 s overlapped and on demand``."""
+    time = restore.time
+    fetch = f"{format_seconds(time.fetch_s)} of it fetch {restore.workers} × {format_bytes(restore.state_bytes)}"
+    return (
+        f"about {format_seconds(time.total_s)} after a loss, {fetch}, bound by {time.bound_by}; "
+        f"{format_seconds(restore.on_demand_s)} overlapped and on demand"
+    )
+
+
 def _show_front(front: tuple[Recommendation, ...]) -> None:
     rows = table("\nPareto front  nothing is both cheaper and faster")
     rows.add_column("$/h", justify="right")
@@ -195,6 +206,8 @@ def _show_reasons(plan: Plan, why: Explanation) -> None:
         )
     else:
         lines.append(("quota", "no raise would help"))
+    if best.restore is not None:
+        lines.append(("restore", restore_text(best.restore)))
     for age in why.price_ages:
         lines.append(("price", f"{age.instance} {age.market}: {age.seen.isoformat()}, {format_days(age.days)}"))
     for out in plan.left_out:

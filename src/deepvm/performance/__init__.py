@@ -17,6 +17,7 @@ from deepvm.performance.curves import (
 )
 from deepvm.performance.eflops import estimate_eflops
 from deepvm.performance.fit import Fit, fit
+from deepvm.performance.restore import RestorePath, RestoreTime, restore_s, restore_time
 from deepvm.performance.saturation import (
     DEFAULT_UTILISATION,
     bandwidth_memory_nodes,
@@ -35,6 +36,8 @@ __all__ = [
     "Fit",
     "Logistic",
     "MeasuredPoints",
+    "RestorePath",
+    "RestoreTime",
     "SpeedupCurve",
     "UniversalScalability",
     "allreduce_speedup",
@@ -43,6 +46,8 @@ __all__ = [
     "estimate_eflops",
     "estimate_sustained_gbps",
     "fit",
+    "restore_s",
+    "restore_time",
     "table_memory_nodes",
     "table_workers",
 ]

@@ -116,7 +116,7 @@ class Board:
             return curve_from_spec(spec)
         row = int(np.flatnonzero(self.workers.instance == instance)[0])
         return AllReduce(
-            compute_s=float(self._compute_s(np.array([row]))[0]),
+            compute_s=float(self.compute_s(np.array([row]))[0]),
             gradient_bytes=self.request.gradient_bytes_per_step,
             sustained_gbps=min(float(self.workers.gbps[row]), slowest_gbps),
             latency_s=DEFAULT_LATENCY_S,
@@ -140,7 +140,7 @@ class Board:
             table[modelled] = (
                 allreduce_speedup(
                     nodes,
-                    compute_s=self._compute_s(rows)[:, None],
+                    compute_s=self.compute_s(rows)[:, None],
                     gradient_bytes=self.request.gradient_bytes_per_step,
                     sustained_gbps=self.workers.gbps[rows][:, None],
                     latency_s=DEFAULT_LATENCY_S,
@@ -151,7 +151,7 @@ class Board:
             )
         return np.asarray(table[inverse.reshape(-1)])
 
-    def _compute_s(self, rows: Ints) -> Floats:
+    def compute_s(self, rows: Ints) -> Floats:
         """Compute time of a step. Every accelerator works on a batch of its own, as large as its memory admits."""
         seconds = np.empty(len(rows))
         for i, row in enumerate(rows):

@@ -10,6 +10,7 @@ from deepvm.catalog import Catalog
 from deepvm.errors import Infeasible
 from deepvm.plan import architectures, mixed, objectives
 from deepvm.plan.board import Board
+from deepvm.plan.forecast import restore_forecast
 from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Curve, InstanceAnalysis, Plan, Recommendation, role_of
@@ -58,6 +59,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
             for i in dict.fromkeys(part.instance for part in candidate.cluster)
             if marks[i]
         ),
+        restore=restore_forecast(board, candidate, slowest),
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from deepvm.catalog import Catalog, Instance, Market
+from deepvm.performance.restore import RestoreTime
 from deepvm.plan.architectures import Part, RoleName
 from deepvm.plan.board import LeftOut
 from deepvm.plan.request import Request
@@ -61,6 +62,26 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RestoreForecast:
+    """An estimate of how long the cluster stands still when its workers were lost and come back, all at once."""
+
+    state_bytes: int
+    workers: int
+    memory_nodes: int  # that serve them; an anchor is one
+    time: RestoreTime  # whole state, fresh workers, one stage after another
+    on_demand_s: float  # the total where bytes come while workers start, and optimizer state after the first loss
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state_bytes": self.state_bytes,
+            "workers": self.workers,
+            "memory_nodes": self.memory_nodes,
+            **self.time.to_json(),
+            "on_demand_total_s": self.on_demand_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recommendation:
     rank: int
     architecture: str
@@ -73,6 +94,7 @@ class Recommendation:
     curves: tuple[Curve, ...]
     network: str
     estimates: tuple[str, ...]  # which of the figures behind it are estimates
+    restore: RestoreForecast | None = None  # None where no machine of the cluster keeps checkpoints
 
     @property
     def worker(self) -> Role:
@@ -91,6 +113,7 @@ class Recommendation:
             "curves": [curve.to_json() for curve in self.curves],
             "network": self.network,
             "estimates": list(self.estimates),
+            "restore": None if self.restore is None else self.restore.to_json(),
         }
 
 

@@ -1,0 +1,50 @@
+"""How long a planned cluster would stand still after a preemption, by its memory tier and its links."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from deepvm.performance.restore import RestorePath, restore_s, restore_time
+from deepvm.plan.architectures import Part
+from deepvm.plan.board import Board
+from deepvm.plan.request import CHECKPOINT_OVER_GRADIENTS
+from deepvm.plan.result import RestoreForecast
+from deepvm.plan.space import Candidate
+
+_BYTES_PER_GBIT = 1e9 / 8
+
+
+def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) -> RestoreForecast | None:
+    """For all of its workers at once: one lost worker stops them all, and elastic launchers start all again.
+
+    None where the checkpoints are in no machine of the cluster, or a bandwidth is not known."""
+    kept = next((part for part in candidate.cluster if part.role in ("memory", "anchor") and part.count > 0), None)
+    if kept is None:
+        return None
+    workers = candidate.nodes - (kept.count if kept.role == "anchor" else 0)  # an anchor has it in its own memory
+    node_gbps = _gbps(board, kept)
+    if workers < 1 or not (0 < slowest_gbps < np.inf and 0 < node_gbps < np.inf):
+        return None
+    path = RestorePath(
+        state_bytes=board.request.checkpoint_bytes,
+        worker_link_bytes_per_s=slowest_gbps * _BYTES_PER_GBIT,
+        node_link_bytes_per_s=node_gbps * _BYTES_PER_GBIT,
+        memory_nodes=kept.count,
+        workers=workers,
+        first_step_s=float(board.compute_s(np.array([candidate.worker]))[0]),
+    )
+    soonest = replace(path, overlapped=True, on_demand=True, first_loss_share=1 / CHECKPOINT_OVER_GRADIENTS)
+    return RestoreForecast(
+        state_bytes=board.request.checkpoint_bytes,
+        workers=workers,
+        memory_nodes=kept.count,
+        time=restore_time(path),
+        on_demand_s=restore_s(soonest),
+    )
+
+
+def _gbps(board: Board, part: Part) -> float:
+    rows = board.memory if part.role == "memory" else board.workers
+    return float(rows.gbps[np.flatnonzero(rows.instance == part.instance)[0]])
