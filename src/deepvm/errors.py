@@ -11,6 +11,7 @@ DeepvmError
 │   ├── AccessDenied      wrong token, wrong run key, or fenced off by a newer session
 │   ├── NotFound          no such run, step or chunk
 │   └── Corrupt           bytes that are not those that were saved
+├── TemplateError         a template cannot start or fork workers    exit code 1
 ├── CheckpointError       a checkpoint cannot be made or restored    exit code 1
 │   └── OverBudget        it would take more memory than it may
 └── MissingExtra          an optional dependency is not installed    exit code 1
@@ -93,6 +94,10 @@ class CheckpointError(DeepvmError):
 
 
 class OverBudget(CheckpointError):
+    pass
+
+
+class TemplateError(DeepvmError):
     pass
 
 

@@ -1,0 +1,119 @@
+"""The first steps of a worker that was forked: it becomes what a fresh interpreter with the same imports would be."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import os
+import runpy
+import sys
+import types
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from types import TracebackType
+from typing import Any
+
+_OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a worker is asked to be. The template's environment is told as it was started with and as it is now."""
+
+    target: str  # package.module:function
+    args: tuple[Any, ...]  # what JSON can say
+    env: dict[str, str]
+    cwd: str
+    started_env: dict[str, str]
+    preloaded_env: dict[str, str]
+    torch_seed: int | None  # that torch gave itself when the template imported it
+
+
+def enter(job: Job) -> None:
+    """Do the job. Ends as an interpreter ends: its traceback is the target's own, its exit code the usual one."""
+    os.chdir(job.cwd)
+    _set_environment(job)
+    _refresh_random_numbers(job.torch_seed)
+    _set_threads(job)
+    try:
+        module, _, name = job.target.partition(":")
+        target: Any = importlib.import_module(module)
+        for part in name.split("."):
+            target = getattr(target, part)
+        target(*job.args)
+    except (SystemExit, KeyboardInterrupt):
+        raise  # the interpreter knows what to do
+    except BaseException as error:
+        shown = error.with_traceback(_without_own_frames(error.__traceback__))
+        sys.excepthook(type(shown), shown, shown.__traceback__)
+        sys.exit(1)
+
+
+def run_script(script: str, arguments: list[str], as_module: bool) -> None:
+    """As ``python script arguments`` does, or ``python -m script arguments``."""
+    sys.argv = [script, *arguments]
+    if as_module:
+        _put_first(os.getcwd())
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(script)
+    _put_first(os.path.dirname(os.path.realpath(script)))
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        print(f"can't open file {path!r}: {error}", file=sys.stderr)
+        sys.exit(2)
+    # Not runpy.run_path: it takes the module away again, while threads and exit handlers of the script still need it.
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path, __builtins__=builtins, __cached__=None, __loader__=SourceFileLoader("__main__", path)
+    )
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's own script
+
+
+def _set_environment(job: Job) -> None:
+    """The worker's own, and what preloaded modules set where the worker does not say otherwise."""
+    wanted = dict(job.env)
+    for name, value in job.preloaded_env.items():
+        if job.started_env.get(name) != value and wanted.get(name) == job.started_env.get(name):
+            wanted[name] = value
+    for name in [name for name in os.environ if name not in wanted]:
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def _refresh_random_numbers(torch_seed: int | None) -> None:
+    """Python, NumPy and torch seed themselves from the system when they are imported, so all forks would draw the same
+    numbers. Python's ``random`` heals itself at a fork. A seed that a preloaded module set in torch stays, as it would
+    in a fresh interpreter."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.initial_seed() == torch_seed:
+        torch.default_generator.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None:
+        multiprocessing.current_process().authkey = os.urandom(32)
+
+
+def _set_threads(job: Job) -> None:
+    """OpenMP has read its environment when torch was loaded; a number of threads can still be set afterwards."""
+    wanted, torch = job.env.get("OMP_NUM_THREADS"), sys.modules.get("torch")
+    if torch is not None and wanted and wanted != job.started_env.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(int(wanted.partition(",")[0]))
+
+
+def _put_first(directory: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = directory
+
+
+def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
+    """What a user would see of an error of the script: from the script's first line on."""
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in _OWN_FILES:
+        traceback = traceback.tb_next
+    return traceback
