@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import Measurement, Options, Result, Table, checkpoint, flows, planner, restore, training
+from benchmarks import Measurement, Options, Result, Table, checkpoint, flows, planner, restore, training, transfer
 
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, Callable[[Options], Result]] = {
@@ -28,6 +28,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "training": training.run,
     "flows": flows.run,
     "restore": restore.run,
+    "transfer": transfer.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 

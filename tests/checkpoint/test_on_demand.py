@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint import Checkpointer, resumable
 from deepvm.checkpoint.awaited import Awaited
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.memnode import MemoryNode
@@ -268,6 +268,22 @@ def test_a_damaged_header_or_another_model_changes_nothing(saved: tuple[Work, Pa
         ckpt.restore(lazy=True)
     assert all(torch.equal(before[k], v) for k, v in other.state_dict().items())
     assert type(other.weight) is torch.nn.Parameter
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_loader_whose_position_does_not_fit_leaves_the_model_alone(tmp_path: Path, lazy: bool) -> None:
+    def state(samples: int) -> dict[str, Any]:
+        data = torch.utils.data.DataLoader(list(range(samples)), batch_size=2)  # type: ignore[arg-type, var-annotated]
+        return {"model": torch.nn.Linear(3, 3), "loader": resumable(data, seed=1)}
+
+    then, now = state(12), state(10)
+    next(iter(then["loader"]))
+    with Checkpointer(then, str(tmp_path), on_error="raise") as ckpt:
+        ckpt.save(1).wait("durable", WAIT_S)
+    before = now["model"].weight.detach().clone()
+    with Checkpointer(now, str(tmp_path)) as ckpt, pytest.raises(CheckpointError, match="12"):
+        ckpt.restore(lazy=lazy)
+    assert torch.equal(now["model"].weight, before)
 
 
 def test_evaluation_needs_no_optimizer(saved: tuple[Work, Path]) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from deepvm.checkpoint.layout import DTYPES, Layout
 from deepvm.checkpoint.staging import Staging
-from deepvm.checkpoint.state import rebuild
+from deepvm.checkpoint.state import names_of_tensors, rebuild
 from deepvm.errors import CheckpointError, Corrupt
 
 RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
@@ -72,6 +72,10 @@ def check(components: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], sk
         raise CheckpointError(f"the checkpoint has no state of {', '.join(missing)}; it has {saved}")
     _check_modules(components, skeleton, tensors)
     _check_optimizers(components, skeleton)
+    for name, component in components.items():
+        found = skeleton.get(name)
+        if hasattr(component, "check_state_dict") and found is not None and not names_of_tensors(found):
+            component.check_state_dict(rebuild(found, tensors))  # a loader can tell without being changed
 
 
 def _check_optimizers(components: Mapping[str, Any], skeleton: Mapping[str, Any]) -> None:
