@@ -191,6 +191,42 @@ def test_the_iterator_that_a_resumed_run_makes_again_leaves_the_generators_alone
         assert "_get_iterator" not in vars(loader)  # nothing is left of the hook
 
 
+def read(loader: Any, ckpt: Checkpointer, step: int, until: int, save_at: int | None, after_epoch: bool) -> list[Any]:
+    """As consume, with a draw between epochs; saved by the loop's body, or when an epoch is over."""
+    seen = []
+    while step < until:
+        for (batch,) in loader:
+            step += 1
+            seen.append((batch.tolist(), torch.rand(()).item()))
+            ckpt.step(step)
+            if step == save_at and not after_epoch:
+                ckpt.save(step).wait("remote", 20)
+            if step == until:
+                break
+        if step == save_at and after_epoch:
+            ckpt.save(step).wait("remote", 20)
+        torch.rand(())
+    return seen
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # what torchdata calls
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("save_at", "after_epoch"), [(2, False), (6, False), (6, True), (7, False)])
+def test_torchdatas_loader_leaves_the_generators_alone(url: str, workers: int, save_at: int, after_epoch: bool) -> None:
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    run, numbers = f"torchdata-{workers}-{save_at}-{after_epoch}", TensorDataset(torch.arange(24.0))
+    loader = torchdata.StatefulDataLoader(numbers, batch_size=4, shuffle=True, num_workers=workers)
+    with Checkpointer({"loader": loader}, url, run=run, policy="100 steps") as ckpt:
+        undisturbed = read(loader, ckpt, 0, 14, save_at, after_epoch)
+    ranked.seed_all(99)
+    loader = torchdata.StatefulDataLoader(numbers, batch_size=4, shuffle=True, num_workers=workers)
+    with Checkpointer({"loader": loader}, url, run=run, policy="100 steps") as ckpt:
+        assert ckpt.restore() == save_at
+        if after_epoch:
+            torch.rand(())  # the draw between epochs came after the save
+        assert read(loader, ckpt, save_at, 14, None, False) == undisturbed[save_at:]
+
+
 def test_a_loader_that_is_used_later_is_not_taken_for_the_one_that_goes_on(url: str) -> None:
     loader, other = Shuffled(0), Shuffled(0)
     state = {"loader": loader, "other": other}
