@@ -145,7 +145,7 @@ def _run(plan: Plan, options: dict[str, Any], tell: Any) -> None:
     on_busy = "skip" if options["every"] == 1 else "wait"
     with Checkpointer(state, options["url"], run=options["run"], policy=policy, on_busy=on_busy) as ckpt:
         before = generators.take()
-        step = ckpt.restore(options["from_step"])
+        step = ckpt.restore(options["from_step"], lazy=options["lazy"])
         if left_out in GENERATORS:
             generators.put({**generators.take(), left_out: before[left_out]})
         tell(restored=step, drift=ckpt.status().drift)
@@ -166,6 +166,7 @@ class Session:
             "from_step": None,
             "every": 1,
             "pace_s": 0.0,
+            "lazy": False,
         }
         self._plan = plan
         self._processes = [

@@ -189,9 +189,11 @@ def test_witnesses_go_with_their_checkpoints_in_every_store(url: str, tmp_path: 
                 ckpt.save(step).wait("durable", 20)
                 wait_until(lambda seen=step - 2: seen == 0 or ckpt.status().last_witness_step == seen, what="a witness")
     with closing(open_store(url)) as memory:
-        for store in (memory, open_store(stores[1])):
-            assert store.steps("kept") == [6, 8]
-            assert store.steps("kept.witness") == [6]  # nobody saw step 9
+        assert memory.steps("kept") == [6, 8]
+        assert memory.steps("kept.witness") in ([6], [4, 6])  # nobody saw step 9; the next one takes 4 away
+    durable = open_store(stores[1])
+    assert durable.steps("kept") == [6, 8]
+    assert durable.steps("kept.witness") == [6]
     resumed = Hiding()
     with Checkpointer(resumed.state, stores[1], run="kept", replay=resumed.step) as ckpt:
         assert ckpt.restore(6, verify="replay") == 6

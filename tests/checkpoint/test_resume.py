@@ -42,12 +42,13 @@ def truth_of(plan: Plan, known: dict[Plan, Story], url: str, directory: Path) ->
 
 
 def kill_and_resume(plan: Plan, truth: Story, url: str, directory: Path, seed: int) -> list[int]:
-    """Killed twice at points of chance, and resumed both times; the steps from which it went on."""
+    """Killed twice at points of chance, and resumed both times, the second time on demand; the steps from which it went
+    on."""
     chance = random.Random(seed)
     run = f"killed-{seed}-{time.monotonic_ns()}"
     resumed_from, reached = [], 0
     for kill in range(3):
-        session = Session(plan, directory, url=url, run=run, pace_s=PACE_S)
+        session = Session(plan, directory, url=url, run=run, pace_s=PACE_S, lazy=kill == 2)
         try:
             if kill == 2:
                 story = session.finish()

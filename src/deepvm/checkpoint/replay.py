@@ -23,6 +23,7 @@ from deepvm.checkpoint.capture import Capture
 from deepvm.checkpoint.determinism import DETERMINISM
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.layout import make_layout
+from deepvm.checkpoint.loading import RESERVED
 from deepvm.errors import CheckpointError, Corrupt, DeepvmError, NotFound, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.header import read_header
@@ -52,6 +53,8 @@ def hashes(components: Mapping[str, Any], capture: Capture) -> Hashes:
         value = json.loads(text)
         if name == DETERMINISM:
             found.update({f"generator {kind}": _hash_value(item) for kind, item in value["generators"].items()})
+        elif name.startswith(RESERVED):
+            continue  # nothing that a step depends on
         elif isinstance(value, dict) and not any(key.startswith("$") for key in value):
             found.update({f"{name}: {key}": _hash_value(item) for key, item in value.items()})
         else:
