@@ -343,3 +343,44 @@ def test_a_told_end_is_an_orderly_end(url: str, run: str, fetch: Fetch) -> None:
     fetcher.process.send_signal(signal.SIGTERM)
     assert fetcher.end()[0] == 0
     assert not fetcher.path.exists()
+
+
+def test_the_optimizer_s_state_stays_where_it_was_fetched_and_the_rest_is_given_back(
+    url: str, run: str, fetch: Fetch
+) -> None:
+    truth = save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    fd = os.open(fetcher.path, os.O_RDONLY)
+    before = os.fstat(fd).st_blocks
+    work = Work(seed=99)
+    with Checkpointer(work.state, url, run=run) as ckpt:
+        assert ckpt.restore() == 1
+        assert work.digest() == truth[1]
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(fetcher.path) in line]
+        assert len(mapped) == 1, "the averages are not in the segment"
+        first, last = (int(end, 16) for end in mapped[0].split()[0].split("-"))
+        averages = [state["exp_avg"] for state in work.optimizer.state.values()]
+        assert any(first <= average.data_ptr() < last for average in averages)
+        assert os.fstat(fd).st_blocks < before * 0.9  # the model's own were copied
+        work.step()
+        assert work.digest() != truth[1]
+    os.close(fd)
+    assert not fetcher.path.exists()
+    assert restore(url, run) == (1, truth[1])
+
+
+def test_a_lazy_restore_takes_what_was_fetched_and_lets_go_of_it_at_the_end(
+    url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth = save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    work = Work(seed=99)
+    with Checkpointer(work.state, url, run=run) as ckpt, caplog.at_level(logging.INFO):
+        assert ckpt.restore(lazy=True) == 1
+        ckpt.finish_restore()
+        assert work.digest() == truth[1]
+    assert f"from fetched://{fetcher.path}" in caplog.text
+    assert fetcher.end()[0] == 0
+    assert not fetcher.path.exists()

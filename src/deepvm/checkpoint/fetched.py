@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from deepvm.checkpoint import ranks
+from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.timeline import Start
 from deepvm.fetch.clock import now_s
 from deepvm.fetch.fetched import FetchedStore, fetched_before
-from deepvm.store.base import Store
+from deepvm.store.base import Manifest, Store
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -39,3 +41,25 @@ def _find(stores: Sequence[Store], run: str) -> FetchedStore | None:
     if world_size > 1 and ranks.any_of(found is not None) and found is None:
         return FetchedStore(None, stores, run)
     return found
+
+
+def memory_for(store: Store, manifest: Manifest) -> Staging:
+    """Where a checkpoint from this store is to come: the segment itself, where it was fetched into one."""
+    if isinstance(store, FetchedStore) and store.holds(manifest):
+        return FetchedMemory(store, manifest.size_bytes)
+    return Staging(manifest.size_bytes, warm=False)
+
+
+class FetchedMemory(Staging):
+    """The memory of a segment. Tensors that a component keeps stay in it: they are copied no more."""
+
+    def __init__(self, store: FetchedStore, size_bytes: int) -> None:
+        self._keeps_pages = store.alone
+        super().__init__(size_bytes, warm=False, over=store.mapped())
+
+    def _release(self, start: int, length: int) -> None:
+        if self._keeps_pages:  # those of a file go when they are cut out of it, and not when one mapping forgets them
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(length), _MADV_REMOVE)
+
+
+_MADV_REMOVE = 9

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.arrival import Arrival, Part
+from deepvm.checkpoint.fetched import memory_for
 from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import check, load, tensors_in
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.store.base import Store, chunk_count
@@ -132,7 +132,7 @@ class _Fetched:
         self._store, self._deadline_s, self._lazy = store, deadline_s, lazy
         self.on_demand: OnDemand | None = None
         self.manifest = store.manifest(run, step)
-        self._memory = Staging(self.manifest.size_bytes, warm=False)
+        self._memory = memory_for(store, self.manifest)
         self._fetch(range(1))
         header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))

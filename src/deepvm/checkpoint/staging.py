@@ -34,14 +34,16 @@ def view_of(address: int, length: int) -> memoryview:
 
 
 class Staging:
-    """Memory as large as a checkpoint; warm, unless it is not to be touched before it is used."""
+    """Memory as large as a checkpoint; warm, unless it is not to be touched before it is used. ``over`` is memory that
+    is there already."""
 
-    def __init__(self, size_bytes: int, *, warm: bool = True) -> None:
+    def __init__(self, size_bytes: int, *, warm: bool = True, over: memoryview | None = None) -> None:
         self.size_bytes = size_bytes
         self.mapped_bytes = _pages_up(max(1, size_bytes))
-        self._map = mmap.mmap(-1, self.mapped_bytes)
-        with suppress(OSError, AttributeError, ValueError):
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map: mmap.mmap | memoryview = mmap.mmap(-1, self.mapped_bytes) if over is None else over
+        if isinstance(self._map, mmap.mmap):
+            with suppress(OSError, AttributeError, ValueError):
+                self._map.madvise(mmap.MADV_HUGEPAGE)
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if warm:
@@ -70,9 +72,13 @@ class Staging:
         for start, length in [*sorted(kept), (self.address + self.mapped_bytes, 0)]:
             first, last = _pages_up(at - self.address), (start - self.address) // mmap.PAGESIZE * mmap.PAGESIZE
             if last > first:
-                with suppress(OSError, AttributeError, ValueError):
-                    self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+                self._release(first, last - first)
             at = max(at, start + length)
+
+    def _release(self, start: int, length: int) -> None:
+        if isinstance(self._map, mmap.mmap):
+            with suppress(OSError, AttributeError, ValueError):
+                self._map.madvise(mmap.MADV_DONTNEED, start, length)
 
 
 def _pages_up(size_bytes: int) -> int:

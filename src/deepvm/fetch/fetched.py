@@ -112,6 +112,15 @@ class FetchedStore:
                 log.warning("%s", error)
         self._read_behind(manifest, chunk, into)
 
+    def holds(self, manifest: Manifest) -> bool:
+        """Whether a checkpoint is, or will be, in the segment of this machine."""
+        return self._holds(manifest) is not None
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is the only one that takes it, so that its pages may become its own."""
+        return self._segment is not None and self._segment.alone
+
     def mapped(self) -> memoryview:
         """All bytes of the fetched checkpoint, to be used in place. ``read_chunk`` into a part of it copies nothing."""
         if self._segment is None:
