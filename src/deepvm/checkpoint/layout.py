@@ -1,6 +1,6 @@
 """Where every byte of a checkpoint is: a safetensors file, planned before any byte moves.
 
-    u64 header length · header (JSON, padded with spaces) · tensors, without gaps, wide types first
+    u64 header length · header (JSON, padded with spaces) · tensors, without gaps, odd sizes last
 
 Tensors begin at a multiple of 4 KiB. The header has room to grow, so that a save with a longer skeleton keeps every
 tensor where it was, and chunks that did not change are chunks that did not move.
@@ -21,6 +21,7 @@ import xxhash
 from deepvm.errors import CheckpointError, Corrupt
 
 PAGE_BYTES = 4096
+ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
 MOST_HEADER_BYTES = 100_000_000  # what safetensors' own reader accepts
 _METADATA = "__metadata__"
 
@@ -155,10 +156,13 @@ def _with_metadata(rows: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def make_layout(specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes: int) -> Layout:
-    """Lay out tensors in the order given, but wide types first, so that each is aligned to its type."""
+    """Lay out tensors in the order given, but those of odd sizes (counters, mostly) last, and among them wide types
+    first: so all others are aligned as torch's own memory is, and can be used where they lie."""
     widths = [DTYPES[dtype].itemsize for _, dtype, _ in specs]
-    order = sorted(range(len(specs)), key=lambda i: -widths[i])  # stable
     sizes = [widths[i] * _elements(specs[i][2]) for i in range(len(specs))]
+    order = sorted(
+        range(len(specs)), key=lambda i: -widths[i] if sizes[i] % ALIGNED_BYTES else -ALIGNED_BYTES
+    )  # stable
 
     def placed(data_start: int) -> tuple[Entry, ...]:
         found, at = [], data_start

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.layout import DTYPES, Layout
+from deepvm.checkpoint.layout import ALIGNED_BYTES, DTYPES, Layout
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors, rebuild
 from deepvm.errors import CheckpointError, Corrupt
 
 RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
-_ALIGNED = 64  # bytes; torch's own memory is, and the last bits of a matrix product may depend on it
 
 
 def tensors_in(memory: Staging, layout: Layout) -> dict[str, torch.Tensor]:
@@ -55,7 +54,7 @@ class Adopted(dict[str, torch.Tensor]):
 
     def __missing__(self, name: str) -> torch.Tensor:
         tensor = self.borrowed[name]
-        self[name] = tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
+        self[name] = tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
         return self[name]
 
     def release_others(self, memory: Staging) -> None:
