@@ -43,7 +43,7 @@ def _getenv(name: str) -> str | None:
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_char_p
     value = getenv(name.encode())
-    return None if value is None else value.decode()
+    return None if value is None else os.fsdecode(value)
 
 
 def talk() -> None:

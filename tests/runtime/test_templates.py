@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ PATIENCE_S = 30.0
 @pytest.fixture(scope="module")
 def template() -> Iterator[Template]:
     env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    with Template(preload=["torch", "numpy"], env=env, first_path=HERE) as made:
+    with Template(preload=["torch", "numpy.random"], env=env, first_path=HERE) as made:
         yield made.ready()
 
 
@@ -94,6 +95,22 @@ def test_the_environment_is_the_workers_own(template: Template, tmp_path: Path) 
     assert told["c_env"] == wanted
     again = described(template, tmp_path / "again", *names)
     assert again["env"]["DEEPVM_NEW"] is None
+
+
+def test_a_large_environment_with_bytes_that_are_no_text_arrives(template: Template, tmp_path: Path) -> None:
+    large = {f"DEEPVM_LARGE_{n}": str(n) * 100_000 for n in range(4)}
+    odd = os.fsdecode(b"caf\xe9")
+    told = described(
+        template, tmp_path / "told", *large, "DEEPVM_ODD", env={**template.env, **large, "DEEPVM_ODD": odd}
+    )
+    assert told["env"] == {**large, "DEEPVM_ODD": odd}
+
+
+def test_several_threads_may_ask_for_workers_at_once(tmp_path: Path) -> None:
+    with Template(preload=[], first_path=HERE) as template, ThreadPoolExecutor(8) as pool:
+        workers = list(pool.map(lambda _: template.start(template_jobs.leave, ["exit"]), range(24)))
+        assert [worker.wait(timeout_s=PATIENCE_S) for worker in workers] == [3] * 24
+        assert len({worker.pid for worker in workers}) == 24
 
 
 def test_a_number_of_threads_given_after_the_template_started_is_obeyed(template: Template, tmp_path: Path) -> None:
