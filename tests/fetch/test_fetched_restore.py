@@ -384,3 +384,19 @@ def test_a_lazy_restore_takes_what_was_fetched_and_lets_go_of_it_at_the_end(
     assert f"from fetched://{fetcher.path}" in caplog.text
     assert fetcher.end()[0] == 0
     assert not fetcher.path.exists()
+
+
+def test_another_job_of_the_same_run_s_name_leaves_the_segment_alone(
+    node_of: NodeOf, url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth = save(url, run, 1)
+    fetcher = fetch(url)
+    fetcher.told()
+    other = f"memory://{node_of().address}"
+    others = save(other, run, 1, seed=5)
+    assert restore(other, run) == (1, others[1])
+    assert fetcher.path.exists()
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        assert restore(url, run) == (1, truth[1])
+    assert "from fetched:" in caplog.text

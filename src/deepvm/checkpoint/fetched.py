@@ -26,7 +26,7 @@ def fetched_first(stores: Sequence[Store], run: str, start: Start) -> Iterator[S
         return
     try:
         yield (found, *stores)
-        if found.times is not None:
+        if found.used and found.times is not None:
             start.fetched(found.times.started_s, found.times.whole_s or now_s())
             log.info("%s", found)
         found.done()

@@ -43,6 +43,11 @@ class FetchedStore:
         return said + (f"; it passed over {'; '.join(passed_over)}" if passed_over else "")
 
     @property
+    def used(self) -> bool:
+        """Whether anything was taken from the segment."""
+        return bool(self._taken)
+
+    @property
     def times(self) -> Times | None:
         """Those of the process that fetched."""
         return None if self._segment is None else self._segment.times
@@ -77,7 +82,7 @@ class FetchedStore:
                 continue
             except StoreError:
                 answered = True
-        if not answered and found.about.store in [store.url for store in self._behind]:
+        if not answered and found.about.store in self._urls_behind():
             return True  # no store answers: what came from one of them is all there is
         why = "no store has such a checkpoint any more" if answered else f"it comes from {found.about.store}"
         log.warning("step %d in %s is not used: %s", manifest.step, found.path, why)
@@ -134,9 +139,11 @@ class FetchedStore:
         raise StoreError(f"{self.url} is for reading: step {step} of {run} goes when every rank has restored it")
 
     def done(self) -> None:
-        """This rank has what it wanted; the last of this machine removes the segment."""
-        if self._segment is not None:
-            self._segment.done()
+        """This rank has what it wanted; the last of this machine removes the segment. One that comes from other stores
+        is of another job that gave its run the same name, and is left alone."""
+        found = self._segment
+        if found is not None and (self._confirmed or found.about.store in self._urls_behind()):
+            found.done()
 
     def close(self) -> None:
         found, self._segment = self._segment, None
@@ -144,6 +151,9 @@ class FetchedStore:
             found.close()
 
     # --- behind it ----------------------------------------------------------------------------------------------
+
+    def _urls_behind(self) -> list[str]:
+        return [store.url for store in self._behind]
 
     def _holds(self, manifest: Manifest) -> Segment | None:
         found = self._segment
