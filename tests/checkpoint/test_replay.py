@@ -288,6 +288,9 @@ def test_the_command_line_proves_and_disproves_offline(tmp_path: Path) -> None:
     assert good.exit_code == 0, good.output
     (document,) = json.loads(good.stdout)["checkpoints"]
     assert (document["run"], document["step"], document["replayed"]) == ("offline", 2, True)
+    both = CliRunner().invoke(app, ["checkpoint", "verify", store, "--all", "--json"])  # witnesses are checkpoints, too
+    assert [row["run"] for row in json.loads(both.stdout)["checkpoints"]] == ["offline", "offline.witness"]
+    assert json.loads(both.stdout)["good"]
     shown = verify("good.py:build")
     assert "replayed and identical" in shown.stdout
     bad = verify("bad.py:build")

@@ -48,7 +48,10 @@ def put(saved: Saved) -> list[str]:
         random.setstate((_PYTHON_VERSION, _PYTHON.unpack(python["words"]), python["gauss"]))
     else:
         problems.append(f"Python's generator is of version {python['version']}, here it is {_PYTHON_VERSION}")
-    torch.set_rng_state(_tensor_of(saved["torch"]))
+    try:
+        torch.set_rng_state(_tensor_of(saved["torch"]))
+    except (RuntimeError, TypeError) as error:  # another version of torch may keep another state
+        problems.append(f"torch's generator cannot be set: {error}")
     if "numpy" in saved:
         problems += _put_numpy(saved["numpy"])
     if "cuda" in saved:
@@ -90,8 +93,11 @@ def _put_numpy(saved: Mapping[str, Any]) -> list[str]:
 
 def _put_cuda(saved: list[bytes]) -> list[str]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device, state in enumerate(saved[:count]):
-        torch.cuda.set_rng_state(_tensor_of(state), device)
+    try:
+        for device, state in enumerate(saved[:count]):
+            torch.cuda.set_rng_state(_tensor_of(state), device)
+    except (RuntimeError, TypeError) as error:
+        return [f"CUDA's generators cannot be set: {error}"]
     if count == len(saved):
         return []
     return [f"generators of {len(saved)} GPUs were saved, here are {count} GPUs"]
