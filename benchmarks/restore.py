@@ -15,7 +15,7 @@ Samples = Mapping[str, Sequence[float]]
 
 
 def run(options: Options) -> Result:
-    from benchmarks import restore_flows, restore_here
+    from benchmarks import restore_flows, restore_here, restore_overlap, restore_processes, restore_templates
 
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     notes = [
@@ -26,11 +26,25 @@ def run(options: Options) -> Result:
     ]
     with scratch_folder() as scratch:
         here, size_bytes = restore_here.measure(scratch, rounds, SEED)
-    found = [*_here(here, size_bytes)]
+        first_loss = restore_processes.measure(restore_here.files_in(scratch), rounds, SEED)
+    entries = restore_templates.measure(rounds)
+    overlap = restore_overlap.measure(rounds)
+    found = [
+        *_here(here, size_bytes),
+        *_compared("worker entry from a template, over a fresh interpreter with import torch", entries,
+                   restore_templates.FORKED, restore_templates.FRESH, 0.02),
+        *_compared("warm file to first loss from a template, over torch.load in a fresh process", first_loss,
+                   restore_processes.FORKED, restore_processes.FRESH, 0.30),
+    ]  # fmt: skip
+    for network in sorted({name.partition(",")[0] for name in overlap}, reverse=True):
+        totals = {name: values for name, values in overlap.items() if name.startswith(network)}
+        what = f"process start to next finished step, overlapped fetch over one stage after another ({network})"
+        found += _compared(what, totals, f"{network}, overlapped", f"{network}, one after another", 0.65)
     try:
         with scratch_folder() as scratch:
             limited = restore_flows.measure(scratch, max(3, rounds // 3))
-        found += _limited(limited)
+        found += _compared("limited connections: four, lazy, over one, eager, to the first loss", limited,
+                           "4 connections, lazy", "1 connection, eager", 0.28)  # fmt: skip
     except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
         limited = {}
         notes.append(f"Limited connections are skipped: namespaces and tc need root ({error}).")
@@ -40,7 +54,7 @@ def run(options: Options) -> Result:
         seed=SEED,
         measurements=found,
         notes=notes,
-        samples={"here": here, "limited": limited},
+        samples={"here": here, "entries": entries, "first loss": first_loss, "overlap": overlap, "limited": limited},
     )
 
 
@@ -68,11 +82,9 @@ def _here(times: Samples, size_bytes: int) -> list[Measurement]:
     ]  # fmt: skip
 
 
-def _limited(times: Samples) -> list[Measurement]:
-    eager, lazy = times["1 connection, eager"], times["4 connections, lazy"]
-    ratios = [a / b for a, b in zip(lazy, eager, strict=True)]
-    what = "limited connections: four, lazy, over one, eager, to the first loss"
+def _compared(what: str, times: Samples, mine: str, theirs: str, below: float) -> list[Measurement]:
+    ratios = [a / b for a, b in zip(times[mine], times[theirs], strict=True)]
     return [
-        measurement(what, ratios, unit="times", below=0.28),
-        *(measurement(f"limited: {name}", values) for name, values in times.items()),
+        measurement(what, ratios, unit="times", below=below),
+        *(measurement(name, values) for name, values in times.items()),
     ]

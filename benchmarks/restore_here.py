@@ -53,7 +53,7 @@ class Fresh:
 
 
 def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
-    """Seconds (or states, where a name says so) of every round, and the bytes of the state."""
+    """Seconds (or bytes, where a name says so) of every round, and the bytes of the state. Leaves its files there."""
     saved = workloads.build("gpt2")
     places = _save(saved, scratch)
     node = MemoryNode(scratch, capacity_bytes(saved.size_bytes))
@@ -98,8 +98,12 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
     return found, saved.size_bytes
 
 
+def files_in(scratch: Path) -> dict[str, Path]:
+    return {name: scratch / name for name in ("torch", "safetensors", "deepvm")}
+
+
 def _save(saved: workloads.State, scratch: Path) -> dict[str, Path]:
-    places = {name: scratch / name for name in ("torch", "safetensors", "deepvm")}
+    places = files_in(scratch)
     torch.save(saved.state_dict(), places["torch"])
     save_file({name: tensor.contiguous() for name, tensor in saved.tensors().items()}, places["safetensors"])
     with deepvm.Checkpointer(

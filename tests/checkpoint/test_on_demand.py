@@ -39,6 +39,9 @@ class Gated(FileStore):
             self.held = held
             self._changed.notify_all()
 
+    def map(self, manifest: Manifest) -> None:
+        """As on a network's disk: its bytes have to be read."""
+
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         with self._changed:
             self.asked.append(chunk)

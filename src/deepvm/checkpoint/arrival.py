@@ -6,18 +6,24 @@ Otherwise the chunk comes into a buffer that stays warm, and each tensor's part 
 
 from __future__ import annotations
 
+import ctypes
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
-from deepvm.checkpoint.staging import copy_bytes, view_of
+from deepvm.checkpoint.staging import Staging, copy_bytes, view_of
 from deepvm.errors import CheckpointError, StoreUnavailable
+from deepvm.fetch.fetched import FetchedStore
 from deepvm.store.base import Manifest, Store
+from deepvm.store.chunks import check_length, verify_chunk
 from deepvm.store.memory import MemoryStore
 
-READERS = 4  # of stores that are not memory nodes
+READERS = 16  # of object storage, and of network disks: many large reads at once
+PATIENT_NICENESS = 10  # for what nobody needs yet: the first step keeps its cores
 JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
 _GIVEN_UP = "it was given up"
 
@@ -25,16 +31,40 @@ Part: TypeAlias = tuple[int, int, int]  # offset in the file, length, address in
 Place: TypeAlias = Callable[[int], Sequence[Part]]
 
 
-def readers_for(store: Store) -> int:
-    return len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
+class InPlace:
+    """A checkpoint whose bytes are in memory already, mapped from a file: to read a chunk where it is, is to verify it.
+    Elsewhere it is read as from any store."""
+
+    def __init__(self, store: Store, memory: Staging) -> None:
+        self.url, self._store, self._memory = store.url, store, memory
+
+    def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
+        offset = check_length(manifest, chunk, into)
+        if _address(into) == self._memory.address + offset:
+            verify_chunk(manifest, chunk, into, f"{self.url}/{manifest.run}")
+        else:
+            self._store.read_chunk(manifest, chunk, into)
+
+
+def readers_for(store: Store | InPlace) -> int:
+    if isinstance(store, MemoryStore):
+        return len(store.nodes) * store.connections
+    return (os.cpu_count() or 1) if isinstance(store, InPlace | FetchedStore) else READERS
 
 
 class Arrival:
     """Fetches chunks in ``order``; those that somebody waits for come before the others. ``place`` tells where the
-    bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned."""
+    bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned. After the ``hurried``
+    first ones the rest is fetched at lower priority."""
 
     def __init__(
-        self, store: Store, manifest: Manifest, place: Place, order: Iterable[int], *, readers: int = 0
+        self,
+        store: Store | InPlace,
+        manifest: Manifest,
+        place: Place,
+        order: Iterable[int],
+        *,
+        hurried: int | None = None,
     ) -> None:
         self._store, self._manifest, self._place = store, manifest, place
         self._waiting = deque(order)
@@ -42,11 +72,12 @@ class Arrival:
         self._taken = bytearray(len(manifest.digests))
         self._there = bytearray(len(manifest.digests))
         self._left = len(self._waiting)
+        self._patient_below = 0 if hurried is None else self._left - hurried  # of chunks that are left
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self.bytes = 0
         self.ended_s: float | None = None if self._left else time.perf_counter()
-        count = min(readers or readers_for(store), max(1, self._left))
+        count = min(readers_for(store), max(1, self._left))
         self._threads = [
             threading.Thread(target=self._read, name=f"deepvm-read-{i}", daemon=True) for i in range(count)
         ]
@@ -106,7 +137,12 @@ class Arrival:
 
     def _read(self) -> None:
         buffer: memoryview | None = None
+        patient = False
         while (chunk := self._next()) is not None:
+            if not patient and self._left <= self._patient_below:
+                patient = True
+                with suppress(OSError):
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT_NICENESS)
             try:
                 parts = self._place(chunk)
                 offset, length = self._manifest.span(chunk)
@@ -131,9 +167,11 @@ class Arrival:
                 self._changed.notify_all()
 
 
-def _scatter(buffer: memoryview, offset: int, parts: Sequence[Part]) -> None:
-    import ctypes
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-    source = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+def _scatter(buffer: memoryview, offset: int, parts: Sequence[Part]) -> None:
+    source = _address(buffer)
     for start, length, address in parts:
         copy_bytes(address, source + start - offset, length)

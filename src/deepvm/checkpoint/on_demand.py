@@ -17,7 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint import awaited
-from deepvm.checkpoint.arrival import Arrival, Part
+from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.layout import Layout, dtype_name
 from deepvm.checkpoint.loading import Adopted, load_component
 from deepvm.checkpoint.pieces import HEADER, Pieces
@@ -37,7 +37,7 @@ _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 class Source:
     """Where the bytes come from, and what they are."""
 
-    store: Store
+    store: Store | InPlace
     manifest: Manifest
     layout: Layout
     memory: Staging  # for all that does not go straight into a parameter; not touched before bytes come
@@ -65,7 +65,8 @@ class OnDemand:
             if entry in self._homes:  # tied to something that is no parameter of a module
                 self._homes[entry].append(source.memory.address + source.layout.entries[entry].start)
         order = self._order(now, late)
-        self._arrival = Arrival(source.store, source.manifest, self._place, order)
+        hurried = len(self._pieces.chunks_of([*now, *self._homes]))
+        self._arrival = Arrival(source.store, source.manifest, self._place, order, hurried=hurried)
         try:
             self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
             self._load_now()

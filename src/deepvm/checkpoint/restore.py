@@ -11,15 +11,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.arrival import Arrival, Part
+from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.fetched import memory_for
 from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import check, load, tensors_in
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.store.base import Store, chunk_count
+from deepvm.store.files import FileStore
 from deepvm.store.header import header_bytes
 
 log = logging.getLogger("deepvm.checkpoint")
@@ -129,10 +131,16 @@ class _Fetched:
     def __init__(
         self, store: Store, run: str, step: int, components: Mapping[str, Any], deadline_s: float, lazy: bool
     ) -> None:
-        self._store, self._deadline_s, self._lazy = store, deadline_s, lazy
+        self._deadline_s, self._lazy = deadline_s, lazy
+        self._store: Store | InPlace = store
         self.on_demand: OnDemand | None = None
         self.manifest = store.manifest(run, step)
-        self._memory = memory_for(store, self.manifest)
+        mapped = store.map(self.manifest) if isinstance(store, FileStore) else None
+        if mapped is None:
+            self._memory = memory_for(store, self.manifest)
+        else:
+            self._memory = Staging(self.manifest.size_bytes, warm=False, over=memoryview(mapped))
+            self._store = InPlace(store, self._memory)
         self._fetch(range(1))
         header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ from deepvm.store.chunks import (
     verify_chunk,
     whole_steps,
 )
+from deepvm.store.mapping import is_local, map_file
 from deepvm.units import format_bytes
 
 LOCK_S = 30.0  # a publication holds the run's lock for two renames; a dead holder's lock is gone at once
@@ -94,6 +96,12 @@ class FileStore:
             finally:
                 os.close(fd)
         verify_chunk(manifest, chunk, buffer, str(path))
+
+    def map(self, manifest: Manifest) -> mmap.mmap | None:
+        """All bytes of a checkpoint as memory, nothing of it verified; None where mapping is slower than reading."""
+        path = self._directory(manifest.run) / (stem(manifest.step) + DATA)
+        with explained(path):
+            return map_file(path, manifest.size_bytes) if is_local(path) else None
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> FileWriter:
         tally = Tally(run, step, size_bytes, chunk_bytes)
