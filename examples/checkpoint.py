@@ -26,6 +26,7 @@ import deepvm
 STEPS = 60
 BATCHES = 12  # in an epoch
 KILLED_AFTER = 25
+RUN = "example"
 
 
 def train(store: str, pause_s: float) -> None:
@@ -36,7 +37,7 @@ def train(store: str, pause_s: float) -> None:
     loader = deepvm.resumable(plain)  # (1)
 
     state = {"model": model, "optimizer": optimizer, "loader": loader}
-    ckpt = deepvm.Checkpointer(state, store, policy="every 5 steps")  # (2)
+    ckpt = deepvm.Checkpointer(state, store, run=RUN, policy="every 5 steps")  # (2)
     step = first = ckpt.restore() or 0  # (3)
     print(f"begins at step {step}, {loader.consumed} samples into epoch {loader.epoch}", flush=True)
     while step < STEPS:
@@ -89,7 +90,9 @@ def main() -> None:
                     print(f"  {line.strip()}")
             trainer.wait(10)
             print("started again, and deepvm-fetch beside it:")
-            fetcher = subprocess.Popen([sys.executable, "-m", "deepvm.fetch", store], stderr=subprocess.DEVNULL)
+            fetcher = subprocess.Popen(
+                [sys.executable, "-m", "deepvm.fetch", "--run", RUN, store], stderr=subprocess.DEVNULL
+            )
             try:
                 again = subprocess.run(
                     [sys.executable, __file__, "--store", store],
