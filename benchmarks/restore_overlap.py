@@ -83,9 +83,12 @@ def _resume(url: str, prefix: Sequence[str], *, fetch: bool) -> dict[str, float]
     fetcher = None
     if fetch:
         fetcher = _start([*prefix, sys.executable, "-m", "deepvm.fetch", "--run", RUN, url])
-    told = json.loads(_finish(_start([*prefix, sys.executable, __file__, "resume", url])))
-    if fetcher is not None:
-        _finish(fetcher)
+    try:
+        told = json.loads(_finish(_start([*prefix, sys.executable, __file__, "resume", url])))
+    finally:
+        if fetcher is not None:
+            fetcher.terminate()  # it has ended, unless the trainer failed
+            fetcher.communicate(timeout=DEADLINE_S)
     stages = {stage["name"]: stage["ended_s"] - stage["began_s"] for stage in told["timeline"]["stages"]}
     assert ("fetch" in stages) == fetch, told
     return {"": told["finished_s"] - began_s, **stages}
