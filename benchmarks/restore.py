@@ -28,7 +28,7 @@ def run(options: Options) -> Result:
         here, size_bytes = restore_here.measure(scratch, rounds, SEED)
         first_loss = restore_processes.measure(restore_here.files_in(scratch), rounds, SEED)
     entries = restore_templates.measure(rounds)
-    overlap = restore_overlap.measure(rounds)
+    overlap = restore_overlap.measure(max(3, rounds // 2))  # each takes half a minute
     found = [
         *_here(here, size_bytes),
         *_compared("worker entry from a template, over a fresh interpreter with import torch", entries,
