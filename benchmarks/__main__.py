@@ -19,7 +19,19 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import Measurement, Options, Result, Table, checkpoint, flows, planner, restore, training, transfer
+from benchmarks import (
+    Measurement,
+    Options,
+    Result,
+    Table,
+    checkpoint,
+    flows,
+    planner,
+    restore,
+    sharing,
+    training,
+    transfer,
+)
 
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS: dict[str, Callable[[Options], Result]] = {
@@ -29,6 +41,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "flows": flows.run,
     "restore": restore.run,
     "transfer": transfer.run,
+    "sharing": sharing.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 

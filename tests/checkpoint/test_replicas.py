@@ -232,6 +232,7 @@ def test_half_a_commit_is_never_restored_and_pushes_out_no_whole_one() -> None:
         assert steps_at(started[0]) == [1, 2]
         assert restored(url) == (1, truth)
         with Checkpointer(work.state, url + "?pace=1000000&connections=1") as second:
+            work.step()  # or nothing would have to be sent, and the save be over at once
             second.save(3)  # slowly
             wait_until(lambda: steps_at(started[0]) == [1], 20, "tidying")
             assert restored(url) == (1, truth)  # while it is under way

@@ -99,6 +99,25 @@ class Client(NodeClient):
         body = struct.pack(f"<{len(kept)}I", *kept) + struct.pack(f"<{len(kept)}Q", *kept.values())
         self.ask(Kind.KEEP, {"step": step, "from_step": from_step}, body)
 
+    def offer(self, step: int, offered: dict[int, int]) -> list[int]:
+        body = struct.pack(f"<{len(offered)}I", *offered) + struct.pack(f"<{len(offered)}Q", *offered.values())
+        return self._chunks(self.ask(Kind.OFFER, {"step": step}, body)[2])
+
+    def link(self, step: int, chunks: dict[int, bytes], *, digests: dict[int, int] | None = None) -> list[int]:
+        """Claim to have these chunks; with the digests of others, where they are given."""
+        found = {chunk: digest_of(data) for chunk, data in chunks.items()} | (digests or {})
+        key = wire.content_key(self.node_nonce, self.client_nonce)
+        proofs = [wire.content_proof(key, [memoryview(data)]) for data in chunks.values()]
+        return self.link_with(step, found, proofs)
+
+    def link_with(self, step: int, digests: dict[int, int], proofs: list[bytes]) -> list[int]:
+        numbers = struct.pack(f"<{len(digests)}I", *digests) + struct.pack(f"<{len(digests)}Q", *digests.values())
+        return self._chunks(self.ask(Kind.LINK, {"step": step}, numbers + b"".join(proofs))[2])
+
+    @staticmethod
+    def _chunks(answer: bytes) -> list[int]:
+        return list(struct.unpack(f"<{len(answer) // 4}I", answer))
+
     def publish(self, manifest: Manifest, **meta: Any) -> None:
         self.ask(Kind.PUBLISH, {"step": manifest.step, **meta}, manifest.to_bytes())
 
@@ -106,6 +125,18 @@ class Client(NodeClient):
         self.begin(step, len(data))
         self.save_chunks(step, data)
         self.publish(manifest_of(data, self.run, step))
+
+    def save_what_is_new(self, step: int, data: bytes, **begin: Any) -> list[int]:
+        """As a trainer does that has something in common with others; the chunks that were sent."""
+        self.begin(step, len(data), **begin)
+        chunks = dict(enumerate(chunks_of(data)))
+        candidates = self.offer(step, {chunk: digest_of(part) for chunk, part in chunks.items()})
+        linked = self.link(step, {chunk: chunks[chunk] for chunk in candidates})
+        new = [chunk for chunk in chunks if chunk not in linked]
+        for chunk in new:
+            self.put(step, chunk, chunks[chunk])
+        self.publish(manifest_of(data, self.run, step))
+        return new
 
     def save_chunks(self, step: int, data: bytes) -> None:
         for number, chunk in enumerate(chunks_of(data)):

@@ -76,6 +76,21 @@ class Control:
                 if connection.broken:
                     self._drop(node)
 
+    def newest(self) -> Manifest | None:
+        """The run's newest checkpoint, as the first node tells it that is connected and shares the chunks as now."""
+        for node, connection in list(self._connections.items()):
+            try:
+                steps = [int(row["step"]) for row in connection.call(Kind.STEPS)[0]["steps"]]
+                if not steps:
+                    return None
+                manifest = Manifest.from_bytes(bytes(connection.call(Kind.MANIFEST, {"step": max(steps)})[1]))
+                shared_as_now = (manifest.nodes, manifest.replicas) == (self._store.nodes, self._store.replicas)
+                return manifest if shared_as_now else None
+            except (StoreError, KeyError, TypeError, ValueError):  # or no memory node at all
+                if connection.broken:
+                    self._drop(node)
+        return None
+
     def close(self) -> None:
         for node in list(self._connections):
             self._drop(node)
@@ -92,7 +107,9 @@ class Control:
 
     # --- ranks meet ---------------------------------------------------------------------------------------------
 
-    def exchange(self, step: int, attempt: int, size_bytes: int, layout: str, extra: str, ends: float) -> Sequence[str]:
+    def exchange(
+        self, step: int, attempt: int, size_bytes: int, layout: str, extra: str, ends: float, *, lean: bool = False
+    ) -> Sequence[str]:
         """Bring every rank's own state to rank 0: to every node that may be lost on the way, from the first that has
         all of them."""
         if self._world_size == 1:
@@ -102,7 +119,7 @@ class Control:
         def tell(connection: Connection) -> None:
             begin(
                 connection, step, size_bytes, connection.block_bytes, layout=layout, rank=self._rank,
-                world_size=self._world_size, attempt=attempt, share=self._store.share_of(connection.address),
+                world_size=self._world_size, attempt=attempt, share=self._store.share_of(connection.address), lean=lean,
             )  # fmt: skip
             connection.call(Kind.EXTRA, {"step": step, "rank": self._rank}, document)
 

@@ -20,7 +20,7 @@ class SaveHandle:
         self.step, self.attempt = step, attempt
         self.stall_s = 0.0  # how long the trainer waited for it
         self.bytes_sent = 0
-        self.bytes_kept = 0  # unchanged since the save before, and not sent again
+        self.bytes_kept = 0  # at the nodes already, of an earlier save or of another run, and not sent again
         self.reason: str | None = None
         self.state: State = "taken"
         self._changed = threading.Condition()

@@ -1,9 +1,9 @@
 """Where every byte of a checkpoint is: a safetensors file, planned before any byte moves.
 
-    u64 header length · header (JSON, padded with spaces) · tensors, without gaps, odd sizes last
+    u64 header length · header (JSON, padded with spaces) · tensors, without gaps: frozen ones first, odd sizes last
 
-Tensors begin at a multiple of 4 KiB. The header has room to grow, so that a save with a longer skeleton keeps every
-tensor where it was, and chunks that did not change are chunks that did not move.
+The header is of one of few sizes and has room to grow, so that neither a save with a longer skeleton nor another run
+from the same base model moves a tensor: chunks that did not change are chunks that did not move.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from deepvm.errors import CheckpointError, Corrupt
 
 PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
+LARGE_STATE_BYTES, LARGE_HEADER_BYTES = 256 * 2**20, 2**20  # 0.4 % at most, for which most headers are of one size
+HEADER_STEP_BYTES = 4 * 2**20
 MOST_HEADER_BYTES = 100_000_000  # what safetensors' own reader accepts
 _METADATA = "__metadata__"
 
@@ -155,14 +157,20 @@ def _with_metadata(rows: bytes, metadata: Mapping[str, str]) -> bytes:
     return b'{"' + _METADATA.encode() + b'":' + described + comma + rows[1:]
 
 
-def make_layout(specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes: int) -> Layout:
-    """Lay out tensors in the order given, but those of odd sizes (counters, mostly) last, and among them wide types
-    first: so all others are aligned as torch's own memory is, and can be used where they lie."""
+def make_layout(
+    specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes: int, stability: Sequence[int] = ()
+) -> Layout:
+    """Lay out tensors in the order given, but first those that change least (of the lowest ``stability``): runs from
+    one base model then have its bytes at the same places. Sizes that are no multiple of 64 come last, wide types first,
+    so that all others are aligned as torch's own memory is, and can be used where they lie."""
     widths = [DTYPES[dtype].itemsize for _, dtype, _ in specs]
     sizes = [widths[i] * _elements(specs[i][2]) for i in range(len(specs))]
-    order = sorted(
-        range(len(specs)), key=lambda i: -widths[i] if sizes[i] % ALIGNED_BYTES else -ALIGNED_BYTES
-    )  # stable
+
+    def place(i: int) -> tuple[bool, int, int]:
+        odd = sizes[i] % ALIGNED_BYTES != 0
+        return odd, -widths[i] if odd else 0, stability[i] if stability else 0
+
+    order = sorted(range(len(specs)), key=place)  # stable
 
     def placed(data_start: int) -> tuple[Entry, ...]:
         found, at = [], data_start
@@ -173,10 +181,17 @@ def make_layout(specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes:
         return tuple(found)
 
     text = len(_with_metadata(entries_text(placed(0), 0), metadata)) + slack_bytes
-    header_bytes = -(-(8 + text) // PAGE_BYTES) * PAGE_BYTES
+    header_bytes = _header_bytes(8 + text, sum(sizes))
     if header_bytes > MOST_HEADER_BYTES:
         raise CheckpointError(f"the state's names and plain values need {header_bytes} bytes, the format holds 100 MB")
     return Layout(entries=placed(header_bytes), header_bytes=header_bytes, size_bytes=header_bytes + sum(sizes))
+
+
+def _header_bytes(needed: int, data_bytes: int) -> int:
+    """A power of two that has room, and a larger one where it does not matter: one size for many runs."""
+    least = LARGE_HEADER_BYTES if data_bytes >= LARGE_STATE_BYTES else PAGE_BYTES
+    step = max(least, min(1 << (needed - 1).bit_length(), HEADER_STEP_BYTES))
+    return -(-needed // step) * step
 
 
 def read_header(head: bytes | memoryview) -> tuple[Layout, dict[str, str]]:
@@ -185,7 +200,8 @@ def read_header(head: bytes | memoryview) -> tuple[Layout, dict[str, str]]:
     if not 0 < length <= MOST_HEADER_BYTES or len(head) < 8 + length:
         raise Corrupt(f"a safetensors header of {length} bytes cannot be read")
     try:
-        header = json.loads(bytes(head[8 : 8 + length]))
+        text = bytes(head[8 : 8 + length])
+        header = json.loads(text[: text.rfind(b"}") + 1])  # json takes 3 ms for a MiB of padding, this next to nothing
         metadata = header.pop(_METADATA, {})
         entries = tuple(
             Entry(

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from deepvm.checkpoint.offers import AT_ONCE, can_offer, link_known
 from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import chunk_span
@@ -18,6 +19,7 @@ from deepvm.store.memory import MemoryStore
 from deepvm.store.uploading import begin, pack_kept
 
 SENDER_NICENESS = 10  # training keeps its cores; what is not sent in time is copied instead
+KEPT_AT_ONCE = 256  # a node that has them on disk only reads them back before it answers
 
 
 class Chunks(Protocol):
@@ -62,14 +64,34 @@ class Job:
     waiting: queue.SimpleQueue[int | None]
     senders: int
     attempt: int = 0
+    offering: bool = False  # what the node may have already, whatever its step and run
+    lean: bool = False  # begin though there may be no room for all of it
     finished: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
     bytes_sent: int = 0
     bytes_kept: int = 0
+    bytes_offered: int = 0
+    bytes_linked: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def length(self, chunk: int) -> int:
         return chunk_span(chunk, self.size_bytes, self.chunk_bytes)[1]
+
+    def next(self, most: int) -> list[int]:
+        """The chunks that a sender deals with next: none at the end, and so many at most that others have some, too."""
+        taken: list[int] = []
+        chunk = self.waiting.get()
+        most = min(most, 1 + self.waiting.qsize() // (2 * max(1, self.senders)))
+        while chunk is not None:
+            taken.append(chunk)
+            if len(taken) >= most:
+                return taken
+            try:
+                chunk = self.waiting.get_nowait()
+            except queue.Empty:
+                return taken
+        self.waiting.put(None)  # for whoever asks next
+        return taken
 
 
 class Senders:
@@ -155,24 +177,37 @@ class Senders:
         begin(
             connection, job.step, job.size_bytes, job.chunk_bytes,
             layout=job.layout, rank=self._rank, world_size=self._world_size,
-            attempt=job.attempt, share=self._store.share_of(self.node),
+            attempt=job.attempt, share=self._store.share_of(self.node), lean=job.lean,
         )  # fmt: skip
 
     def _serve(self, connection: Connection, job: Job) -> None:
         kept: list[int] = []
-        sent: list[int] = []
-        while (chunk := job.waiting.get()) is not None and job.failure is None:
-            digest = job.digests[chunk] or job.source.digest(chunk)
-            job.digests[chunk] = digest
-            if job.base is not None and job.base.digests[chunk] == digest:
-                kept.append(chunk)
-            else:
+        most = AT_ONCE if job.offering and can_offer(connection) else 1
+        while (chunks := job.next(most)) and job.failure is None:
+            changed: list[int] = []
+            for chunk in chunks:
+                job.digests[chunk] = digest = job.digests[chunk] or job.source.digest(chunk)
+                same = job.base is not None and job.base.digests[chunk] == digest
+                (kept if same else changed).append(chunk)
+            if changed and most > 1:
+                changed = self._link(connection, job, changed)
+            for chunk in changed:
                 self._put(connection, job, chunk)
-                sent.append(chunk)
-        job.waiting.put(None)  # for the next sender
         connection.finish()
-        if kept and job.failure is None:
-            self._keep(connection, job, kept)
+        for start in range(0, len(kept), KEPT_AT_ONCE):
+            if job.failure is None:
+                self._keep(connection, job, kept[start : start + KEPT_AT_ONCE])
+
+    def _link(self, connection: Connection, job: Job, chunks: list[int]) -> list[int]:
+        """Share what the node has already; the chunks that it has not."""
+        connection.finish()  # answers come in order
+        linked = set(link_known(connection, job.source, job.step, chunks, job.digests))
+        for chunk in linked:
+            job.source.sent(chunk)
+        with job.lock:
+            job.bytes_offered += sum(map(job.length, chunks))
+            job.bytes_linked += sum(map(job.length, linked))
+        return [chunk for chunk in chunks if chunk not in linked]
 
     def _put(self, connection: Connection, job: Job, chunk: int) -> None:
         source, length = job.source, job.length(chunk)

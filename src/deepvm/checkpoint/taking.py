@@ -194,7 +194,7 @@ class Taking:
             pieces, text_bytes = old.pieces, old.text_bytes
         else:  # JSON within JSON: every character takes two at most
             room = (2 * text_bytes + HEADER_SLACK_BYTES) * self._world_size
-            layout = make_layout(specs, {"skeleton": ""}, room)
+            layout = make_layout(specs, {"skeleton": ""}, room, _stability(captured, state))
             self._check_budget(layout)
             pieces = Pieces(layout, self._chunk_bytes())
             self._seen = {}
@@ -235,6 +235,16 @@ class Taking:
 
 def _text_bytes(captured: Captured) -> int:
     return sum(2 * len(name) + len(text) + 8 for name, text in captured.texts.items())
+
+
+def _stability(captured: Captured, state: Mapping[str, Any]) -> list[int]:
+    """0 for what does not change, 1 for what may, 2 for optimizers' state, which changes with every step."""
+    frozen = _frozen_addresses(state)
+    changing = tuple(f"{name}." for name, part in state.items() if isinstance(part, torch.optim.Optimizer))
+    return [
+        2 if name.startswith(changing) else 0 if tensor.data_ptr() in frozen else 1
+        for name, tensor in captured.tensors.items()
+    ]
 
 
 def _frozen_addresses(state: Mapping[str, Any]) -> set[int]:

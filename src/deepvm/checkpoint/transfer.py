@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepvm.checkpoint.control import Control
+from deepvm.checkpoint.offers import Offers
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.senders import Base, Chunks, Job, Senders
 from deepvm.checkpoint.snapshot import Snapshot
@@ -32,7 +33,7 @@ class Sent:
 
     digests: list[int]
     bytes_sent: int = 0
-    bytes_kept: int = 0
+    bytes_kept: int = 0  # at the nodes already, and not sent again
     nodes_down: tuple[str, ...] = ()
 
 
@@ -52,6 +53,7 @@ class MemoryTransfer:
         self._control = Control(store, run, rank, world_size)
         self._tidied = False
         self._base: Base | None = None
+        self._offers = Offers()
 
     def block_bytes(self) -> int:
         """The size of chunks that all nodes keep. The first call also takes the run for this session."""
@@ -113,19 +115,19 @@ class MemoryTransfer:
     ) -> Sent:
         pieces, layout = snapshot.pieces, snapshot.pieces.layout
         mine = share(pieces.count, pieces.of_header, self._rank, self._world_size)
-        base = self._base
-        if base is not None and (base.fingerprint, base.header_bytes) != (layout.fingerprint, layout.header_bytes):
-            base = None
-        digests = [0] * pieces.count
+        base, digests = self._base_of(pieces), [0] * pieces.count
+        offering, lean = self._offers.begin(f"{layout.fingerprint}/{layout.header_bytes}"), self._offers.lean
         jobs = self._jobs(
             snapshot, step, layout.size_bytes, pieces.chunk_bytes,
-            layout=layout.fingerprint, base=base, digests=digests, attempt=attempt,
+            layout=layout.fingerprint, base=base, digests=digests, attempt=attempt, offering=offering, lean=lean,
         )  # fmt: skip
         self._enqueue(jobs, [chunk for chunk in mine if chunk >= pieces.of_header])
         for node, job in jobs.items():
             self._sender(node).start(job)
         try:
-            extras = self._control.exchange(step, attempt, layout.size_bytes, layout.fingerprint, extra, ends)
+            extras = self._control.exchange(
+                step, attempt, layout.size_bytes, layout.fingerprint, extra, ends, lean=lean
+            )
             if self._rank == 0:
                 write_header(extras)
             self._enqueue(jobs, [chunk for chunk in mine if chunk < pieces.of_header])
@@ -135,38 +137,29 @@ class MemoryTransfer:
         finally:
             for job in jobs.values():
                 job.waiting.put(None)
-        self._await(jobs, ends)
+        try:
+            self._await(jobs, ends)
+        finally:
+            self._offers.learn(jobs.values(), failed=any(job.failure is not None for job in jobs.values()))
         snapshot.raise_if_torn()
         on_sent()
-        down = tuple(node for node, job in jobs.items() if job.failure is not None)
-        self._check_losses(jobs, down)
-        return Sent(
-            digests=digests,
-            bytes_sent=sum(job.bytes_sent for job in jobs.values()),
-            bytes_kept=sum(job.bytes_kept for job in jobs.values()),
-            nodes_down=down,
-        )
+        return self._sent(jobs, digests)
 
     def send(
         self, source: Chunks, chunks: Sequence[int], step: int, size_bytes: int, chunk_bytes: int,
-        *, layout: str, base: Base | None, ends: float,
+        *, layout: str, base: Base | None, ends: float, offering: bool = False,
     ) -> Sent:  # fmt: skip
         """Send some chunks of a checkpoint that others may send other chunks of; nothing is committed."""
         digests = [0] * chunk_count(size_bytes, chunk_bytes)
-        jobs = self._jobs(source, step, size_bytes, chunk_bytes, layout=layout, base=base, digests=digests)
+        jobs = self._jobs(
+            source, step, size_bytes, chunk_bytes, layout=layout, base=base, digests=digests, offering=offering
+        )
         self._enqueue(jobs, chunks)
         for node, job in jobs.items():
             job.waiting.put(None)
             self._sender(node).start(job)
         self._await(jobs, ends)
-        down = tuple(node for node, job in jobs.items() if job.failure is not None)
-        self._check_losses(jobs, down)
-        return Sent(
-            digests=digests,
-            bytes_sent=sum(job.bytes_sent for job in jobs.values()),
-            bytes_kept=sum(job.bytes_kept for job in jobs.values()),
-            nodes_down=down,
-        )
+        return self._sent(jobs, digests)
 
     def commit(
         self, pieces: Pieces, step: int, facts: Mapping[str, Any], down: Sequence[str], ends: float
@@ -186,14 +179,32 @@ class MemoryTransfer:
 
     # --- parts --------------------------------------------------------------------------------------------------
 
+    def _base_of(self, pieces: Pieces) -> Base | None:
+        """The last save, or the newest checkpoint that an earlier process left: what is as it was there is not sent."""
+        layout, base = pieces.layout, self._base
+        if base is not None:
+            same = (base.fingerprint, base.header_bytes) == (layout.fingerprint, layout.header_bytes)
+            return base if same else None
+        found = self._control.newest()
+        if found is None or (found.size_bytes, found.chunk_bytes) != (layout.size_bytes, pieces.chunk_bytes):
+            return None
+        return Base(
+            step=found.step,
+            fingerprint=layout.fingerprint,
+            header_bytes=layout.header_bytes,
+            digests=found.digests,
+        )
+
     def _jobs(
         self, source: Chunks, step: int, size_bytes: int, chunk_bytes: int,
-        *, layout: str, base: Base | None, digests: list[int], attempt: int = 0,
+        *, layout: str, base: Base | None, digests: list[int], attempt: int = 0, offering: bool = False,
+        lean: bool = False,
     ) -> dict[str, Job]:  # fmt: skip
         return {
             node: Job(
                 source=source, step=step, size_bytes=size_bytes, chunk_bytes=chunk_bytes,
                 layout=layout, base=base, digests=digests, waiting=queue.SimpleQueue(), senders=0, attempt=attempt,
+                offering=offering, lean=lean,
             )
             for node in self._store.nodes
         }  # fmt: skip
@@ -215,6 +226,16 @@ class MemoryTransfer:
                 late = StoreUnavailable(f"memory node {node} did not take the checkpoint within its deadline")
                 self._stop(jobs, late)
                 raise late
+
+    def _sent(self, jobs: Mapping[str, Job], digests: list[int]) -> Sent:
+        down = tuple(node for node, job in jobs.items() if job.failure is not None)
+        self._check_losses(jobs, down)
+        return Sent(
+            digests=digests,
+            bytes_sent=sum(job.bytes_sent for job in jobs.values()),
+            bytes_kept=sum(job.bytes_kept + job.bytes_linked for job in jobs.values()),
+            nodes_down=down,
+        )
 
     def _stop(self, jobs: Mapping[str, Job], why: BaseException) -> None:
         """Nothing of this save may be sent any more: staging memory belongs to the next one."""

@@ -11,6 +11,7 @@ import ctypes
 import mmap
 import threading
 import time
+from collections.abc import Iterable
 
 from deepvm.errors import UsageError
 from deepvm.units import format_bytes
@@ -19,6 +20,8 @@ HUGE_PAGE_BYTES = 2 * 2**20
 EXTENT_BYTES = 64 * 2**20
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _MAP_NORESERVE = 0x4000  # address space is taken now, memory when it is touched
+
+Content = tuple[int, int]  # xxh3-64 and length of what is in a block
 
 
 class NoRoom(Exception):
@@ -51,6 +54,8 @@ class Arena:
 
         self._changed = threading.Condition()
         self._counts: list[int] = [0] * self.blocks
+        self._contents: dict[int, Content] = {}  # of blocks that do not change any more
+        self._by_content: dict[Content, list[int]] = {}  # more than one only where two were saved at the same time
         self._warm: list[int] = []  # free and used before; the last is the warmest
         self._fresh = 0  # blocks from here on were never used
         self._touched = 0  # blocks below this have their pages
@@ -96,6 +101,11 @@ class Arena:
                 self._changed.wait(left)
             self._reserved += count
             self._aim(self._fresh + max(0, self._reserved - len(self._warm)))
+
+    def await_free(self, timeout_s: float) -> None:
+        """Wait until some block is free, or the time is up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.free > 0, max(0.0, timeout_s))
 
     def unreserve(self, count: int) -> None:
         with self._changed:
@@ -143,6 +153,7 @@ class Arena:
             self._counts[block] -= 1
             if self._counts[block]:
                 return False
+            self._forget(block)
             self._warm.append(block)
             if reserve:
                 self._reserved += 1
@@ -155,6 +166,37 @@ class Arena:
             raise ValueError(f"{length} bytes of a block of {self.block_bytes}")
         start = block * self.block_bytes
         return self._memory[start : start + length]
+
+    # --- by content -------------------------------------------------------------------------------------------------
+
+    def name(self, named: Iterable[tuple[int, Content]]) -> None:
+        """Tell what is in blocks that do not change any more: they are found by it until they are free."""
+        with self._changed:
+            for block, content in named:
+                if self._counts[block] and block not in self._contents:
+                    self._contents[block] = content
+                    self._by_content.setdefault(content, []).append(block)
+
+    def known(self, contents: Iterable[Content]) -> list[bool]:
+        with self._changed:
+            return [content in self._by_content for content in contents]
+
+    def hold_content(self, content: Content) -> int | None:
+        """A block with that content, as far as 64 bits can tell, and one more reference to it."""
+        with self._changed:
+            blocks = self._by_content.get(content)
+            if blocks is None:
+                return None
+            self._counts[blocks[-1]] += 1  # the newest: an older one may have been damaged since
+            return blocks[-1]
+
+    def _forget(self, block: int) -> None:
+        content = self._contents.pop(block, None)
+        if content is not None:
+            blocks = self._by_content[content]
+            blocks.remove(block)
+            if not blocks:
+                del self._by_content[content]
 
     # --- touching -------------------------------------------------------------------------------------------------
 

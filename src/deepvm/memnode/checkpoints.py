@@ -81,6 +81,7 @@ class Checkpoint:
                 self._blocks[chunk] = block
         if before is None:
             return False
+        self.arena.name([(block, (self.manifest.digests[chunk], self.manifest.span(chunk)[1]))])
         self.arena.drop(before)
         return True
 

@@ -212,6 +212,7 @@ class Connection:
             "block_bytes": settings.block_bytes,
             "nonce": nonce,
             "token": settings.token is not None,
+            "features": list(wire.FEATURES),
         }
         self._channel.send(wire.encode(Kind.HELLO, 0, hello))
         limit_s = settings.limits.handshake_s

@@ -14,6 +14,7 @@ from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.registry import may_open
 from deepvm.memnode.runs import Run
+from deepvm.memnode.sharing import Sharing
 from deepvm.memnode.uploads import Upload
 from deepvm.memnode.wire import Kind
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
 
 Answer = dict[str, Any] | bytes | None  # the meta of an OK, the body of a DATA, or a bare OK
-_KEEP = struct.Struct("<IQ").size
+_OFFER = struct.Struct("<IQ").size
+_LINK = struct.Struct("<IQ32s").size
 _MOST_LISTED_STEPS = 600  # an answer's meta has a limit; beyond it only the newest are told
 _MOST_LISTED_RUNS = 600
 
@@ -36,10 +38,14 @@ class Requests:
         self._verifier: str | None = None  # of a run that was not here when it was opened
         self._session: str | None = None  # only of those who write
         self._bound: Upload | None = None  # the upload that this connection began or joined, and no later one
+        key = wire.content_key(node_nonce, client_nonce)
+        self._sharing = Sharing(node.arena, key, node.counters, node.log)
         self._handlers: dict[Kind, Callable[[dict[str, Any], bytes], Answer]] = {
             Kind.OPEN: self._open,
             Kind.BEGIN: self._begin,
             Kind.KEEP: self._keep,
+            Kind.OFFER: self._offer,
+            Kind.LINK: self._link,
             Kind.EXTRA: self._extra,
             Kind.EXTRAS: self._extras,
             Kind.SEAL: self._seal,
@@ -140,14 +146,21 @@ class Requests:
         return None
 
     def _keep(self, meta: dict[str, Any], body: bytes) -> Answer:
-        run, count = self._here(), len(body) // _KEEP
-        if len(body) % _KEEP:
-            raise wire.ProtocolError(f"KEEP with {len(body)} bytes, which is no multiple of {_KEEP}")
-        chunks, digests = unpack("I", body[: 4 * count]), unpack("Q", body[4 * count :])
+        run = self._here()
+        chunks, digests, _ = _columns(Kind.KEEP, body, _OFFER)
         upload = self.upload(meta)
         source = run.checkpoint(fields.step(meta, "from_step"))
         upload.keep(source, chunks, digests)
         return None
+
+    def _offer(self, meta: dict[str, Any], body: bytes) -> Answer:
+        chunks, digests, _ = _columns(Kind.OFFER, body, _OFFER)
+        return pack("I", self._sharing.candidates(self.upload(meta), chunks, digests))
+
+    def _link(self, meta: dict[str, Any], body: bytes) -> Answer:
+        chunks, digests, rest = _columns(Kind.LINK, body, _LINK)
+        proofs = (rest[start : start + 32] for start in range(0, len(rest), 32))
+        return pack("I", self._sharing.link(self.upload(meta), zip(chunks, digests, proofs, strict=True)))
 
     def _extra(self, meta: dict[str, Any], body: bytes) -> Answer:
         self.upload(meta).add_extra(fields.integer(meta, "rank", 0, fields.MOST_WORLD_SIZE), body)
@@ -207,6 +220,14 @@ class Requests:
     def _status(self, meta: dict[str, Any], body: bytes) -> Answer:
         del meta, body
         return self._node.status()
+
+
+def _columns(kind: Kind, body: bytes, row_bytes: int) -> tuple[array[int], array[int], bytes]:
+    """Chunk indices, digests, and what follows them, of as many chunks as there are."""
+    if len(body) % row_bytes:
+        raise wire.ProtocolError(f"{kind.name} with {len(body)} bytes, which is no multiple of {row_bytes}")
+    count = len(body) // row_bytes
+    return unpack("I", body[: 4 * count]), unpack("Q", body[4 * count : 12 * count]), body[12 * count :]
 
 
 def unpack(code: str, data: bytes) -> array[int]:

@@ -107,12 +107,12 @@ class Run:
                 raise Refused("busy", f"step {saving} is being saved: step {begin.step} is repaired later")
             self._make_way(begin.step, buffers)
         chunks = begin.share.count(chunk_count(begin.size_bytes, self._arena.block_bytes))
-        self._reserve(begin, chunks, room_s)
+        reserved = self._reserve(begin, chunks, room_s)
         with self.lock:
             if session != self.session:  # a newer session came meanwhile
-                self._arena.unreserve(chunks)
+                self._arena.unreserve(reserved)
                 raise self.fenced(str(session))
-            upload = Upload(self._arena, begin, session=str(session), reserved=chunks)
+            upload = Upload(self._arena, begin, session=str(session), reserved=reserved, room_s=room_s)
             self.uploads[begin.step] = upload
             return upload
 
@@ -155,15 +155,19 @@ class Run:
         """The checkpoints as they were committed, the newest last; after a roll-back its step may be a lower one."""
         return sorted(self.checkpoints.values(), key=lambda found: found.order)
 
-    def _reserve(self, begin: Begin, chunks: int, room_s: float) -> None:
+    def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
+        """Room for so many chunks; for none where there is too little and most of them will be shared."""
         try:
-            self._arena.reserve(chunks, timeout_s=room_s)
-            return
+            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
+            return chunks
         except NoRoom:
             self._outlet.make_room(self)
         try:
-            self._arena.reserve(chunks, timeout_s=room_s / 4)
+            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s / 4)
+            return chunks
         except NoRoom as error:
+            if begin.lean:
+                return 0
             block = self._arena.block_bytes
             raise Refused(
                 "no-room",
@@ -238,8 +242,8 @@ class Run:
             self.trim(buffers)
             self._counters.add(saves=1)
             self._outlet.offer(self, checkpoint)
-            others = self._arena.used - sum(found.blocks for found in self.checkpoints.values())
-        self._arena.expect(others + buffers * len(blocks))  # as many again will come, at the next saves
+            more = max(0, buffers - sum(found.in_memory for found in self.checkpoints.values()))
+        self._arena.expect(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
         return checkpoint
 
     def _order(self, manifest: Manifest, *, repair: bool) -> int:

@@ -19,6 +19,9 @@ class Counters:
     malformed_frames: int = 0
     connections_total: int = 0
     connections_refused: int = 0
+    offered_chunks: int = 0
+    linked_chunks: int = 0
+    false_proofs: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def add(self, **counts: int) -> None:

@@ -36,17 +36,20 @@ class Begin:
     share: Share
     attempt: int = 0  # a later one of the same step begins from nothing
     repair: bool = False  # of a checkpoint that other nodes have: gives way to saves
+    lean: bool = False  # much of it is here already: may begin though there is no room for all of it
 
 
 class Upload:
-    def __init__(self, arena: Arena, begin: Begin, *, session: str, reserved: int) -> None:
+    def __init__(self, arena: Arena, begin: Begin, *, session: str, reserved: int, room_s: float) -> None:
         self.arena, self.begin, self.session = arena, begin, session
         self.chunks = chunk_count(begin.size_bytes, arena.block_bytes)
         self.blocks: dict[int, int] = {}
         self.digests: dict[int, int] = {}
         self.touched_s = time.monotonic()
         self.receiving = 0  # connections that fill a block of it just now
-        self._reserved = reserved
+        self.taken = 0  # blocks that were filled for it, and not shared
+        self._reserved, self._room_s = reserved, room_s if begin.lean else 0.0
+        self._expected = begin.share.count(self.chunks)
         self._extras: dict[int, bytes] = {}
         self._changed = threading.Condition()
         self._ended: Refused | None = None
@@ -74,15 +77,21 @@ class Upload:
 
     def start(self, chunk: int, length: int) -> int:
         """A block to receive the chunk into."""
-        if not 0 <= chunk < self.chunks:
-            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
-        if length != self._length(chunk):
-            raise Refused("failed", f"chunk {chunk} has {self._length(chunk)} bytes, {length} were sent")
-        with self._changed:
-            self._check()
-            block = self._take()
-            self.receiving += 1
-            return block
+        if length != self.length(chunk):
+            raise Refused("failed", f"chunk {chunk} has {self.length(chunk)} bytes, {length} were sent")
+        ends = time.monotonic() + self._room_s
+        while True:
+            with self._changed:
+                self._check()
+                try:
+                    block = self._take()
+                except NoRoom:
+                    if time.monotonic() >= ends:
+                        raise self._without_room() from None
+                else:
+                    self.receiving += 1
+                    return block
+            self.arena.await_free(ends - time.monotonic())
 
     def finish(self, chunk: int, block: int, digest: int) -> None:
         """The block is whole and verified: it is the chunk now, in place of an earlier one."""
@@ -106,7 +115,7 @@ class Upload:
         kept = checkpoint.manifest.digests
         wrong = sum(
             not (chunk < min(self.chunks, len(kept)) and kept[chunk] == digest and checkpoint.has(chunk))
-            or checkpoint.manifest.span(chunk)[1] != self._length(chunk)
+            or checkpoint.manifest.span(chunk)[1] != self.length(chunk)
             for chunk, digest in zip(chunks, digests, strict=True)
         )
         found: dict[int, int] = {}
@@ -131,20 +140,46 @@ class Upload:
                 raise Refused("not-found", told)
             for chunk, block in found.items():
                 self._attach(chunk, block, kept[chunk])
+            self._free_room()
             self.touched_s = time.monotonic()
             self._changed.notify_all()
 
-    def _length(self, chunk: int) -> int:
+    def share(self, chunk: int, block: int, digest: int) -> None:
+        """The caller's reference to a block that others have, too, is the chunk now."""
+        with self._changed:
+            if self._ended is not None:
+                self.arena.drop(block)
+                raise Refused(self._ended.code, self._ended.message)
+            self._attach(chunk, block, digest)
+            self._free_room()
+            self.touched_s = time.monotonic()
+            self._changed.notify_all()
+
+    def _free_room(self) -> None:
+        """What is shared needs no room of its own."""
+        still_to_come = max(0, self._expected - len(self.blocks) - self.receiving)
+        if self._reserved > still_to_come:
+            self.arena.unreserve(self._reserved - still_to_come)
+            self._reserved = still_to_come
+
+    def length(self, chunk: int) -> int:
+        if not 0 <= chunk < self.chunks:
+            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
         return chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)[1]
 
     def _take(self) -> int:
         if self._reserved:
             self._reserved -= 1
-            return self.arena.take(reserved=True)
-        try:
-            return self.arena.take(reserved=False)
-        except NoRoom:
-            raise Refused("busy", "no block is free for a chunk that is sent a second time: try again") from None
+            block = self.arena.take(reserved=True)
+        else:
+            block = self.arena.take(reserved=False)
+        self.taken += 1
+        return block
+
+    def _without_room(self) -> Refused:
+        if self.begin.lean:
+            return Refused("no-room", f"step {self.begin.step}: no block is free for a chunk that is not here yet")
+        return Refused("busy", "no block is free for a chunk that is sent a second time: try again")
 
     def _give_back(self, block: int) -> None:
         if self._ended is None:
@@ -241,6 +276,7 @@ class Upload:
                     "corrupt", f"step {self.begin.step}: {len(wrong)} chunks are not what the manifest says, "
                     f"first {wrong[0]}"
                 )  # fmt: skip
+            self.arena.name((block, (self.digests[chunk], self.length(chunk))) for chunk, block in self.blocks.items())
             blocks, self.blocks = self.blocks, {}
             self._end(Refused("not-found", f"step {self.begin.step} is published, its upload is over"))
             return blocks

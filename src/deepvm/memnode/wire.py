@@ -15,7 +15,7 @@ import hmac
 import json
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -29,11 +29,12 @@ MOST_META_BYTES = 64 * 2**10
 MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 NONCE_BYTES = 32
+FEATURES = ("offer",)  # what a node can do that not every node of this version can: told in HELLO
 
 
 class Kind(IntEnum):
     # the node speaks first
-    HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool}
+    HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool, "features": [names]}
     AUTH = 2  # client: {"version", "nonce", "proof"}; the proof is empty where the node has no token
     # answers
     OK = 10
@@ -56,15 +57,18 @@ class Kind(IntEnum):
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}
     MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest says, in place of a damaged one
+    # of nodes with the feature "offer"
+    OFFER = 35  # {"step"} + body: N chunk indices u32, then N digests u64 -> DATA: indices u32 that may be here already
+    LINK = (
+        36  # {"step"} + body: N indices u32, N digests u64, N proofs of 32 bytes -> DATA: indices u32 that are shared
+    )
     # of the node
     RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
     STATUS = 41  # -> OK {...}
 
 
 # kinds whose body may be as large as a document; PUT, MEND and DATA carry blocks; all others carry none
-_DOCUMENTS = frozenset({Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA})
-
-
+_DOCUMENTS = frozenset({Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK})
 _BLOCKS = frozenset({Kind.PUT, Kind.MEND})
 
 
@@ -180,6 +184,19 @@ def masked(verifier: str, token: str | None, node_nonce: str, client_nonce: str)
         return verifier
     pad = bytes.fromhex(proof(token, "mask", node_nonce, client_nonce))
     return bytes(a ^ b for a, b in zip(bytes.fromhex(verifier), pad, strict=True)).hex()
+
+
+def content_key(node_nonce: str, client_nonce: str) -> bytes:
+    """What proofs of content on one connection begin with, so that they are of no use on another."""
+    return hashlib.sha256(f"deepvm/{VERSION}/content/{node_nonce}/{client_nonce}".encode()).digest()
+
+
+def content_proof(key: bytes, pieces: Iterable[memoryview]) -> bytes:
+    """That one side has these very bytes: their digests alone prove nothing, since xxh3 is no cryptographic hash."""
+    hasher = hashlib.sha256(key)  # with the processor's help faster than blake2b; both let other threads run
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
 
 
 def fingerprint(text: str) -> str:

@@ -100,6 +100,7 @@ class Connection:
         if not isinstance(self.block_bytes, int) or self.block_bytes not in _BLOCKS or not hello.get("nonce"):
             raise StoreUnavailable(f"{self.address} greets like no memory node: {str(hello)[:100]}")
         self.node_nonce, self.nonce = str(hello["nonce"]), wire.new_nonce()
+        self.features = frozenset(map(str, hello.get("features") or ()))
         if not hello.get("token") and self._token is not None:
             raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
         if hello.get("token") and self._token is None:

@@ -31,19 +31,42 @@ def begin(
     attempt: int = 0,
     share: Mapping[str, int] | None = None,
     repair: bool = False,
+    lean: bool = False,
 ) -> None:
-    """``share``: nodes, node_index and replicas, where nodes share the chunks."""
+    """``share``: nodes, node_index and replicas, where nodes share the chunks. ``lean``: many of them are at the node
+    already, so that the save may begin though there is no room for all."""
     if chunk_bytes != connection.block_bytes:
         raise UsageError(
             f"memory node {connection.address} keeps blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
         )
     meta = {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size}
-    connection.call(Kind.BEGIN, {**meta, **(share or {}), "attempt": attempt, "repair": repair})
+    connection.call(Kind.BEGIN, {**meta, **(share or {}), "attempt": attempt, "repair": repair, "lean": lean})
 
 
 def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
     """The body of KEEP: chunk indices, then their digests, little-endian."""
     return struct.pack(f"<{len(chunks)}I{len(digests)}Q", *chunks, *digests)
+
+
+def offer(connection: Connection, step: int, chunks: Sequence[int], digests: Sequence[int]) -> list[int]:
+    """Which of these chunks a node may have already, by their digests."""
+    _, found = connection.call(Kind.OFFER, {"step": step}, pack_kept(chunks, digests))
+    return _of_those(connection, chunks, found)
+
+
+def link(
+    connection: Connection, step: int, chunks: Sequence[int], digests: Sequence[int], proofs: Sequence[bytes]
+) -> list[int]:
+    """Which of these chunks a node had already and now shares, since the proofs of their content fit."""
+    _, found = connection.call(Kind.LINK, {"step": step}, pack_kept(chunks, digests) + b"".join(proofs))
+    return _of_those(connection, chunks, found)
+
+
+def _of_those(connection: Connection, chunks: Sequence[int], answer: bytes | bytearray) -> list[int]:
+    found = [chunk for (chunk,) in struct.iter_unpack("<I", answer[: len(answer) & -4])]
+    if len(answer) % 4 or not set(found) <= set(chunks):
+        raise Corrupt(f"memory node {connection.address} speaks of chunks that were not offered")
+    return found
 
 
 def sending(data: memoryview) -> Callable[[int, Send], int]:

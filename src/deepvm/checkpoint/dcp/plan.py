@@ -14,7 +14,16 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
-from deepvm.checkpoint.layout import DTYPES, MOST_HEADER_BYTES, Entry, Layout, disguise, entries_text, spec_of
+from deepvm.checkpoint.layout import (
+    ALIGNED_BYTES,
+    DTYPES,
+    MOST_HEADER_BYTES,
+    Entry,
+    Layout,
+    disguise,
+    entries_text,
+    spec_of,
+)
 from deepvm.errors import CheckpointError
 
 PAD = "deepvm.pad"
@@ -95,7 +104,7 @@ def plan_file(plans: Sequence[SavePlan], chunk_bytes: int, object_bytes: int) ->
 
 
 def _of_rank(plan: SavePlan, names: dict[MetadataIndex, str]) -> list[tuple[MetadataIndex, Entry]]:
-    """One rank's shards, wide types first, so that each is aligned to its type."""
+    """One rank's shards: sizes that are no multiple of 64 last, wide types first, so that each is aligned."""
     found = []
     for item, data in tensor_items(plan):
         plain, _ = disguise(torch.empty(data.chunk.sizes, dtype=data.properties.dtype, device="meta"))
@@ -104,7 +113,7 @@ def _of_rank(plan: SavePlan, names: dict[MetadataIndex, str]) -> list[tuple[Meta
             raise CheckpointError(f"{name} is saved twice, or has a name of ours: use a planner that removes doubles")
         names[item.index] = name
         found.append((item.index, Entry(name, dtype, shape, 0, plain.numel() * plain.element_size())))
-    return sorted(found, key=lambda pair: -DTYPES[pair[1].dtype].itemsize)
+    return sorted(found, key=lambda pair: (pair[1].bytes % ALIGNED_BYTES != 0, -DTYPES[pair[1].dtype].itemsize))
 
 
 def _merged(plans: Sequence[SavePlan]) -> Any:

@@ -47,7 +47,8 @@ class _IntoNodes:
 
     def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
         with self._transfer() as transfer:
-            return self._send(transfer, segments, base, time.monotonic() + self._deadline_s)
+            ends = time.monotonic() + self._deadline_s
+            return self._send(transfer, segments, base, ends, offering=base is None)
 
     def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
         share, ends = self._share, time.monotonic() + self._deadline_s
@@ -64,12 +65,20 @@ class _IntoNodes:
     def close(self) -> None:
         self._store.close()
 
-    def _send(self, transfer: MemoryTransfer, segments: Sequence[Segment], base: Base | None, ends: float) -> Sent:
+    def _send(
+        self,
+        transfer: MemoryTransfer,
+        segments: Sequence[Segment],
+        base: Base | None,
+        ends: float,
+        *,
+        offering: bool = False,
+    ) -> Sent:
         share = self._share
         region = Region(share.size_bytes, share.chunk_bytes, segments, self._store.replicas)
         return transfer.send(
             region, region.chunks, share.step, share.size_bytes, share.chunk_bytes,
-            layout=share.fingerprint, base=base, ends=ends,
+            layout=share.fingerprint, base=base, ends=ends, offering=offering,
         )  # fmt: skip
 
     @contextmanager
