@@ -79,6 +79,19 @@ class Node(RuleBasedStateMachine):
             expect(no, "no-room")
             assert not lean
 
+    @rule(name=RUN, seeds=st.lists(SEED, min_size=1, max_size=4), lean=st.booleans(), honest=st.booleans())
+    def save(self, name: str, seeds: list[int], lean: bool, honest: bool) -> None:
+        """As trainers do: what others have is linked, the rest is put. Single steps alone seldom make a checkpoint."""
+        self.begin(name, len(seeds), lean)
+        upload = self.upload(name)
+        if upload is None or upload.begin.step != self.step:
+            return
+        self.link(name, dict(enumerate(seeds)), honest)
+        for chunk, seed in enumerate(seeds):
+            if chunk not in upload.blocks:
+                self.put(name, chunk, seed, True)
+        self.publish(name)
+
     @rule(name=RUN, chunk=CHUNK, seed=SEED, whole=st.booleans())
     def put(self, name: str, chunk: int, seed: int, whole: bool) -> None:
         upload = self.upload(name)
