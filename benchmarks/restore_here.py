@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import deepvm
 from benchmarks import limits, workloads
 from benchmarks.checkpoint_contest.ours import MemoryNode, capacity_bytes, rss_bytes
+from deepvm.checkpoint.staging import Staging
 
 RUN = "restore"
 TOKENS = (1, 33)  # the first forward: one short sentence
@@ -92,6 +93,7 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
                         found[what if what.startswith("step") else f"{name}: {what}"] += values
             if number:
                 found["iperf3"].append(saved.size_bytes / rate)
+                found["first touch"].append(_first_touch_s(saved.size_bytes))
     finally:
         iperf3.close()
         node.close()
@@ -170,6 +172,13 @@ def _loss(model: torch.nn.Module) -> float:
     tokens = torch.randint(0, 50257, TOKENS, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return float(model.loss(tokens))  # type: ignore[operator]
+
+
+def _first_touch_s(size_bytes: int) -> float:
+    """What the system takes to give a process memory: part of any restore into memory that was not there before."""
+    start = time.perf_counter()
+    Staging(size_bytes)
+    return time.perf_counter() - start
 
 
 def _forget_peak() -> int:

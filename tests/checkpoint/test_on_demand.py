@@ -181,6 +181,20 @@ def test_what_runs_first_is_fetched_first_and_what_never_ran_last(saved: tuple[W
     assert places == sorted(places)
 
 
+def test_buffers_lie_together_so_that_they_come_at_once(tmp_path: Path) -> None:
+    layers = [part for _ in range(8) for part in (torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256))]
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Checkpointer({"model": model, "optimizer": optimizer}, str(tmp_path), on_error="raise") as ckpt:
+        model(torch.randn(4, 256)).sum().backward()
+        optimizer.step()
+        ckpt.save(2).wait("durable", WAIT_S)
+    store = Gated(tmp_path)
+    tensors = read_header(store, store.manifest("default", 2)).tensors
+    running = [t.offset // BLOCK for t in tensors if "running" in t.name]
+    assert max(running) - min(running) <= 1
+
+
 def test_any_use_of_a_parameter_waits_for_it(saved: tuple[Work, Path]) -> None:
     work, place = saved
     store = Gated(place)

@@ -19,7 +19,7 @@ from deepvm.checkpoint.staging import Staging, copy_bytes, view_of
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.fetch.fetched import FetchedStore
 from deepvm.store.base import Manifest, Store
-from deepvm.store.chunks import check_length, verify_chunk
+from deepvm.store.chunks import verify_chunk
 from deepvm.store.memory import MemoryStore
 
 READERS = 16  # of object storage, and of network disks: many large reads at once
@@ -32,18 +32,17 @@ Place: TypeAlias = Callable[[int], Sequence[Part]]
 
 
 class InPlace:
-    """A checkpoint whose bytes are in memory already, mapped from a file: to read a chunk where it is, is to verify it.
-    Elsewhere it is read as from any store."""
+    """A checkpoint whose bytes are in memory already, mapped from a file. They only have to be verified, and copied to
+    where they are not yet."""
 
     def __init__(self, store: Store, memory: Staging) -> None:
-        self.url, self._store, self._memory = store.url, store, memory
+        self.url, self._memory = store.url, memory
 
-    def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        offset = check_length(manifest, chunk, into)
-        if _address(into) == self._memory.address + offset:
-            verify_chunk(manifest, chunk, into, f"{self.url}/{manifest.run}")
-        else:
-            self._store.read_chunk(manifest, chunk, into)
+    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+        offset, length = manifest.span(chunk)
+        view = self._memory.view[offset : offset + length]
+        verify_chunk(manifest, chunk, view, f"{self.url}/{manifest.run}")
+        _scatter(self._memory.address + offset, offset, parts)
 
 
 def readers_for(store: Store | InPlace) -> int:
@@ -144,15 +143,11 @@ class Arrival:
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT_NICENESS)
             try:
-                parts = self._place(chunk)
-                offset, length = self._manifest.span(chunk)
-                if len(parts) == 1 and parts[0][:2] == (offset, length):
-                    self._store.read_chunk(self._manifest, chunk, view_of(parts[0][2], length))
+                length = self._manifest.span(chunk)[1]
+                if isinstance(self._store, InPlace):
+                    self._store.bring(self._manifest, chunk, self._place(chunk))
                 else:
-                    if buffer is None:
-                        buffer = memoryview(bytearray(self._manifest.chunk_bytes))
-                    self._store.read_chunk(self._manifest, chunk, buffer[:length])
-                    _scatter(buffer, offset, parts)
+                    buffer = self._receive(self._store, chunk, buffer)
             except BaseException as error:
                 with self._changed:
                     self._failure = self._failure or error
@@ -166,12 +161,22 @@ class Arrival:
                     self.ended_s = time.perf_counter()
                 self._changed.notify_all()
 
+    def _receive(self, store: Store, chunk: int, buffer: memoryview | None) -> memoryview | None:
+        """Straight into its place, where it has one. The buffer, for the next time."""
+        parts = self._place(chunk)
+        offset, length = self._manifest.span(chunk)
+        if len(parts) == 1 and parts[0][:2] == (offset, length):
+            store.read_chunk(self._manifest, chunk, view_of(parts[0][2], length))
+            return buffer
+        if buffer is None:
+            buffer = memoryview(bytearray(self._manifest.chunk_bytes))
+        store.read_chunk(self._manifest, chunk, buffer[:length])
+        _scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
+        return buffer
 
-def _address(memory: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
-
-def _scatter(buffer: memoryview, offset: int, parts: Sequence[Part]) -> None:
-    source = _address(buffer)
+def _scatter(source: int, offset: int, parts: Sequence[Part]) -> None:
+    """Copy the parts of a chunk, which begins at an offset in the file and lies at an address, to their places."""
     for start, length, address in parts:
-        copy_bytes(address, source + start - offset, length)
+        if address != source + start - offset:
+            copy_bytes(address, source + start - offset, length)

@@ -238,13 +238,19 @@ def _text_bytes(captured: Captured) -> int:
 
 
 def _stability(captured: Captured, state: Mapping[str, Any]) -> list[int]:
-    """0 for what does not change, 1 for what may, 2 for optimizers' state, which changes with every step."""
-    frozen = _frozen_addresses(state)
-    changing = tuple(f"{name}." for name, part in state.items() if isinstance(part, torch.optim.Optimizer))
+    """0 for frozen parameters, 1 for those that are trained, 3 for optimizers' state. 2 for all else, which is small: a
+    restore on demand needs it at once, so it lies together."""
+    parameters, frozen = _parameter_addresses(state), _frozen_addresses(state)
+    late = tuple(f"{name}." for name, part in state.items() if isinstance(part, torch.optim.Optimizer))
     return [
-        2 if name.startswith(changing) else 0 if tensor.data_ptr() in frozen else 1
-        for name, tensor in captured.tensors.items()
+        3 if name.startswith(late) else 0 if where in frozen else 1 if where in parameters else 2
+        for name, where in ((name, tensor.data_ptr()) for name, tensor in captured.tensors.items())
     ]
+
+
+def _parameter_addresses(state: Mapping[str, Any]) -> set[int]:
+    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
+    return {p.data_ptr() for module in modules for p in module.parameters()}
 
 
 def _frozen_addresses(state: Mapping[str, Any]) -> set[int]:
