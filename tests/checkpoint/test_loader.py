@@ -375,7 +375,7 @@ def test_loaders_with_a_state_of_their_own_keep_each_ranks_tensors(tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.chaos)])  # which end only after seconds
 def test_torchdatas_stateful_loader_resumes_through_a_checkpoint(tmp_path: Path, workers: int) -> None:
     stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
 
