@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -74,8 +73,6 @@ class Arrival:
         self._patient_below = 0 if hurried is None else self._left - hurried  # of chunks that are left
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
-        self.bytes = 0
-        self.ended_s: float | None = None if self._left else time.perf_counter()
         count = min(readers_for(store), max(1, self._left))
         self._threads = [
             threading.Thread(target=self._read, name=f"deepvm-read-{i}", daemon=True) for i in range(count)
@@ -143,7 +140,6 @@ class Arrival:
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT_NICENESS)
             try:
-                length = self._manifest.span(chunk)[1]
                 if isinstance(self._store, InPlace):
                     self._store.bring(self._manifest, chunk, self._place(chunk))
                 else:
@@ -156,9 +152,6 @@ class Arrival:
             with self._changed:
                 self._there[chunk] = 1
                 self._left -= 1
-                self.bytes += length
-                if self.finished:
-                    self.ended_s = time.perf_counter()
                 self._changed.notify_all()
 
     def _receive(self, store: Store, chunk: int, buffer: memoryview | None) -> memoryview | None:

@@ -19,12 +19,12 @@ import torch
 import xxhash
 
 from deepvm.errors import CheckpointError, Corrupt
+from deepvm.store.header import MOST_HEADER_BYTES
 
 PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
 LARGE_STATE_BYTES, LARGE_HEADER_BYTES = 256 * 2**20, 2**20  # 0.4 % at most, for which most headers are of one size
 HEADER_STEP_BYTES = 4 * 2**20
-MOST_HEADER_BYTES = 100_000_000  # what safetensors' own reader accepts
 _METADATA = "__metadata__"
 
 _NAMES = {

@@ -7,7 +7,6 @@ when the optimizer first steps. Everything else (buffers, schedulers, counters) 
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +25,6 @@ from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.use_order import modules_in_order
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store
-
-log = logging.getLogger("deepvm.checkpoint")
 
 _TORCH_NN = "torch.nn.modules."  # modules of its own use the parameters of their children without running them
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)

@@ -18,8 +18,6 @@ class UseOrder:
     def __init__(self, components: Mapping[str, Any]) -> None:
         self._recorded: dict[str, list[str]] = {}
         self._known: dict[str, str] = {}  # from an earlier run
-        self._texts: dict[str, str] = {}
-        self._seen = self._told = 0  # modules that ran, and that are in the texts
         self._hooks: list[RemovableHandle] = []
         for name, component in components.items():
             if isinstance(component, torch.nn.Module):
@@ -27,12 +25,7 @@ class UseOrder:
 
     def state_dict(self) -> dict[str, str]:
         """One text for each component: a list of thousands of names would cost every save a millisecond."""
-        if not self._recorded:
-            return self._known
-        if self._seen != self._told:
-            self._texts = {name: "\n".join(order) for name, order in self._recorded.items()}
-            self._told = self._seen
-        return self._texts
+        return {name: "\n".join(order) for name, order in self._recorded.items()} or self._known
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         self._known = dict(state)
@@ -53,7 +46,6 @@ class UseOrder:
                 return
             handle.remove()
             self._recorded.setdefault(component, []).append(name)
-            self._seen += 1
 
         handle: RemovableHandle = module.register_forward_pre_hook(seen)
         return handle

@@ -17,7 +17,6 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from deepvm.checkpoint.layout import (
     ALIGNED_BYTES,
     DTYPES,
-    MOST_HEADER_BYTES,
     Entry,
     Layout,
     disguise,
@@ -25,6 +24,7 @@ from deepvm.checkpoint.layout import (
     spec_of,
 )
 from deepvm.errors import CheckpointError
+from deepvm.store.header import MOST_HEADER_BYTES
 
 PAD = "deepvm.pad"
 _DATA_START = 8  # of the header, without its length
