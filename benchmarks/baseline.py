@@ -9,8 +9,8 @@ repack (torch.save), write and fsync.
 - Check-Pack: the node writes the bytes as they came.
 
 Where the scheme leaves a choice, the baseline gets the faster one: training waits for torch.save alone and not for the
-copy, which a thread makes; the node repacks straight into the file. Pickle is what the scheme uses, so it is used here,
-and only here: between two processes of one benchmark, over loopback.
+copy, which a thread makes; the node repacks straight into the file; connections are set up as deepvm's. Pickle is what
+the scheme uses, so it is used here, and only here: between two processes of one benchmark, over loopback.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ import torch
 
 from benchmarks.limits import warm_memory
 from benchmarks.workloads import State
+from deepvm.memnode.sockets import tune
 
 SLICE_BYTES = 4 * 2**20
 PIECE_BYTES = 2**20
@@ -65,6 +66,8 @@ class Trainer:
         assert self._node.stdout is not None
         address = ("127.0.0.1", int(self._node.stdout.readline()))
         self._links = [socket.create_connection(address, timeout=DEADLINE_S) for _ in range(CONNECTIONS)]
+        for link in self._links:
+            tune(link)
         self._staging: memoryview | None = None
 
     @property

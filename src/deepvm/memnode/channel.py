@@ -10,7 +10,7 @@ import time
 
 import xxhash
 
-from deepvm.memnode.settings import is_loopback
+from deepvm.memnode.sockets import tune
 
 _HASHED_BYTES = 2**19  # received and hashed at once: fits into the cache of a core, where hashing costs half as much
 _TICK_S = 1.0  # how often a thread that waits for its client looks up
@@ -30,11 +30,8 @@ class Channel:
         self._frame_s = frame_s
         self._flags = 0 if self._tls else socket.MSG_WAITALL
         self.received_bytes = self.sent_bytes = 0
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        tune(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if is_loopback(sock.getpeername()[0]):
-            with contextlib.suppress(OSError):  # no network to share: what paces itself (BBR) costs a tenth more
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
         if self._tls:
             sock.settimeout(_TICK_S)
         else:

@@ -13,6 +13,7 @@ import xxhash
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.memnode import wire
 from deepvm.memnode.settings import split_address
+from deepvm.memnode.sockets import tune
 from deepvm.memnode.wire import Kind
 
 
@@ -31,7 +32,7 @@ class NodeClient:
         except OSError as error:
             raise StoreUnavailable(f"no memory node answers at {address}: {error.strerror or error}") from None
         try:
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(self._sock)
             if tls is not None:
                 self._sock = tls.wrap_socket(self._sock, server_hostname=host)
             self._shake_hands()

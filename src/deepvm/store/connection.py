@@ -18,6 +18,7 @@ import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
 from deepvm.memnode import wire
+from deepvm.memnode.sockets import tune
 from deepvm.memnode.wire import Frame, Kind
 
 CONNECT_S = 10.0
@@ -61,7 +62,7 @@ class Connection:
         host, port = parse_address(address)
         try:
             plain = socket.create_connection((host, port), timeout=connect_s)
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            tune(plain)
             if pace_bytes_per_s is not None:
                 plain.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
             self._sock = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)

@@ -12,7 +12,6 @@ new bytes appear. Two sessions that save the same step of one run at once are to
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
 import re
 import threading
@@ -31,6 +30,7 @@ from deepvm.errors import (
     StoreUnavailable,
     UsageError,
 )
+from deepvm.memnode.sockets import is_loopback
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.chunks import DATA, MANIFEST, Tally, check_length, read_manifest, stem, verify_chunk, whole_steps
 from deepvm.store.ordering import InOrder
@@ -249,11 +249,7 @@ def _plain_http_allowed() -> bool:
     if parts.scheme != "http":
         return False
     host = parts.hostname or ""
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback and os.environ.get("AWS_ALLOW_HTTP", "").lower() not in ("1", "true", "yes"):
+    if not is_loopback(host) and os.environ.get("AWS_ALLOW_HTTP", "").lower() not in ("1", "true", "yes"):
         raise UsageError(f"the S3 endpoint at {host} is not encrypted: use https://, or set AWS_ALLOW_HTTP=true")
     return True
 
