@@ -152,6 +152,27 @@ def test_an_incremental_save_equals_a_full_one(node: MemoryNode) -> None:
         assert equal([adapter.state_dict(), base.state_dict(), optimizer.state_dict()], truth)
 
 
+def test_a_layer_that_trains_no_more_is_sent_once_again_and_then_kept(node: MemoryNode) -> None:
+    layer, other = torch.nn.Linear(1500, 1500), torch.nn.Linear(40, 40)
+    optimizer = torch.optim.SGD([*layer.parameters(), *other.parameters()], lr=0.1)
+    sent = []
+    with Checkpointer({"layer": layer, "other": other}, f"memory://{node.address}") as ckpt:
+        for step in range(6):
+            (layer(torch.ones(1, 1500)).sum() * (step < 3) + other(torch.ones(1, 40)).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            handle = ckpt.save(step)
+            handle.wait("remote", 20)
+            sent.append(handle.bytes_sent)
+        assert sent[2] > 9_000_000  # what changed before is expected to change again, and sent unseen
+        assert sent[5] < 5 * MIB
+        truth = copy.deepcopy([layer.state_dict(), other.state_dict()])
+        with torch.no_grad():
+            layer.weight.zero_()
+        assert ckpt.restore() == 5
+        assert equal([layer.state_dict(), other.state_dict()], truth)
+
+
 def test_a_frozen_layer_changed_behind_torchs_back_is_noticed(node: MemoryNode) -> None:
     frozen = torch.nn.Linear(1500, 1500).requires_grad_(False)
     with Checkpointer({"frozen": frozen}, f"memory://{node.address}") as ckpt:

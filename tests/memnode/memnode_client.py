@@ -75,10 +75,15 @@ class Client(NodeClient):
     def begin(self, step: int, size: int, **fields: Any) -> None:
         self.ask(Kind.BEGIN, {"step": step, "size_bytes": size, "layout": "l", "rank": 0, "world_size": 1, **fields})
 
-    def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None) -> None:
+    def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None, after: bool = False) -> None:
         self._request += 1
         found = digest_of(data) if digest is None else digest
-        self.send(wire.encode(Kind.PUT, self._request, {"step": step, "chunk": chunk}, len(data), found) + data)
+        meta: dict[str, Any] = {"step": step, "chunk": chunk}
+        if after:
+            frame = wire.encode(Kind.PUT, self._request, {**meta, "digest_after": True}, len(data), 0)
+            self.send(frame + data + wire.DIGEST.pack(found))
+        else:
+            self.send(wire.encode(Kind.PUT, self._request, meta, len(data), found) + data)
         kind, meta, _ = self._receive()
         if kind is Kind.ERROR:
             wire.raise_error(meta)

@@ -43,6 +43,21 @@ def test_a_checkpoint_comes_back_byte_for_byte(node: MemoryNode, client: Client)
     assert status["bytes_out"] > SIZE
 
 
+def test_a_digest_may_follow_its_chunk(node: MemoryNode, client: Client) -> None:
+    data = content(1, SIZE)
+    client.begin(7, SIZE)
+    for number, chunk in enumerate(chunks_of(data)):
+        with pytest.raises(Corrupt):
+            client.put(7, number, chunk, digest=5, after=True)
+        client.put(7, number, chunk, after=True)
+    client.publish(manifest_of(data, "run", 7))
+    assert client.read(7) == data
+    client.begin(8, SIZE)
+    with pytest.raises(StoreError, match="no chunk 99"):  # refused, and the connection goes on behind it
+        client.put(8, 99, data[:BLOCK], after=True)
+    assert client.steps() == {7: "remote"}
+
+
 def test_nothing_is_visible_before_the_manifest(node: MemoryNode, client: Client) -> None:
     data = content(1, SIZE)
     client.begin(7, SIZE)

@@ -288,7 +288,7 @@ def test_a_node_says_that_it_takes_offers(node: MemoryNode, connect: Connect) ->
 
     Listener(node.address).close()
     assert raw["hello"]["version"] == 1
-    assert raw["hello"]["features"] == ["offer"]
+    assert "offer" in raw["hello"]["features"]
 
 
 def test_offers_cost_little_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:

@@ -68,7 +68,7 @@ class Offers:
 
 
 def can_offer(connection: Connection) -> bool:
-    return "offer" in connection.features
+    return wire.OFFER in connection.features
 
 
 def link_known(

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from deepvm.checkpoint.offers import AT_ONCE, can_offer, link_known
 from deepvm.errors import NotFound, StoreUnavailable
-from deepvm.memnode.wire import Kind
+from deepvm.memnode.wire import DIGEST_AFTER, Kind
 from deepvm.store.base import chunk_span
 from deepvm.store.connection import Connection, Send
 from deepvm.store.memory import MemoryStore
@@ -48,6 +48,7 @@ class Base:
     fingerprint: str
     header_bytes: int
     digests: Sequence[int]
+    changing: frozenset[int] = frozenset()  # chunks that were not as in the checkpoint before it
 
 
 @dataclass(kw_only=True)
@@ -76,6 +77,10 @@ class Job:
 
     def length(self, chunk: int) -> int:
         return chunk_span(chunk, self.size_bytes, self.chunk_bytes)[1]
+
+    def likely_changed(self, chunk: int) -> bool:
+        """Whether it hardly pays to look first. Only asked of chunks that nobody has hashed yet."""
+        return not self.digests[chunk] and (self.base is None or chunk in self.base.changing)
 
     def next(self, most: int) -> list[int]:
         """The chunks that a sender deals with next: none at the end, and so many at most that others have some, too."""
@@ -183,9 +188,13 @@ class Senders:
     def _serve(self, connection: Connection, job: Job) -> None:
         kept: list[int] = []
         most = AT_ONCE if job.offering and can_offer(connection) else 1
+        unseen = DIGEST_AFTER in connection.features and most == 1  # whether chunks may be sent before they are hashed
         while (chunks := job.next(most)) and job.failure is None:
             changed: list[int] = []
             for chunk in chunks:
+                if unseen and job.likely_changed(chunk):
+                    changed.append(chunk)
+                    continue
                 job.digests[chunk] = digest = job.digests[chunk] or job.source.digest(chunk)
                 same = job.base is not None and job.base.digests[chunk] == digest
                 (kept if same else changed).append(chunk)
@@ -210,16 +219,19 @@ class Senders:
         return [chunk for chunk in chunks if chunk not in linked]
 
     def _put(self, connection: Connection, job: Job, chunk: int) -> None:
-        source, length = job.source, job.length(chunk)
-        connection.put(
-            {"step": job.step, "chunk": chunk},
-            length,
-            job.digests[chunk],
-            lambda offset, send: source.hand_over(chunk, offset, send),
-        )
+        """Send a chunk; one that was not hashed before is read only once, for the kernel and for its digest."""
+        meta, length = {"step": job.step, "chunk": chunk}, job.length(chunk)
+
+        def hand_over(offset: int, send: Send) -> int:
+            return job.source.hand_over(chunk, offset, send)
+
+        if job.digests[chunk]:
+            connection.put(meta, length, job.digests[chunk], hand_over)
+        else:
+            job.digests[chunk] = connection.put_hashing(meta, length, hand_over)
         with job.lock:
             job.bytes_sent += length
-        source.sent(chunk)
+        job.source.sent(chunk)
 
     def _keep(self, connection: Connection, job: Job, kept: list[int]) -> None:
         assert job.base is not None  # noqa: S101 - nothing is kept without a base

@@ -120,6 +120,8 @@ class Snapshot:
         self.ready(chunk)
         self._gate.wait(GATE_S)
         with self._locks[chunk]:
+            if not offset:
+                self._compare_stable(chunk)
             return send(from_offset(self._chunk_views(chunk), offset))
 
     def sent(self, chunk: int) -> None:

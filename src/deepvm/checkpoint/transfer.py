@@ -32,6 +32,7 @@ class Sent:
     """What a save moved."""
 
     digests: list[int]
+    base: Base | None = None  # what it was compared with
     bytes_sent: int = 0
     bytes_kept: int = 0  # at the nodes already, and not sent again
     nodes_down: tuple[str, ...] = ()
@@ -99,8 +100,9 @@ class MemoryTransfer:
             raise
         layout = snapshot.pieces.layout
         self._base = Base(
-            step=step, fingerprint=layout.fingerprint, header_bytes=layout.header_bytes, digests=sent.digests
-        )
+            step=step, fingerprint=layout.fingerprint, header_bytes=layout.header_bytes, digests=sent.digests,
+            changing=_changing(sent),
+        )  # fmt: skip
         return sent
 
     def _send(
@@ -143,7 +145,7 @@ class MemoryTransfer:
             self._offers.learn(jobs.values(), failed=any(job.failure is not None for job in jobs.values()))
         snapshot.raise_if_torn()
         on_sent()
-        return self._sent(jobs, digests)
+        return self._sent(jobs, digests, base)
 
     def send(
         self, source: Chunks, chunks: Sequence[int], step: int, size_bytes: int, chunk_bytes: int,
@@ -159,7 +161,7 @@ class MemoryTransfer:
             job.waiting.put(None)
             self._sender(node).start(job)
         self._await(jobs, ends)
-        return self._sent(jobs, digests)
+        return self._sent(jobs, digests, base)
 
     def commit(
         self, pieces: Pieces, step: int, facts: Mapping[str, Any], down: Sequence[str], ends: float
@@ -227,11 +229,12 @@ class MemoryTransfer:
                 self._stop(jobs, late)
                 raise late
 
-    def _sent(self, jobs: Mapping[str, Job], digests: list[int]) -> Sent:
+    def _sent(self, jobs: Mapping[str, Job], digests: list[int], base: Base | None) -> Sent:
         down = tuple(node for node, job in jobs.items() if job.failure is not None)
         self._check_losses(jobs, down)
         return Sent(
             digests=digests,
+            base=base,
             bytes_sent=sum(job.bytes_sent for job in jobs.values()),
             bytes_kept=sum(job.bytes_kept + job.bytes_linked for job in jobs.values()),
             nodes_down=down,
@@ -261,3 +264,9 @@ class MemoryTransfer:
                 raise failure
         for node, failure in zip(down, failures, strict=True):
             log.warning("memory node %s has no part in step %d: %s", node, jobs[node].step, failure)
+
+
+def _changing(sent: Sent) -> frozenset[int]:
+    if sent.base is None:
+        return frozenset()
+    return frozenset(c for c, (was, now) in enumerate(zip(sent.base.digests, sent.digests, strict=True)) if was != now)

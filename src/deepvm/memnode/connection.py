@@ -135,16 +135,18 @@ class Connection:
     def _put(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
         length = frame.body_bytes
         chunk = fields.chunk(meta)
+        after = fields.flag(meta, "digest_after")
         try:
             upload = requests.upload(meta)
             block = upload.start(chunk, length)
         except Refused:
-            self._channel.discard(length)
+            self._channel.discard(length + after * wire.DIGEST.size)
             raise
         whole = False
         try:
             with self._node.arena.view(block, length) as view:
-                whole = self._channel.receive_hashed(view) == frame.digest
+                found = self._channel.receive_hashed(view)
+                whole = found == (self._digest_after() if after else frame.digest)
         finally:
             if not whole:
                 upload.cancel(block)
@@ -152,7 +154,12 @@ class Connection:
             self._node.counters.add(corrupt_chunks=1)
             self._node.log.warning("corrupt chunk", client=self.name, step=meta.get("step"), chunk=chunk)
             raise Refused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
-        upload.finish(chunk, block, frame.digest)
+        upload.finish(chunk, block, found)
+
+    def _digest_after(self) -> int:
+        digest = bytearray(wire.DIGEST.size)
+        self._channel.receive(memoryview(digest))
+        return int(wire.DIGEST.unpack(digest)[0])
 
     def _mend(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
         """Whoever may read a checkpoint may bring a damaged chunk of it back: the bytes that its manifest names."""

@@ -25,11 +25,13 @@ from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnav
 VERSION = 1
 MAGIC = b"DVM1"
 HEADER = struct.Struct("!4sBBHIIQQ")
+DIGEST = struct.Struct("!Q")
 MOST_META_BYTES = 64 * 2**10
 MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 NONCE_BYTES = 32
-FEATURES = ("offer",)  # what a node can do that not every node of this version can: told in HELLO
+OFFER, DIGEST_AFTER = "offer", "digest-after"
+FEATURES = (OFFER, DIGEST_AFTER)  # what a node can do that not every node of this version can: told in HELLO
 
 
 class Kind(IntEnum):
@@ -45,7 +47,7 @@ class Kind(IntEnum):
     BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
     # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
     # of the same step begins anew; {"repair": true}: only while no save is under way
-    PUT = 22  # {"step", "chunk"} + body
+    PUT = 22  # {"step", "chunk"} + body; {"digest_after": true}: the digest follows the body, as a u64
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents

@@ -24,6 +24,7 @@ from deepvm.memnode.wire import Frame, Kind
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
+_HASHED_BYTES = 2**19  # sent and hashed at once: fits into the cache of a core, so memory is read only once
 _PIECES = 64  # memory views handed to the kernel at once; more than that costs more than it saves
 
 Send = Callable[[Sequence[memoryview]], int]
@@ -36,6 +37,17 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
         raise UsageError(f"{text!r} is no address of a memory node: write it like 10.0.0.9:7070")
     return host.strip("[]"), int(port)
+
+
+def first_bytes(views: Sequence[memoryview], most: int) -> list[memoryview]:
+    """Some memory, up to so many bytes of it."""
+    found = []
+    for view in views:
+        if most <= 0:
+            break
+        found.append(view[:most])
+        most -= len(view)
+    return found
 
 
 class Connection:
@@ -172,12 +184,34 @@ class Connection:
         """Send a chunk. ``hand_over(offset, send)`` calls ``send`` with the memory that holds the chunk from an offset
         on, at that moment, and returns what it returns: how many bytes the kernel took."""
         self._send_frame(Kind.PUT, meta, length, digest)
+        self._send_chunk(length, hand_over, self._send_some)
+        self._outstanding += 1
+        self._take_answers(wait_until=None)
+
+    def put_hashing(self, meta: dict[str, Any], length: int, hand_over: HandOver) -> int:
+        """Send a chunk of unknown digest to a node with the feature DIGEST_AFTER; returns the digest."""
+        self._send_frame(Kind.PUT, {**meta, "digest_after": True}, length, 0)
+        hasher = xxhash.xxh3_64()
+
+        def send(views: Sequence[memoryview]) -> int:
+            views = first_bytes(views, _HASHED_BYTES)
+            count = self._send_some(views)
+            for view in first_bytes(views, count):
+                hasher.update(view)
+            return count
+
+        self._send_chunk(length, hand_over, send)
+        digest = hasher.intdigest()
+        self._send_all(memoryview(wire.DIGEST.pack(digest)))
+        self._outstanding += 1
+        self._take_answers(wait_until=None)
+        return digest
+
+    def _send_chunk(self, length: int, hand_over: HandOver, send: Send) -> None:
         offset = 0
         while offset < length:
             self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
-            offset += hand_over(offset, self._send_some)
-        self._outstanding += 1
-        self._take_answers(wait_until=None)
+            offset += hand_over(offset, send)
 
     def finish(self) -> None:
         """Wait until every chunk sent so far is acknowledged."""
