@@ -1,0 +1,58 @@
+"""What happens in a run, one flat record each: from trainers and machines to the ledger.
+
+| kind | who tells | data |
+|---|---|---|
+| run-started | supervisor | resumed: bool, script, settings |
+| run-ended | supervisor | outcome: finished, failed or interrupted; why |
+| machine-asked | supervisor | role, instance, market, usd_per_hour, on_demand_usd_per_hour |
+| machine-up | supervisor | the same; from here on it is paid |
+| machine-down | supervisor | why: preempted, lost, failed, left, ended or stopped; exit_code |
+| notice | machine | seconds_left, source, action: terminate or rebalance |
+| decision | machine | choice: save, finish or rely; why |
+| group | supervisor | round, world_size, machines; took_s since the last one broke |
+| replanned | supervisor | changes: what is different now, as sentences |
+| restored | trainer | step, place, seconds |
+| step | trainer, rank 0 | step, seconds since the step before or since the restore, world_size |
+| save | trainer, rank 0 | step, state: remote, durable, skipped or failed; stall_s, seconds, bytes, place, why |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepvm.errors import UsageError
+
+KINDS = frozenset(
+    {
+        "run-started", "run-ended", "machine-asked", "machine-up", "machine-down", "notice", "decision", "group",
+        "replanned", "restored", "step", "save",
+    }
+)  # fmt: skip
+EVENTS_FILE_VARIABLE = "DEEPVM_EVENTS"  # where a trainer's checkpointer appends them, a line each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    at_s: float  # since 1970
+    kind: str
+    machine: str | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise UsageError(f"no event is called {self.kind!r}")
+
+    def to_line(self) -> str:
+        return json.dumps({"at_s": self.at_s, "kind": self.kind, "machine": self.machine, **self.data})
+
+    @staticmethod
+    def from_line(line: str | bytes) -> Event:
+        """Raises ValueError where the line is no event."""
+        found = json.loads(line)
+        if not isinstance(found, dict) or found.get("kind") not in KINDS:
+            raise ValueError(f"no event: {str(found)[:80]}")
+        at_s, kind, machine = float(found.pop("at_s")), found.pop("kind"), found.pop("machine", None)
+        return Event(at_s=at_s, kind=kind, machine=None if machine is None else str(machine), data=found)
