@@ -1,0 +1,1 @@
+"""Where machines learn that they will be taken away."""

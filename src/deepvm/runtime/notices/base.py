@@ -1,0 +1,38 @@
+"""What a machine is told of its own end, and the one question that is asked of every source of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from deepvm.errors import UsageError
+
+Action = Literal["terminate", "stop", "hibernate", "rebalance"]
+ACTIONS: tuple[Action, ...] = ("terminate", "stop", "hibernate", "rebalance")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """``rebalance`` is a warning that the end is likelier now; all others name the end itself."""
+
+    action: Action
+    at_s: float | None  # when it happens, since 1970; None where that is not told
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise UsageError(f"a notice says {', '.join(ACTIONS)}, not {self.action!r}")
+
+    def seconds_left(self, now_s: float) -> float | None:
+        return None if self.at_s is None else max(0.0, self.at_s - now_s)
+
+
+class NoticeSource(Protocol):
+    @property
+    def interval_s(self) -> float:
+        """How often asking makes sense."""
+        ...
+
+    def poll(self) -> Notice | None:
+        """What is announced now. Never raises: a source that cannot be reached announces nothing."""
+        ...

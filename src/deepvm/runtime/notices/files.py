@@ -1,0 +1,41 @@
+"""A notice in a file: for machines played here, and for any cloud that has a way to run a command."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from deepvm.runtime.notices.base import ACTIONS, Notice
+
+
+class FileNotices:
+    """``{"action": "terminate", "at_s": 1790000000.0}``; an empty file is a notice without a time."""
+
+    interval_s = 0.1
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def poll(self) -> Notice | None:
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except OSError:
+            return None
+        try:
+            found = json.loads(text or "{}")
+            at_s = found.get("at_s")
+            action = found.get("action", "terminate")
+        except (ValueError, AttributeError):  # half written, or nothing of ours
+            return None
+        if action not in ACTIONS or not isinstance(at_s, int | float | None):
+            return None
+        return Notice(action=action, at_s=at_s, source=f"file {self._path}")
+
+
+def write_notice(path: Path, *, seconds_left: float | None, action: str = "terminate") -> None:
+    """Whole or not at all."""
+    at_s = None if seconds_left is None else time.time() + seconds_left
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(json.dumps({"action": action, "at_s": at_s}), encoding="utf-8")
+    aside.replace(path)
