@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -22,6 +23,8 @@ class Notice:
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
             raise UsageError(f"a notice says {', '.join(ACTIONS)}, not {self.action!r}")
+        if self.at_s is not None and not math.isfinite(self.at_s):
+            raise UsageError(f"a notice for {self.at_s} seconds after 1970: the number must be finite")
 
     def seconds_left(self, now_s: float) -> float | None:
         return None if self.at_s is None else max(0.0, self.at_s - now_s)

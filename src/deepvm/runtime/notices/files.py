@@ -6,7 +6,8 @@ import json
 import time
 from pathlib import Path
 
-from deepvm.runtime.notices.base import ACTIONS, Notice
+from deepvm.errors import UsageError
+from deepvm.runtime.notices.base import Notice
 
 
 class FileNotices:
@@ -20,17 +21,15 @@ class FileNotices:
     def poll(self) -> Notice | None:
         try:
             text = self._path.read_text(encoding="utf-8")
-        except OSError:
-            return None
-        try:
             found = json.loads(text or "{}")
             at_s = found.get("at_s")
-            action = found.get("action", "terminate")
-        except (ValueError, AttributeError):  # half written, or nothing of ours
-            return None
-        if action not in ACTIONS or not isinstance(at_s, int | float | None):
-            return None
-        return Notice(action=action, at_s=at_s, source=f"file {self._path}")
+            return Notice(
+                action=found.get("action", "terminate"),
+                at_s=None if at_s is None else float(at_s),
+                source=f"file {self._path}",
+            )
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, UsageError):
+            return None  # not there, half written, or nothing of ours
 
 
 def write_notice(path: Path, *, seconds_left: float | None, action: str = "terminate") -> None:

@@ -1,0 +1,90 @@
+"""Questions to a cloud's metadata service, which only the machine itself can reach: no proxy, no redirect, no name."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from deepvm.errors import UsageError
+
+URL_VARIABLE = "DEEPVM_METADATA_URL"
+LINK_LOCAL_URL = "http://169.254.169.254"  # of all three clouds; to resolve a name could take longer than any time-out
+TIMEOUT_S = 1.0  # it is on the same host: what takes longer does not come
+MOST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    status: int
+    text: str
+    flavor: str  # how Google's service tells itself from others on this address
+
+    @property
+    def found(self) -> bool:
+        return self.status == 200
+
+
+class Metadata:
+    def __init__(self, url: str | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        chosen = url or os.environ.get(URL_VARIABLE) or LINK_LOCAL_URL
+        try:
+            parts = urlsplit(chosen)
+            scheme, host, port = parts.scheme, parts.hostname, parts.port
+        except ValueError:
+            scheme, host, port = "", None, None
+        if scheme != "http" or not host:
+            raise UsageError(f"{chosen!r} is no address of a metadata service: write it like {LINK_LOCAL_URL}")
+        self._host, self._port, self._timeout_s = host, port or 80, timeout_s
+
+    def ask(self, path: str, headers: Mapping[str, str], *, method: str = "GET") -> Answer | None:
+        """What it says; None where it cannot be reached, hangs, or speaks something else than HTTP."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, headers=dict(headers))
+            response = connection.getresponse()
+            text = response.read(MOST_BYTES).decode("utf-8")
+            return Answer(status=response.status, text=text, flavor=response.getheader("Metadata-Flavor") or "")
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """A JSON object; empty where the text is something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def iso_time_s(text: object) -> float | None:
+    """``2026-08-01T08:22:00Z``, since 1970; None where it is no time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return _since_1970(datetime.fromisoformat(text.strip().replace("Z", "+00:00")))
+    except (ValueError, OverflowError):
+        return None
+
+
+def mail_time_s(text: object) -> float | None:
+    """``Mon, 19 Sep 2016 18:29:47 GMT`` (RFC 1123), since 1970; None where it is no time."""
+    if not isinstance(text, str):
+        return None
+    try:
+        return _since_1970(parsedate_to_datetime(text))
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def _since_1970(moment: datetime) -> float:
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

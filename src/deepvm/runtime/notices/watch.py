@@ -1,0 +1,51 @@
+"""One thread on each machine that asks its source of notices, and tells each notice once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from deepvm.runtime.notices.base import Notice, NoticeSource
+
+log = logging.getLogger("deepvm.notices")
+
+
+class Watch:
+    """Calls ``on_notice``, in a thread of its own, for every notice that was not told before: a termination after a
+    recommendation is another one, and so is one whose time has moved."""
+
+    def __init__(self, source: NoticeSource, on_notice: Callable[[Notice], object]) -> None:
+        self._source, self._on_notice = source, on_notice
+        self._told: set[Notice] = set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="deepvm-notices", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float = 5.0) -> bool:
+        """No call begins after this one; whether the thread has ended within the time."""
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._look()
+            except Exception:  # the next notice must find a watch that lives
+                log.exception("a notice could not be handled")
+            self._closing.wait(self._source.interval_s)
+
+    def _look(self) -> None:
+        notice = self._source.poll()
+        if notice is None or notice in self._told or self._closing.is_set():
+            return
+        self._told.add(notice)
+        self._on_notice(notice)
