@@ -1,4 +1,4 @@
-"""When to save, what to keep and what to do at a notice: laws."""
+"""When to save and what to keep: laws."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ from deepvm.policy import (
     AllOf,
     AnyOf,
     AtNotice,
-    EmergencyDecision,
     EverySeconds,
     EverySteps,
     Moment,
     Retention,
     SavePolicy,
     YoungDaly,
-    at_notice,
     daly_interval_s,
     parse_policy,
 )
@@ -48,6 +46,8 @@ def moments(draw: st.DrawFn) -> Moment:
         notice_s_left=draw(st.none() | st.floats(0, 300)),
         save_cost_s=draw(st.none() | st.floats(0, 1e4)),
         hazard_per_s=draw(st.none() | st.floats(0, 1)),
+        save_took_s=draw(st.none() | st.floats(0, 300)),
+        under_way_for_s=draw(st.none() | st.floats(0, 300)),
     )
 
 
@@ -151,71 +151,6 @@ def test_the_interval_falls_back_until_measured() -> None:
     measured = dataclasses.replace(now, save_cost_s=0.5, hazard_per_s=1 / 7200)
     assert YoungDaly().interval_s(measured) == pytest.approx(math.sqrt(2 * 0.5 * 7200), rel=0.01)
     assert YoungDaly(hazard_per_s=0).interval_s(measured) == 3600
-
-
-# --- at a notice --------------------------------------------------------------------------------------------------
-
-
-def test_a_notice_makes_a_save_due_at_once_and_again_later() -> None:
-    now = Moment(step=9, now_s=100, last_saved_step=5, last_saved_s=40, notice_s_left=120)
-    assert AtNotice().due(now)
-    assert not AtNotice().due(dataclasses.replace(now, notice_s_left=None))
-    saved = dataclasses.replace(now, last_saved_step=9, last_saved_s=100, step=10)
-    assert not AtNotice().due(dataclasses.replace(saved, now_s=110, notice_s_left=110))
-    assert AtNotice().due(dataclasses.replace(saved, now_s=116, notice_s_left=104))
-    assert AtNotice().due(dataclasses.replace(saved, now_s=103, notice_s_left=2))
-    assert not AtNotice().due(dataclasses.replace(now, step=5))
-
-
-sizes = st.integers(0, 10**12)
-
-
-@given(st.floats(0, 300), sizes, st.none() | st.floats(1, 1e11), st.none() | sizes, st.integers(0, 1000))
-def test_what_is_decided_fits_the_time_left(
-    left_s: float, state_bytes: int, rate: float | None, under_way: int | None, unsaved: int
-) -> None:
-    def decide(seconds_left: float, bandwidth: float | None = rate) -> EmergencyDecision:
-        return at_notice(
-            seconds_left=seconds_left,
-            state_bytes=state_bytes,
-            bytes_per_s=bandwidth,
-            under_way_bytes=under_way,
-            steps_unsaved=unsaved,
-        )
-
-    decision = decide(left_s)
-    if decision is EmergencyDecision.FINISH_UNDER_WAY:
-        assert under_way is not None
-    if decision is EmergencyDecision.SAVE_NOW:
-        assert unsaved > 0
-    if rate is not None:
-        moved = {
-            EmergencyDecision.SAVE_NOW: state_bytes + (under_way or 0),
-            EmergencyDecision.FINISH_UNDER_WAY: under_way or 0,
-            EmergencyDecision.RELY_ON_LAST: 0,
-        }[decision]
-        assert moved == 0 or moved <= rate * left_s
-        worth = [EmergencyDecision.RELY_ON_LAST, EmergencyDecision.FINISH_UNDER_WAY, EmergencyDecision.SAVE_NOW]
-        assert worth.index(decide(left_s + 10)) >= worth.index(decision)  # more time never saves less
-        assert worth.index(decide(left_s, 2 * rate)) >= worth.index(decision) or left_s < 2
-
-
-@pytest.mark.parametrize(
-    ("seconds_left", "under_way", "decision"),
-    [
-        (120, None, EmergencyDecision.SAVE_NOW),
-        (12.1, None, EmergencyDecision.SAVE_NOW),
-        (11.9, None, EmergencyDecision.RELY_ON_LAST),
-        (16, 5 * 10**9, EmergencyDecision.FINISH_UNDER_WAY),
-        (18, 5 * 10**9, EmergencyDecision.SAVE_NOW),
-        (6, 5 * 10**9, EmergencyDecision.RELY_ON_LAST),
-    ],
-)
-def test_seconds_left_are_weighed_against_bytes(
-    seconds_left: float, under_way: int | None, decision: EmergencyDecision
-) -> None:
-    found = at_notice(seconds_left=seconds_left, state_bytes=10 * 10**9, bytes_per_s=1e9, under_way_bytes=under_way)
-    assert found is decision
 
 
 # --- texts and bounds ---------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-"""Decisions as small values: when to save, what to keep, what to do at a notice. Simulation and runtime share them."""
+"""Decisions as small values: when to save, what to keep, what to do at a notice and after a loss. Shared by simulation
+and runtime."""
 
-from deepvm.policy.notice import EmergencyDecision, at_notice
+from deepvm.policy.loss import AfterLoss, parse_after_loss
+from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice, expected_save_s
 from deepvm.policy.retention import Retention
 from deepvm.policy.saving import (
     AllOf,
@@ -16,17 +18,21 @@ from deepvm.policy.saving import (
 )
 
 __all__ = [
+    "AfterLoss",
     "AllOf",
     "AnyOf",
     "AtNotice",
-    "EmergencyDecision",
     "EverySeconds",
     "EverySteps",
     "Moment",
+    "NoticeDecision",
+    "NoticePolicy",
     "Retention",
     "SavePolicy",
     "YoungDaly",
     "at_notice",
     "daly_interval_s",
+    "expected_save_s",
+    "parse_after_loss",
     "parse_policy",
 ]

@@ -1,43 +1,95 @@
-"""What to do with the seconds that are left when a machine's end is announced."""
+"""What to do with the seconds that are left when a machine's end is announced. Pure: what was measured comes in."""
 
 from __future__ import annotations
 
-from enum import Enum
+import math
+from dataclasses import dataclass
+from typing import Literal
 
-MARGIN_S = 2.0  # notices come late and clouds are early by about that much
+from deepvm.errors import UsageError
+from deepvm.units import format_seconds
+
+Choice = Literal["save", "finish", "rely"]
 
 
-class EmergencyDecision(Enum):
-    SAVE_NOW = "save now"
-    FINISH_UNDER_WAY = "finish the save that is under way"
-    RELY_ON_LAST = "rely on the last checkpoint"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeDecision:
+    """``save``: begin one, once what is under way is whole. ``finish``: only what is under way. ``rely``: on the last
+    checkpoint. The machine may leave when it has done so."""
+
+    choice: Choice
+    why: str  # a sentence
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoticePolicy:
+    """How sure a save must be to end in time before it is begun."""
+
+    margin: float = 1.5  # a save may take so many times what it is expected to
+    keep_s: float = 0.5  # for leaving the group, a clock that differs, and a cloud that is early
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.margin) and self.margin >= 1):
+            raise UsageError(f"a margin of {self.margin}: it must be 1 at least, or saves would be begun in vain")
+        if not (math.isfinite(self.keep_s) and self.keep_s >= 0):
+            raise UsageError(f"{self.keep_s} s kept for the end: the number must be finite and not negative")
+
+    def spare_s(self, seconds_left: float, work_s: float) -> float:
+        """What is left once so much expected work is done; below 0 it does not fit."""
+        return seconds_left - self.keep_s - self.margin * work_s
+
+
+def expected_save_s(
+    *, state_bytes: int | None = None, bytes_per_s: float | None = None, took_s: float | None = None
+) -> float | None:
+    """Until a save that begins now is safe elsewhere: the slower of what its bytes and what the last one took tell."""
+    by_bytes = state_bytes / bytes_per_s if state_bytes is not None and bytes_per_s else None
+    told = [seconds for seconds in (by_bytes, took_s) if seconds is not None]
+    return max(told) if told else None
 
 
 def at_notice(
     *,
-    seconds_left: float,
-    state_bytes: int,
-    bytes_per_s: float | None,
-    under_way_bytes: int | None = None,
-    steps_unsaved: int = 1,
-    margin_s: float = MARGIN_S,
-) -> EmergencyDecision:
+    seconds_left: float | None,
+    unsaved_steps: int,
+    save_s: float | None,
+    under_way_for_s: float | None = None,
+    policy: NoticePolicy = NoticePolicy(),  # noqa: B008 - frozen
+) -> NoticeDecision:
     """The most that can be saved for sure in the time that is left.
 
-    ``state_bytes`` are those that a new save would have to move (only the changed ones where saves are incremental),
-    ``bytes_per_s`` is the measured rate until they are safe, ``under_way_bytes`` what a save that has begun has yet
-    to move, and ``steps_unsaved`` counts the steps since the last whole checkpoint.
+    ``seconds_left`` is None where the notice tells no time, ``save_s`` (see ``expected_save_s``) where none was
+    measured: trying then costs little, since only what is whole is published. ``under_way_for_s`` tells how long ago
+    a save was begun that is not whole yet, and ``unsaved_steps`` counts the steps that neither it nor the last
+    checkpoint has.
     """
-    usable_s = seconds_left - margin_s
-    under_way = under_way_bytes is not None
-    if steps_unsaved <= 0 and not under_way:
-        return EmergencyDecision.RELY_ON_LAST
-    if bytes_per_s is None:  # never measured: trying costs nothing, since only what is whole is published
-        return EmergencyDecision.FINISH_UNDER_WAY if under_way else EmergencyDecision.SAVE_NOW
-    movable_bytes = usable_s * bytes_per_s
-    rest_bytes = under_way_bytes or 0
-    if steps_unsaved > 0 and rest_bytes + state_bytes <= movable_bytes:
-        return EmergencyDecision.SAVE_NOW  # once the one under way is whole, which then is what we fall back to
-    if under_way and rest_bytes <= movable_bytes:
-        return EmergencyDecision.FINISH_UNDER_WAY
-    return EmergencyDecision.RELY_ON_LAST
+    under_way = under_way_for_s is not None
+    if unsaved_steps <= 0 and not under_way:
+        return _decided("rely", "the last checkpoint is of this very step")
+    if seconds_left is not None and policy.spare_s(seconds_left, 0.0) < 0:
+        return _decided("rely", f"{format_seconds(seconds_left)} are left, which is too late to save")
+    if seconds_left is None or save_s is None:
+        unknown = "how much time is left was not told" if seconds_left is None else "no save was measured yet"
+        if under_way:
+            return _decided("finish", f"a save is under way, and {unknown}")
+        return _decided("save", f"{_steps(unsaved_steps)} would be lost, and {unknown}")
+
+    rest_s = 0.0 if under_way_for_s is None else max(0.0, save_s - under_way_for_s)
+    left, save, rest = map(format_seconds, (seconds_left, save_s, rest_s))
+    if unsaved_steps > 0 and policy.spare_s(seconds_left, rest_s + save_s) >= 0:
+        after = f" after the {rest} of the save under way" if under_way else ""
+        return _decided("save", f"saving {_steps(unsaved_steps)} should take {save}{after}, and {left} are left")
+    if under_way and policy.spare_s(seconds_left, rest_s) >= 0:
+        another = f", too few for another of {save}" if unsaved_steps > 0 else ""
+        return _decided("finish", f"the save under way should take {rest} more, and {left} are left{another}")
+    needed = f"the save under way needs {rest} more" if under_way else f"a save needs {save}"
+    kept = f"{policy.margin:g} times that and {format_seconds(policy.keep_s)} would be safe"
+    return _decided("rely", f"{left} are left and {needed}: {kept}, so the last checkpoint has to do")
+
+
+def _decided(choice: Choice, why: str) -> NoticeDecision:
+    return NoticeDecision(choice=choice, why=why)
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from deepvm.errors import UsageError
+from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice, expected_save_s
 from deepvm.units import parse_seconds
 
 
@@ -23,6 +24,10 @@ class Moment:
     save_cost_s: float | None = None  # training time that one save takes, as measured
     restore_cost_s: float | None = None
     hazard_per_s: float | None = None  # preemptions that stop the run, per second
+    save_took_s: float | None = None  # from the beginning of a save until it is safe elsewhere, as measured
+    under_way_for_s: float | None = None  # since a save was begun that is not safe yet; it counts as the last one
+    state_bytes: int | None = None  # that a save has to move
+    bytes_per_s: float | None = None  # at which they become safe, as measured
 
     @property
     def unsaved_steps(self) -> int:
@@ -31,6 +36,12 @@ class Moment:
     @property
     def unsaved_s(self) -> float:
         return self.now_s - (self.last_saved_s or 0.0)
+
+    @property
+    def save_s(self) -> float | None:
+        """Until a save that begins now is safe elsewhere; the training time that it takes is the least it can be."""
+        measured = self.save_cost_s if self.save_took_s is None else self.save_took_s
+        return expected_save_s(state_bytes=self.state_bytes, bytes_per_s=self.bytes_per_s, took_s=measured)
 
 
 class SavePolicy(Protocol):
@@ -132,18 +143,33 @@ class YoungDaly(_Composable):
 
 @dataclass(frozen=True, slots=True)
 class AtNotice(_Composable):
-    """When this machine's end is announced: at once, and again while it lives, so that little is lost with it."""
+    """When this machine's end is announced: at once, and again while it lives, so that little is lost with it; but
+    only what can be finished in time."""
 
     again_after_s: float = 15.0  # a save that is younger is good enough, unless even less time is left
+    policy: NoticePolicy = NoticePolicy()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if not self.again_after_s > 0:
             raise UsageError(f"saves every {self.again_after_s} s at a notice: the number must be above 0")
 
+    def decide(self, now: Moment) -> NoticeDecision:
+        return at_notice(
+            seconds_left=now.notice_s_left,
+            unsaved_steps=now.unsaved_steps,
+            save_s=now.save_s,
+            under_way_for_s=now.under_way_for_s,
+            policy=self.policy,
+        )
+
     def due(self, now: Moment) -> bool:
-        if now.notice_s_left is None or now.notice_s_left <= 0 or now.unsaved_steps <= 0:
+        left_s = now.notice_s_left
+        if left_s is None or left_s <= 0 or now.under_way_for_s is not None:  # the next step asks again
             return False
-        return now.unsaved_s >= min(self.again_after_s, now.notice_s_left)
+        if self.decide(now).choice != "save":
+            return False
+        last_chance_s = left_s if now.save_s is None else self.policy.spare_s(left_s, now.save_s)
+        return now.unsaved_s >= min(self.again_after_s, last_chance_s)
 
     def __str__(self) -> str:
         return "at notice"
