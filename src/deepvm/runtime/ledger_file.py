@@ -1,0 +1,151 @@
+"""A ledger on the disk: what the SQLite file holds, how it is opened, and who may write it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from deepvm.errors import DeepvmError, MalformedFile, UsageError
+
+VERSION = 1
+FORMAT = f"deepvm-ledger/{VERSION}"
+APPLICATION_ID = 0x44564D4C  # "DVML": how a ledger differs from other SQLite files
+BUSY_S = 10.0  # readers and the writer exclude each other for moments only, while the log is folded in
+LOCK_S = 2.0  # a reader that asks whether somebody writes holds the lock for microseconds
+
+_TABLES = (
+    "CREATE TABLE facts(name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
+    """CREATE TABLE events(
+        id INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, machine TEXT, data TEXT NOT NULL
+    )""",
+)
+_FORBIDDEN = (
+    "BEFORE UPDATE ON facts",
+    "BEFORE DELETE ON facts",
+    "BEFORE UPDATE ON events",
+    "BEFORE DELETE ON events",
+    # INSERT OR REPLACE deletes without a word to those above
+    "BEFORE INSERT ON facts WHEN EXISTS (SELECT 1 FROM facts WHERE name = NEW.name)",
+    "BEFORE INSERT ON events WHEN EXISTS (SELECT 1 FROM events WHERE id = NEW.id)",
+)
+
+
+class LedgerError(DeepvmError):
+    """The ledger cannot be written or read now."""
+
+
+def create_database(path: Path, facts: Mapping[str, str]) -> None:
+    """The file must not exist. Only its owner can read it: the arguments of a script may be secret."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        raise UsageError(f"{path} exists already: resume that run, or give the new one another name") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror or error}") from None
+    try:
+        with closing(_connect(path, "mode=rw")) as database:
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("BEGIN IMMEDIATE")
+            for table in _TABLES:
+                database.execute(table)
+            for number, what in enumerate(_FORBIDDEN):
+                refuse = "BEGIN SELECT RAISE(ABORT, 'a ledger only grows'); END"
+                database.execute(f"CREATE TRIGGER forbidden_{number} {what} {refuse}")
+            database.executemany("INSERT INTO facts VALUES (?, ?)", facts.items())
+            database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            database.execute(f"PRAGMA user_version = {VERSION}")
+            database.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise LedgerError(f"{path} cannot be written: {error}") from None
+
+
+def open_database(path: Path, *, write: bool) -> sqlite3.Connection:
+    """A connection to what is a ledger of this version, or one sentence on what it is."""
+    if not path.is_file():
+        raise UsageError(f"{path} is no ledger: there is no such file")
+    if path.stat().st_size == 0:
+        raise MalformedFile(path, "it is empty: its run ended before it began")
+    try:
+        return _checked(path, "mode=rw" if write else "mode=ro")
+    except sqlite3.OperationalError as error:
+        if not write and not path.with_name(path.name + "-wal").exists():
+            # A folder where nothing can be written, not even the log's index: nobody else writes there, either.
+            with suppress(sqlite3.Error):
+                return _checked(path, "mode=ro&immutable=1")
+        raise LedgerError(f"{path} cannot be opened: {error}") from None
+    except sqlite3.DatabaseError as error:
+        raise MalformedFile(path, f"it is no ledger of a run ({error})") from None
+
+
+def _checked(path: Path, options: str) -> sqlite3.Connection:
+    database = _connect(path, options)
+    try:
+        (application,) = database.execute("PRAGMA application_id").fetchone()
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if application != APPLICATION_ID:
+            raise MalformedFile(path, "it is an SQLite file, but no ledger of a run")
+        if version != VERSION:
+            raise MalformedFile(
+                path, f"its format is {version}, this deepvm reads {VERSION}: use the deepvm that wrote it"
+            )
+        # With a write-ahead log, this is safe against the end of the process at any time; a loss of power can take
+        # the last transactions, never the file.
+        database.execute("PRAGMA synchronous = NORMAL")
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _connect(path: Path, options: str) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"file:{quote(str(path.absolute()))}?{options}",
+        uri=True,
+        timeout=BUSY_S,
+        isolation_level=None,  # transactions are written out
+        check_same_thread=False,  # the ledger holds a mutex instead
+    )
+
+
+def _lock_path(path: Path) -> Path:
+    # Not the ledger itself: closing any descriptor of an SQLite file drops the process's locks on it.
+    return path.with_name(path.name + ".lock")
+
+
+def take_lock(path: Path) -> int:
+    """For the one writer, until it closes the descriptor or ends in any way."""
+    try:
+        fd = os.open(_lock_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be written: {error.strerror or error}") from None
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise LedgerError(f"{path} is being written by another process: that run still goes on") from None
+            time.sleep(0.02)
+
+
+def being_written(path: Path) -> bool:
+    """Whether a process has it open for writing now, this one included."""
+    try:
+        fd = os.open(_lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
+    return False
