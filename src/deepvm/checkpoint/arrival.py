@@ -23,6 +23,7 @@ from deepvm.store.memory import MemoryStore
 
 READERS = 16  # of object storage, and of network disks: many large reads at once
 PATIENT_NICENESS = 10  # for what nobody needs yet: the first step keeps its cores
+HELD_S = 60.0  # how often a reader that is held looks up; whoever lets it go wakes it
 JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
 _GIVEN_UP = "it was given up"
 
@@ -53,7 +54,8 @@ def readers_for(store: Store | InPlace) -> int:
 class Arrival:
     """Fetches chunks in ``order``; those that somebody waits for come before the others. ``place`` tells where the
     bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned. After the ``hurried``
-    first ones the rest is fetched at lower priority."""
+    first ones the rest is fetched at lower priority; bytes that are in memory already are left alone until ``go_on``,
+    since bringing them takes nothing but the cores that the first step computes on."""
 
     def __init__(
         self,
@@ -70,7 +72,8 @@ class Arrival:
         self._taken = bytearray(len(manifest.digests))
         self._there = bytearray(len(manifest.digests))
         self._left = len(self._waiting)
-        self._patient_below = 0 if hurried is None else self._left - hurried  # of chunks that are left
+        self._rest = 0 if hurried is None else self._left - hurried  # how many are not hurried
+        self._held = hurried is not None and isinstance(store, InPlace)
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         count = min(readers_for(store), max(1, self._left))
@@ -94,13 +97,21 @@ class Arrival:
             for chunk in chunks:
                 if not self._taken[chunk]:
                     self._urgent.append(chunk)
+            self._changed.notify_all()
             there = self._changed.wait_for(lambda: self._failure is not None or self.has(chunks), timeout_s)
             if self._failure is not None:
                 raise self._failure
         if not there:
             raise StoreUnavailable(f"a part of step {self._manifest.step} did not come within {timeout_s:g} s")
 
+    def go_on(self) -> None:
+        """Bring the rest, too."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
     def wait_all(self, timeout_s: float) -> None:
+        self.go_on()
         with self._changed:
             there = self._changed.wait_for(lambda: self._failure is not None or self.finished, timeout_s)
             if self._failure is not None:
@@ -122,6 +133,9 @@ class Arrival:
     def _next(self) -> int | None:
         with self._changed:
             while self._failure is None:
+                if self._held and not self._urgent and 0 < len(self._waiting) <= self._rest:
+                    self._changed.wait(HELD_S)
+                    continue
                 queue = self._urgent or self._waiting
                 if not queue:
                     return None
@@ -135,7 +149,7 @@ class Arrival:
         buffer: memoryview | None = None
         patient = False
         while (chunk := self._next()) is not None:
-            if not patient and self._left <= self._patient_below:
+            if not patient and self._left <= self._rest:
                 patient = True
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT_NICENESS)

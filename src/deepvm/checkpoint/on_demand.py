@@ -1,8 +1,9 @@
 """Restore on demand: the first step begins while the checkpoint is still coming in.
 
-Parameters are received straight into their own memory, in the order in which an earlier run used them, and a module
-waits only for its own. The optimizer's state, two thirds of an Adam checkpoint, comes after them, and is waited for
-when the optimizer first steps. Everything else (buffers, schedulers, counters) is small, and there at once.
+Parameters are received straight into their own memory (or, from a mapped file, used where they lie: lending.py), in the
+order in which an earlier run used them, and a module waits only for its own. The optimizer's state, two thirds of an
+Adam checkpoint, comes after them, and is waited for when the optimizer first steps. Everything else (buffers,
+schedulers, counters) is small, and there at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint import awaited
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
-from deepvm.checkpoint.layout import Layout, dtype_name
+from deepvm.checkpoint.layout import ALIGNED_BYTES, Layout, dtype_name
+from deepvm.checkpoint.lending import Loan, can_be_lent
 from deepvm.checkpoint.loading import Adopted, load_component
 from deepvm.checkpoint.pieces import HEADER, Pieces
 from deepvm.checkpoint.staging import Staging
@@ -51,6 +53,7 @@ class OnDemand:
         self._pieces = Pieces(source.layout, source.manifest.chunk_bytes)
         self._homes: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
         self._of_parameter: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
+        self._loans: dict[int, Loan] = {}  # by entry
         self._hooks: list[RemovableHandle] = []
         self._afterwards: Callable[[], None] | None = None
         self._late = [name for name, part in components.items() if _comes_late(part)]
@@ -61,8 +64,9 @@ class OnDemand:
         for entry in [*late, *now]:
             if entry in self._homes:  # tied to something that is no parameter of a module
                 self._homes[entry].append(source.memory.address + source.layout.entries[entry].start)
-        order = self._order(now, late)
-        hurried = len(self._pieces.chunks_of([*now, *self._homes]))
+        order, hurried = self._order(now, late)
+        if isinstance(source.store, InPlace):
+            self._plan_loans()
         self._arrival = Arrival(source.store, source.manifest, self._place, order, hurried=hurried)
         try:
             self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
@@ -72,6 +76,8 @@ class OnDemand:
             raise
         for parameter, _ in self._of_parameter.values():
             awaited.expect(parameter, self._arrive)
+        if not self._of_parameter:  # of no forward on these cores
+            self._arrival.go_on()
         self._hook()
 
     @property
@@ -97,7 +103,7 @@ class OnDemand:
             for parameter, _ in self._of_parameter.values():
                 awaited.forget(parameter)
             self._of_parameter = {}
-            self._load_late()
+            self._load_late(self._end_loans())
         self._end()
 
     def abandon(self) -> None:
@@ -105,6 +111,8 @@ class OnDemand:
         for parameter, _ in self._of_parameter.values():
             awaited.forget(parameter)
         self._of_parameter, self._late = {}, []
+        self._loans = {entry: loan for entry, loan in self._loans.items() if loan.begun}
+        self._end_loans()
         self._end()
 
     def _end(self) -> None:
@@ -130,6 +138,19 @@ class OnDemand:
                 continue
             self._of_parameter[id(tensor)] = (tensor, entry)
             self._homes.setdefault(entry, []).append(tensor.data_ptr())
+
+    def _plan_loans(self) -> None:
+        """The parameters that need not be copied before they are used: each the only one that its bytes are for."""
+        for parameter, entry in self._of_parameter.values():
+            mapped = self._tensors[self._source.layout.entries[entry].name]
+            if len(self._homes[entry]) == 1 and mapped.data_ptr() % ALIGNED_BYTES == 0 and can_be_lent(parameter):
+                self._loans[entry] = Loan(parameter, mapped)
+                del self._homes[entry]
+
+    def _end_loans(self) -> list[int]:
+        """Every parameter into its own memory again; the entries of those that have to stay where they are."""
+        loans, self._loans = self._loans, {}
+        return [entry for entry, loan in loans.items() if not loan.end()]
 
     def _place(self, chunk: int) -> list[Part]:
         parts: list[Part] = []
@@ -160,9 +181,9 @@ class OnDemand:
         by_name = self._source.layout.by_name
         return sorted(by_name[n] for n in late - now), sorted(by_name[n] for n in now)
 
-    def _order(self, now: Sequence[int], late: Sequence[int]) -> list[int]:
+    def _order(self, now: Sequence[int], late: Sequence[int]) -> tuple[list[int], int]:
         """What is small, what runs first, what runs later, what the optimizer needs; last what nobody was seen to use.
-        What no component asks for does not come at all."""
+        What no component asks for does not come at all. And how many of these chunks a first forward needs."""
         used: list[int] = []
         unused: list[int] = []
         for name, component in self._components.items():
@@ -173,7 +194,7 @@ class OnDemand:
             used += self._own_entries(seen)
             rest = self._own_entries(modules.values())
             (unused if seen else used).extend(rest)
-        return self._pieces.chunks_of([*now, *used, *late, *unused])
+        return self._pieces.chunks_of([*now, *used, *late, *unused]), len(self._pieces.chunks_of([*now, *used]))
 
     def _own_entries(self, modules: Iterable[torch.nn.Module]) -> list[int]:
         own = (p for module in modules for p in _used_by(module))
@@ -198,6 +219,8 @@ class OnDemand:
         if found is not None:
             self._wait(self._pieces.chunks_of([found[1]]))
             del self._of_parameter[id(parameter)]
+            if found[1] in self._loans:
+                self._loans[found[1]].begin()
 
     def _load_now(self) -> None:
         """What is not a parameter, and not the optimizer's state."""
@@ -220,8 +243,10 @@ class OnDemand:
             rest._metadata = saved._metadata  # type: ignore[attr-defined]
         module.load_state_dict(rest, strict=False)
 
-    def _load_late(self) -> None:
+    def _load_late(self, kept: Sequence[int]) -> None:
         adopted = Adopted(self._tensors)
+        for entry in kept:
+            adopted[self._source.layout.entries[entry].name]
         late, self._late = self._late, []
         for name in late:
             optimizer: torch.optim.Optimizer = self._components[name]
@@ -238,10 +263,16 @@ class OnDemand:
                     wanted = [p for p in _used_by(module) if id(p) in self._of_parameter]
                     if wanted:
                         self._hook_module(module, wanted)
+                self._hooks.append(component.register_forward_hook(self._go_on))
         for name in self._late:
             optimizer: torch.optim.Optimizer = self._components[name]
             self._hooks.append(optimizer.register_step_pre_hook(self._finish_first))
             self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
+
+    def _go_on(self, *_: object) -> None:
+        awaited.uncompiled(self._arrival.go_on)
+
+    _go_on._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _finish_first(self, *_: object) -> None:
         self.finish()
