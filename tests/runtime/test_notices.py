@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from metadata_servers import AzureImds, Cloud, Ec2, Gce, azure_event, raw_server, running
 
 from deepvm.errors import UnknownName, UsageError
@@ -29,6 +33,7 @@ from deepvm.runtime.notices.sources import NoNotices
 T = TypeVar("T", bound=Cloud)
 WHOLE = 1_790_000_000.0  # 2026-09-21T14:13:20Z
 TERMINATE = '{"action": "terminate", "time": "2026-09-21T14:13:20Z"}'
+UNHASHABLE = '{"Events": [{"EventType": ["Preempt"], "Resources": ["worker_3"]}]}'
 REBALANCE = '{"noticeTime": "2026-09-21T14:10:00Z"}'
 
 
@@ -96,6 +101,35 @@ def test_what_is_no_address_of_a_service_is_refused(make: Callable[[str], Notice
         make(url)
 
 
+KEYS = ("action", "time", "noticeTime", "Events", "EventId", "EventType", "Resources", "EventStatus", "NotBefore")
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
+    | st.sampled_from(["terminate", "Preempt", "Started", "worker_3", "2026-09-21T14:13:20Z", "Mon, 99 Foo 1 1:1:1"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3) | st.sampled_from(KEYS), inner, max_size=6),
+    max_leaves=15,
+)  # fmt: skip
+DOCUMENTS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8) | st.builds(
+    lambda *events: {"Events": list(events)}, st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=8)
+)
+
+
+@pytest.fixture(scope="module")
+def services() -> Iterator[tuple[Cloud, Cloud]]:
+    with running(Ec2()) as ec2, running(AzureImds()) as imds:
+        yield ec2, imds
+
+
+@settings(max_examples=25, deadline=None)
+@given(DOCUMENTS)
+def test_no_document_makes_a_poll_fail(services: tuple[Cloud, Cloud], document: object) -> None:
+    ec2, imds = services
+    ec2.paths[Ec2.ACTION] = ec2.paths[Ec2.REBALANCE] = imds.paths[AzureImds.EVENTS] = json.dumps(document)
+    for source in (AwsNotices(ec2.url), AzureNotices(imds.url)):
+        notice = source.poll()
+        assert notice is None or notice.at_s is None or math.isfinite(notice.at_s)
+
+
 # --- AWS ----------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +178,17 @@ def test_a_token_that_is_refused_is_replaced_at_once(started: Callable[[T], T]) 
     assert service.asked[-3:] == [f"GET {Ec2.ACTION}", "PUT /latest/api/token", f"GET {Ec2.ACTION}"]
 
 
-@pytest.mark.parametrize("text", ["", "terminate", "[]", '{"action": ["terminate"]}', '{"action": "noop"}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "terminate",
+        "[]",
+        "null",
+        '{"action": ["terminate"]}',
+        '{"action": "rebalance", "time": "2026-09-21T14:13:20Z"}',
+    ],
+)
 def test_what_is_no_interruption_hides_no_recommendation(started: Callable[[T], T], text: str) -> None:
     service = started(Ec2())
     service.paths |= {Ec2.ACTION: text, Ec2.REBALANCE: REBALANCE}
@@ -258,7 +302,9 @@ def test_of_several_events_the_first_counts(started: Callable[[T], T]) -> None:
     assert AzureNotices(service.url).poll() == Notice(action="terminate", at_s=WHOLE, source="azure")
 
 
-@pytest.mark.parametrize("text", ["[]", '{"Events": 5}', '{"Events": ["Preempt", {"EventType": "Preempt"}]}'])
+@pytest.mark.parametrize(
+    "text", ["[]", '{"Events": 5}', '{"Events": ["Preempt", {"EventType": "Preempt"}]}', UNHASHABLE]
+)
 def test_other_documents_announce_nothing(started: Callable[[T], T], text: str) -> None:
     service = started(AzureImds())
     service.paths[AzureImds.EVENTS] = text

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 
-from deepvm.runtime.notices.base import ACTIONS, Notice
+from deepvm.runtime.notices.base import Action, Notice
 from deepvm.runtime.notices.metadata import Answer, Metadata, fields_of, iso_time_s
 
 TOKEN_PATH = "/latest/api/token"  # noqa: S105
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+INTERRUPTIONS: tuple[Action, ...] = ("terminate", "stop", "hibernate")
 TOKEN_S = 21_600  # the longest that EC2 gives
 
 
@@ -62,7 +63,7 @@ class AwsNotices:
 
 def _interruption(text: str) -> Notice | None:
     told = fields_of(text)
-    for action in ACTIONS:
-        if action == told.get("action") and action != "rebalance":
+    for action in INTERRUPTIONS:
+        if action == told.get("action"):
             return Notice(action=action, at_s=iso_time_s(told.get("time")), source="aws")
     return None

@@ -35,13 +35,13 @@ class AzureNotices:
             return None
         listed = fields_of(told.text).get("Events")
         events = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
-        own = [event for event in events if _concerns(event, name) and event.get("EventType") in ENDS]
+        own = [event for event in events if _concerns(event, name) and str(event.get("EventType")) in ENDS]
         self._ends_s = {str(event.get("EventId")): self._end_s(event) for event in own}
         if not own:
             return None
         first = min(own, key=lambda event: self._ends_s[str(event.get("EventId"))])
         at_s = self._ends_s[str(first.get("EventId"))]
-        return Notice(action=ENDS[first["EventType"]], at_s=None if math.isinf(at_s) else at_s, source="azure")
+        return Notice(action=ENDS[str(first["EventType"])], at_s=None if math.isinf(at_s) else at_s, source="azure")
 
     def _end_s(self, event: dict[str, Any]) -> float:
         """Infinite where it is not told. An event that has begun has no time any more: it keeps the one that it had,
