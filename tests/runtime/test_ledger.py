@@ -330,12 +330,22 @@ class TestFilesThatAreNone:
         with pytest.raises(MalformedFile, match=r"damaged|no ledger"), Ledger.open(path) as reader:
             list(reader.events())
 
-    def test_an_event_that_is_none(self, ledger: Ledger, path: Path) -> None:
+    @pytest.mark.parametrize(
+        ("kind", "data", "why"),
+        [
+            ("later-invention", "{}", "no event is called 'later-invention'"),
+            ("step", '{"step": ', "Expecting value"),
+            ("step", "[1]", r"its data is \[1\]"),
+            ("step", "{}, {}", "Extra data"),
+        ],
+    )
+    def test_an_event_that_is_none(self, ledger: Ledger, path: Path, kind: str, data: str, why: str) -> None:
+        ledger.append(steps(1, 2))
         database = sqlite3.connect(path, timeout=10)
         with database:
-            database.execute("INSERT INTO events(at_s, kind, data) VALUES (1, 'later-invention', '{}')")
+            database.execute("INSERT INTO events(at_s, kind, data) VALUES (1, ?, ?)", (kind, data))
         database.close()
-        with pytest.raises(MalformedFile, match="event 1 cannot be read: no event is called 'later-invention'"):
+        with pytest.raises(MalformedFile, match=f"event 3 cannot be read: {why}"):
             list(ledger.events())
 
 

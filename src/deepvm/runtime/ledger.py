@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.runtime.cluster import Cluster, Machine
@@ -110,15 +110,31 @@ class Ledger:
         while after < last:
             with self._guarded():
                 rows = self._database.execute(query, (after, last, *kinds, _ROWS)).fetchall()
-            for number, at_s, found, machine, data in rows:
+            for row, data in zip(rows, self._parsed(rows), strict=True):
+                number, at_s, found, machine, _ = row
                 try:
-                    event = Event(at_s=at_s, kind=found, machine=machine, data=_dict(json.loads(data)))
+                    event = Event(at_s=at_s, kind=found, machine=machine, data=data)
                 except (ValueError, TypeError, UsageError) as error:
                     raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
                 yield number, event
             if len(rows) < _ROWS:
                 return
             after = rows[-1][0]
+
+    def _parsed(self, rows: list[tuple[Any, ...]]) -> list[dict[str, Any]]:
+        try:
+            parsed = json.loads(f"[{','.join([row[4] for row in rows])}]")  # at once: much faster than one by one
+            if len(parsed) == len(rows) and all(type(data) is dict for data in parsed):
+                return cast("list[dict[str, Any]]", parsed)
+        except (ValueError, TypeError):
+            pass
+        for number, *_, data in rows:
+            try:
+                if not isinstance(json.loads(data), dict):
+                    raise ValueError(f"its data is {data[:40]}")
+            except (ValueError, TypeError) as error:
+                raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
+        raise MalformedFile(self.path, f"events from {rows[0][0]} on cannot be read")
 
     @property
     def being_written(self) -> bool:
@@ -176,12 +192,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise TypeError(f"its data is {str(value)[:40]}")
-    return value
 
 
 def _values(value: Machine | Cluster) -> dict[str, Any]:
