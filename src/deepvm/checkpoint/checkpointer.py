@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import queue
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -22,24 +20,20 @@ from deepvm.checkpoint.on_demand import OnDemand
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
+from deepvm.checkpoint.sending import Sending
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
+from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
-from deepvm.errors import CheckpointError, DeepvmError, OverBudget, StoreError, UsageError
+from deepvm.errors import CheckpointError, DeepvmError, OverBudget, UsageError
 from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
 from deepvm.store.base import Store, check_run
 from deepvm.store.memory import MemoryStore
-from deepvm.store.repair import repair
 from deepvm.store.urls import open_stores
 
 log = logging.getLogger("deepvm.checkpoint")
-
-STATE_FORMAT = "deepvm-state/1"
-DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
-REPAIR_S = 1.0  # how often a node that missed a checkpoint is looked for
-_Save = tuple[Snapshot, SaveHandle, dict[str, str] | str, float]
 
 
 class Checkpointer:
@@ -102,20 +96,28 @@ class Checkpointer:
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
         self._notice_ends_s: float | None = None
         self._raise: CheckpointError | None = None
-        self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
-        self._tiers: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
-        self._busy = threading.Event()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._threads = [
-            threading.Thread(target=target, name=f"deepvm-{name}", daemon=True)
-            for name, target in (("save", self._save_loop), ("tier", self._tier_loop))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._tiers = Tiers(
+            self._stores,
+            run,
+            self._rank,
+            retention=self.retention,
+            status=self._status,
+            deadline_s=deadline_s,
+            after_retaining=self._forget_lonely_witnesses,
+        )
+        self._sending = Sending(
+            self._transfer,
+            self._taking,
+            self._determinism,
+            self._tiers,
+            status=self._status,
+            deadline_s=deadline_s,
+            on_failure=self._fail,
+            when_over=self._let_go_of,
+        )
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
-        self._attempts = self._last_attempt = 0
+        self._attempts = 0
         self._closed = False
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Checkpointer:
             self._skip(handle, "a step is replayed")
             return handle
         self._look(step)
-        idle = self._idle.wait(0.0 if self._on_busy == "skip" else self._deadline_s)
+        idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
         if not (idle if self._world_size == 1 else ranks.all_of(idle)):
             self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
@@ -161,7 +163,7 @@ class Checkpointer:
         except Exception as error:  # of the user's own state_dict(), too: training goes on
             self._fail(handle, error)
             return handle
-        self._idle.clear()
+        self._sending.begin()
         self._status.taken += 1
         self._last_saved_step, self._last_saved_s = step, time.monotonic()
         self._snapshot, self._handle = snapshot, handle
@@ -171,7 +173,7 @@ class Checkpointer:
         extra: dict[str, str] | str = skeletons
         if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
             extra = ", ".join(ranks.gather_texts(join(skeletons)))
-        self._saves.put((snapshot, handle, extra, began))
+        self._sending.put(snapshot, handle, extra, began)
         return handle
 
     def notice(self, seconds_left: float) -> None:
@@ -192,6 +194,7 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        self._tiers.hurry()
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
             self.finish_restore()
         for hook in self._hooks:
@@ -199,9 +202,9 @@ class Checkpointer:
         self._start.close()
         self._use_order.close()
         self._before_step()
-        self._saves.put(None)
-        for thread in self._threads:
-            thread.join(timeout_s)
+        self._sending.end()
+        self._sending.join(timeout_s)
+        self._tiers.join(timeout_s)
         if self._witnesses is not None:
             self._witnesses.close(timeout_s)
         self._transfer.close()
@@ -239,124 +242,14 @@ class Checkpointer:
         handle.stall_s += time.perf_counter() - began
         handle.advance("staged")
 
-    # --- in the background --------------------------------------------------------------------------------------
+    def _let_go_of(self, snapshot: Snapshot) -> None:
+        """It was sent, or will never be."""
+        if self._snapshot is snapshot:
+            self._snapshot = None
 
-    def _save_loop(self) -> None:
-        while (work := self._saves.get()) is not None:
-            snapshot, handle, extra, began = work
-            try:
-                self._send(snapshot, handle, extra if isinstance(extra, str) else join(extra))
-                self._status.last_save_s = time.perf_counter() - began
-                handle.advance("remote")
-                self._status.remote += 1
-                self._status.last_remote_step, self._last_attempt = handle.step, handle.attempt
-                self._tiers.put(handle)
-            except Exception as error:
-                self._fail(handle, error)
-            finally:
-                self._status.stall_s += handle.stall_s
-                if self._snapshot is snapshot:
-                    self._snapshot = None
-                self._idle.set()
-        self._tiers.put(None)
-
-    def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:
-        layout = snapshot.pieces.layout
-
-        def write_header(skeletons: Sequence[str]) -> None:
-            header = layout.header({"format": STATE_FORMAT, "skeleton": f"[{', '.join(skeletons)}]"})
-            if header is None:
-                self._taking.forget_plan()
-                raise CheckpointError(
-                    "the plain values of the state have outgrown the header: the next save makes room"
-                )
-            snapshot.staging.view[: len(header)] = header
-
-        sent = self._transfer.save(
-            snapshot,
-            handle.step,
-            extra=skeleton,
-            write_header=write_header,
-            facts=self._determinism.facts(),
-            deadline_s=self._deadline_s,
-            on_sent=lambda: handle.advance("staged"),
-            attempt=handle.attempt,
-        )
-        handle.bytes_sent, handle.bytes_kept = sent.bytes_sent, sent.bytes_kept
-        self._status.bytes_sent += sent.bytes_sent
-        self._status.bytes_kept += sent.bytes_kept
-        self._status.nodes_down = sent.nodes_down
-
-    def _tier_loop(self) -> None:
-        """Follow each committed checkpoint until it is durable, and bring it back to nodes that missed it."""
-        while True:
-            try:
-                handle = self._tiers.get(timeout=REPAIR_S)
-            except queue.Empty:
-                self._repair()
-                continue
-            if handle is None:
-                return
-            try:
-                if self._make_durable(handle):
-                    handle.advance("durable")
-                    self._status.durable += 1
-                    self._status.last_durable_step = handle.step
-            except Exception as error:
-                self._status.last_error = f"step {handle.step} is not durable: {error}"
-                log.warning("%s", self._status.last_error)
-
-    def _make_durable(self, handle: SaveHandle) -> bool:
-        first, *further = self._stores
-        if first.durable:
-            if self._rank == 0:
-                self._retain(first)
-            return True
-        if further and self._rank == 0:
-            from deepvm.store.verify import copy
-
-            for store in further:
-                copy(first, store, self.run, handle.step)
-                self._retain(store)
-            return True
-        assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
-        ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
-        while time.monotonic() < ends and not self._closed and self._tiers.empty():
-            if further:
-                if all(handle.step in store.steps(self.run) for store in further):
-                    return True
-            else:
-                states = first.states(self.run, handle.step)
-                if not states:  # overtaken by a newer one before it was written on
-                    return False
-                if first.outlives_the_nodes(states):
-                    return True
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, SLOWEST_POLL_S)
-            if pause_s == SLOWEST_POLL_S:
-                self._repair()
-        return False
-
-    def _repair(self) -> None:
-        """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""
-        first, step = self._stores[0], self._status.last_remote_step
-        if not self._status.nodes_down or step is None or self._rank != 0 or not isinstance(first, MemoryStore):
-            return
-        try:
-            whole = repair(first, self.run, step, self._last_attempt)
-        except StoreError as error:
-            log.info("step %d is not repaired yet: %s", step, error)
-            return
-        if step == self._status.last_remote_step:
-            self._status.nodes_down = tuple(node for node in self._status.nodes_down if node not in whole)
-
-    def _retain(self, store: Store) -> None:
-        for step in self.retention.expired(store.steps(self.run)):
-            with suppress(StoreError):
-                store.delete(self.run, step)
+    def _forget_lonely_witnesses(self, store: Store) -> None:
         if self._witnesses is not None:
-            with suppress(StoreError):
-                self._witnesses.forget_lonely(store)
+            self._witnesses.forget_lonely(store)
 
     def _skip(self, handle: SaveHandle, reason: str) -> None:
         self._status.skipped += 1

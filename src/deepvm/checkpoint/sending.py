@@ -1,0 +1,113 @@
+"""The thread that brings one snapshot after another into the first store, while training goes on."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from deepvm.checkpoint.capture import join
+from deepvm.checkpoint.determinism import Determinism
+from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.plain import PlainTransfer
+from deepvm.checkpoint.snapshot import Snapshot
+from deepvm.checkpoint.taking import Taking
+from deepvm.checkpoint.tiers import Tiers
+from deepvm.checkpoint.transfer import MemoryTransfer
+from deepvm.errors import CheckpointError
+
+STATE_FORMAT = "deepvm-state/1"
+_Save = tuple[Snapshot, SaveHandle, dict[str, str] | str, float]
+
+
+class Sending:
+    def __init__(
+        self,
+        transfer: MemoryTransfer | PlainTransfer,
+        taking: Taking,
+        determinism: Determinism,
+        tiers: Tiers,
+        *,
+        status: Status,
+        deadline_s: float,
+        on_failure: Callable[[SaveHandle, BaseException], None],
+        when_over: Callable[[Snapshot], None],
+    ) -> None:
+        self._transfer, self._taking, self._determinism, self._tiers = transfer, taking, determinism, tiers
+        self._status, self._deadline_s = status, deadline_s
+        self._on_failure, self._when_over = on_failure, when_over
+        self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._loop, name="deepvm-save", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Saves that have not begun to be sent."""
+        return self._saves.qsize()
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Whether nothing is under way, at once or within that time."""
+        return self._idle.wait(timeout_s)
+
+    def begin(self) -> None:
+        """From here on a save is under way."""
+        self._idle.clear()
+
+    def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, str] | str, began: float) -> None:
+        """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
+        self._saves.put((snapshot, handle, extra, began))
+
+    def end(self) -> None:
+        """No other save will come."""
+        self._saves.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        while (work := self._saves.get()) is not None:
+            snapshot, handle, extra, began = work
+            try:
+                self._send(snapshot, handle, extra if isinstance(extra, str) else join(extra))
+                self._status.last_save_s = time.perf_counter() - began
+                handle.advance("remote")
+                self._status.remote += 1
+                self._status.last_remote_step = handle.step
+                self._tiers.follow(handle)
+            except Exception as error:
+                self._on_failure(handle, error)
+            finally:
+                self._status.stall_s += handle.stall_s
+                self._when_over(snapshot)
+                self._idle.set()
+        self._tiers.end()
+
+    def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:
+        layout = snapshot.pieces.layout
+
+        def write_header(skeletons: Sequence[str]) -> None:
+            header = layout.header({"format": STATE_FORMAT, "skeleton": f"[{', '.join(skeletons)}]"})
+            if header is None:
+                self._taking.forget_plan()
+                raise CheckpointError(
+                    "the plain values of the state have outgrown the header: the next save makes room"
+                )
+            snapshot.staging.view[: len(header)] = header
+
+        sent = self._transfer.save(
+            snapshot,
+            handle.step,
+            extra=skeleton,
+            write_header=write_header,
+            facts=self._determinism.facts(),
+            deadline_s=self._deadline_s,
+            on_sent=lambda: handle.advance("staged"),
+            attempt=handle.attempt,
+        )
+        handle.bytes_sent, handle.bytes_kept = sent.bytes_sent, sent.bytes_kept
+        self._status.bytes_sent += sent.bytes_sent
+        self._status.bytes_kept += sent.bytes_kept
+        self._status.nodes_down = sent.nodes_down

@@ -1,0 +1,132 @@
+"""What becomes of a checkpoint once the first store has it: it goes on until it is durable, older ones are deleted, and
+nodes that missed it get it back."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.errors import StoreError
+from deepvm.policy import Retention
+from deepvm.store.base import Store
+from deepvm.store.memory import MemoryStore
+from deepvm.store.repair import repair
+
+log = logging.getLogger("deepvm.checkpoint")
+
+DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
+REPAIR_S = 1.0  # how often a node that missed a checkpoint is looked for
+
+
+class Tiers:
+    """A thread that follows each committed checkpoint. Rank 0 copies, deletes and repairs; the others look."""
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        run: str,
+        rank: int,
+        *,
+        retention: Retention,
+        status: Status,
+        deadline_s: float,
+        after_retaining: Callable[[Store], None] = lambda _: None,
+    ) -> None:
+        self._stores, self._run, self._rank = stores, run, rank
+        self._retention, self._status, self._deadline_s = retention, status, deadline_s
+        self._after_retaining = after_retaining
+        self._newest: SaveHandle | None = None
+        self._closing = False
+        self._committed: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="deepvm-tier", daemon=True)
+        self._thread.start()
+
+    def follow(self, handle: SaveHandle) -> None:
+        """The first store has this one."""
+        self._newest = handle
+        self._committed.put(handle)
+
+    def hurry(self) -> None:
+        """Wait no more for memory nodes to write on by themselves what they have."""
+        self._closing = True
+
+    def end(self) -> None:
+        """No other will follow."""
+        self._committed.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                handle = self._committed.get(timeout=REPAIR_S)
+            except queue.Empty:
+                self._repair()
+                continue
+            if handle is None:
+                return
+            try:
+                if self._make_durable(handle):
+                    handle.advance("durable")
+                    self._status.durable += 1
+                    self._status.last_durable_step = handle.step
+            except Exception as error:
+                self._status.last_error = f"step {handle.step} is not durable: {error}"
+                log.warning("%s", self._status.last_error)
+
+    def _make_durable(self, handle: SaveHandle) -> bool:
+        first, *further = self._stores
+        if first.durable:
+            if self._rank == 0:
+                self._retain(first)
+            return True
+        if further and self._rank == 0:
+            from deepvm.store.verify import copy
+
+            for store in further:
+                copy(first, store, self._run, handle.step)
+                self._retain(store)
+            return True
+        assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
+        ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
+        while time.monotonic() < ends and not self._closing and self._committed.empty():
+            if further:
+                if all(handle.step in store.steps(self._run) for store in further):
+                    return True
+            else:
+                states = first.states(self._run, handle.step)
+                if not states:  # overtaken by a newer one before it was written on
+                    return False
+                if first.outlives_the_nodes(states):
+                    return True
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, SLOWEST_POLL_S)
+            if pause_s == SLOWEST_POLL_S:
+                self._repair()
+        return False
+
+    def _repair(self) -> None:
+        """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""
+        first, newest = self._stores[0], self._newest
+        if not self._status.nodes_down or newest is None or self._rank != 0 or not isinstance(first, MemoryStore):
+            return
+        try:
+            whole = repair(first, self._run, newest.step, newest.attempt)
+        except StoreError as error:
+            log.info("step %d is not repaired yet: %s", newest.step, error)
+            return
+        if newest.step == self._status.last_remote_step:
+            self._status.nodes_down = tuple(node for node in self._status.nodes_down if node not in whole)
+
+    def _retain(self, store: Store) -> None:
+        for step in self._retention.expired(store.steps(self._run)):
+            with suppress(StoreError):
+                store.delete(self._run, step)
+        with suppress(StoreError):
+            self._after_retaining(store)
