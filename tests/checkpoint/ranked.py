@@ -20,6 +20,7 @@ from killable import Forked, Work, digest_of
 from deepvm.checkpoint import Checkpointer
 from deepvm.errors import CheckpointError
 from deepvm.policy import AtNotice, EverySeconds
+from deepvm.runtime.notices.files import write_notice
 
 Told = dict[str, Any]
 
@@ -134,12 +135,33 @@ def notice_on_one_rank(rank: int, url: str) -> Told:
     work = replicated(rank)
     with Checkpointer(work.state, url, policy=AtNotice(again_after_s=0.001), on_busy="wait", deadline_s=30) as ckpt:
         saved = []
-        for step in range(1, 6):
+        for step in range(1, 31):
             if step == 3 and rank == 1:
                 ckpt.notice(120.0)
             if ckpt.step(step) is not None:
                 saved.append(step)
         return {"saved": saved}
+
+
+def notice_in_a_file(rank: int, url: str, folder: str) -> Told:
+    """Only one machine may be taken away, and only there a file is looked at."""
+    path = Path(folder) / "notice"
+    if rank == 1:
+        os.environ["DEEPVM_NOTICE_FILE"] = str(path)
+    os.environ["DEEPVM_EVENTS"] = f"{folder}/events.{rank}"
+    work = replicated(rank)
+    with Checkpointer(work.state, url, policy="every 40 steps", on_busy="wait", deadline_s=30) as ckpt:
+        ckpt._last_saved_s -= 60  # a save that is younger than 15 s would be good enough
+        handles = []
+        for step in range(1, 51):
+            if step == 3 and rank == 1:
+                write_notice(path, seconds_left=120.0)
+            handle = ckpt.step(step)
+            if handle is not None:
+                handles.append(handle)
+        for handle in handles:
+            handle.wait("remote", 40)
+        return {"saved": [handle.step for handle in handles]}
 
 
 def save_into_files(rank: int, url: str) -> Told:

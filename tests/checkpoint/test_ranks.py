@@ -10,6 +10,9 @@ import ranked
 from killable import BLOCK, Node, nodes, url_of
 from ranked import run_ranks
 
+from deepvm.checkpoint.deciding import MOST_STEPS
+from deepvm.runtime.events import Event
+
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[list[Node]]:
@@ -78,7 +81,26 @@ def test_policies_that_read_a_clock_decide_alike(tmp_path: Path, two_nodes: list
 def test_a_notice_to_one_machine_makes_all_ranks_save(tmp_path: Path, two_nodes: list[Node]) -> None:
     first, second = run_ranks(2, tmp_path, ranked.notice_on_one_rank, url_of(two_nodes[:1]))
     assert first["saved"] == second["saved"] != []
-    assert first["saved"][0] == 3
+    assert 3 <= first["saved"][0] < 3 + MOST_STEPS
+
+
+def test_a_notice_in_a_file_on_one_machine_makes_all_ranks_save_whatever_the_policy(
+    tmp_path: Path, two_nodes: list[Node]
+) -> None:
+    first, second = run_ranks(2, tmp_path, ranked.notice_in_a_file, url_of(two_nodes[:1]), str(tmp_path))
+    assert first["saved"] == second["saved"]
+    at_notice, at_40 = first["saved"]
+    assert 3 <= at_notice < 3 + MOST_STEPS
+    assert at_40 == 40
+    events = [
+        [Event.from_line(line) for line in (tmp_path / f"events.{rank}").read_text().splitlines()] for rank in range(2)
+    ]
+    assert [e.data["step"] for e in events[0] if e.kind == "step"] == list(range(1, 51))
+    assert {e.kind for e in events[1]} == {"save"}
+    for rank in range(2):
+        remote = [e.data for e in events[rank] if e.kind == "save" and e.data["state"] == "remote"]
+        assert [(d["step"], d["rank"]) for d in remote] == [(at_notice, rank), (40, rank)]
+        assert all(0 <= d["bytes_sent"] < d["bytes"] for d in remote)
 
 
 def test_every_ranks_own_state_is_in_files_too(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from deepvm.checkpoint import ranks
+from deepvm.checkpoint import environment, ranks
 from deepvm.checkpoint.capture import join
+from deepvm.checkpoint.deciding import Deciding, NoticeFile
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
@@ -25,13 +25,13 @@ from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
+from deepvm.checkpoint.told import Told
 from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, DeepvmError, OverBudget, UsageError
-from deepvm.policy import Moment, Retention, SavePolicy, parse_policy
-from deepvm.store.base import Store, check_run
+from deepvm.policy import Moment, Retention, SavePolicy
+from deepvm.store.base import Store
 from deepvm.store.memory import MemoryStore
-from deepvm.store.urls import open_stores
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -41,15 +41,19 @@ class Checkpointer:
 
     ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors. Optimizers
     among them are told to wait (through their own pre-hook) only for what is neither copied nor sent when they step.
+
+    What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
+    DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
+    from DEEPVM_RUN_KEY. Where DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
     """
 
     def __init__(
         self,
         state: Mapping[str, Any],
-        store: str | Sequence[str] | Store,
+        store: str | Sequence[str] | Store | None = None,
         *,
-        run: str = "default",
-        policy: SavePolicy | str = "every 60s",
+        run: str | None = None,
+        policy: SavePolicy | str | None = None,
         retention: Retention | None = None,
         key: str | None = None,
         token: str | None = None,
@@ -65,15 +69,10 @@ class Checkpointer:
             raise UsageError(f"{taken[0]!r}: names that begin with {RESERVED!r} are our own, call it something else")
         self._use_order = UseOrder(state)
         self.state = dict(state)
-        self.run = check_run(run)
-        self.policy = parse_policy(policy) if isinstance(policy, str) else policy
+        self.run = run = environment.the_run(run)
+        self.policy = environment.the_policy(policy)
         self.retention = retention or Retention()
-        token, key = token or os.environ.get("DEEPVM_TOKEN"), key or os.environ.get("DEEPVM_RUN_KEY")
-        self._stores: tuple[Store, ...]
-        if isinstance(store, str | Sequence):
-            self._stores = open_stores(store, token=token, key=key)
-        else:
-            self._stores = (store,)
+        self._stores = environment.the_stores(store, token=token, key=key)
         self._deadline_s, self._on_error, self._on_busy = deadline_s, on_error, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         first = self._stores[0]
@@ -90,16 +89,21 @@ class Checkpointer:
         self._snapshot: Snapshot | None = None
         self._handle: SaveHandle | None = None
         self._status = Status()
-        self._started_s = self._last_saved_s = time.monotonic()
+        self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
         self._last_saved_step = 0
         self._replay, self._replaying = replay, False
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
+        self._told = Told(environment.told(environment.EVENTS), self._rank, self._world_size)
+        notice_file = environment.told(environment.NOTICE_FILE)
+        self._notices = NoticeFile(notice_file)
+        self._deciding = Deciding(self.policy, self._world_size, expects_notices=notice_file is not None)
         self._notice_ends_s: float | None = None
         self._raise: CheckpointError | None = None
         self._tiers = Tiers(
             self._stores,
             run,
             self._rank,
+            self._told,
             retention=self.retention,
             status=self._status,
             deadline_s=deadline_s,
@@ -110,6 +114,8 @@ class Checkpointer:
             self._taking,
             self._determinism,
             self._tiers,
+            self._told,
+            place=first.url,
             status=self._status,
             deadline_s=deadline_s,
             on_failure=self._fail,
@@ -126,13 +132,16 @@ class Checkpointer:
         """Tell that a training step is finished; saves when the policy says so."""
         if self._replaying:
             return None
+        now_s = time.monotonic()
+        seconds, self._last_step_s = now_s - self._last_step_s, now_s
         self._start.stepped()
+        self._told.stepped(step, seconds)
         self._raise_pending()
         self._look(step)
-        due = self.policy.due(self._moment(step))
-        if self._world_size > 1 and not self.policy.deterministic:
-            due = ranks.any_of(due)
-        if due:
+        announced_s = self._notices.seconds_left()
+        if announced_s is not None:
+            self.notice(announced_s)
+        if self._deciding.due(self._moment(step), seconds):
             return self.save(step)
         with suppress(Exception):  # a state that cannot be saved is told when it is
             self._taking.warm_up(self._components())
@@ -140,14 +149,14 @@ class Checkpointer:
 
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
-        began = time.perf_counter()
         self._raise_pending()
         if self._closed:
             raise UsageError("this checkpointer is closed")
         self._attempts += 1  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
         if self._replaying:
-            self._skip(handle, "a step is replayed")
+            self._status.skipped += 1
+            handle.advance("skipped", "a step is replayed")
             return handle
         self._look(step)
         idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
@@ -169,15 +178,15 @@ class Checkpointer:
         self._snapshot, self._handle = snapshot, handle
         if self._witnesses is not None:
             self._witnesses.expect(handle)
-        handle.stall_s = time.perf_counter() - began
+        handle.stall_s = time.perf_counter() - handle.began_s
         extra: dict[str, str] | str = skeletons
         if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
             extra = ", ".join(ranks.gather_texts(join(skeletons)))
-        self._sending.put(snapshot, handle, extra, began)
+        self._sending.put(snapshot, handle, extra)
         return handle
 
     def notice(self, seconds_left: float) -> None:
-        """Tell that this machine will be taken away; policies that act at a notice see it at the next step."""
+        """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
         self._notice_ends_s = time.monotonic() + seconds_left
 
     def timeline(self) -> Timeline:
@@ -211,6 +220,7 @@ class Checkpointer:
         self._taking.close()
         for store in self._stores:
             store.close()
+        self._told.close()
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -253,6 +263,7 @@ class Checkpointer:
 
     def _skip(self, handle: SaveHandle, reason: str) -> None:
         self._status.skipped += 1
+        self._told.saved(handle, "skipped", why=reason)
         handle.advance("skipped", reason)
 
     def _fail(self, handle: SaveHandle, error: BaseException) -> None:
@@ -262,6 +273,7 @@ class Checkpointer:
         log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
         if self._on_error == "raise":
             self._raise = CheckpointError(self._status.last_error)
+        self._told.saved(handle, "failed", why=str(error))
         handle.advance("failed", str(error))
 
     def _raise_pending(self) -> None:
@@ -281,6 +293,7 @@ class Checkpointer:
         was stored when the checkpoint was, and the checkpoint is loaded again. Raises where they are not the same."""
         if verify not in (None, "replay") or (verify is not None and self._replay is None):
             raise UsageError(f'verify is "replay", with Checkpointer(replay=step_function), or none; not {verify!r}')
+        began_s = time.monotonic()
         restored = self._restore(step, lazy=lazy)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
@@ -291,6 +304,8 @@ class Checkpointer:
         if restored.drift:
             log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
         self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
+        self._last_step_s = self._last_saved_s
+        self._told.restored(restored.step, restored.store, self._last_step_s - began_s)
         return restored.step
 
     def restore_generators(self) -> None:

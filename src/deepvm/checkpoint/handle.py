@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -18,8 +19,10 @@ class SaveHandle:
 
     def __init__(self, step: int, attempt: int = 0) -> None:
         self.step, self.attempt = step, attempt
+        self.began_s = time.perf_counter()
         self.stall_s = 0.0  # how long the trainer waited for it
-        self.bytes_sent = 0
+        self.size_bytes = 0  # of the whole checkpoint; known once it is being sent
+        self.bytes_sent = 0  # by this rank
         self.bytes_kept = 0  # at the nodes already, of an earlier save or of another run, and not sent again
         self.reason: str | None = None
         self.state: State = "taken"

@@ -37,6 +37,14 @@ def any_of(value: bool) -> bool:
     return bool(flag.item())
 
 
+def largest_of(values: tuple[int, int]) -> tuple[int, int]:
+    """The largest of each over all ranks."""
+    found = torch.tensor(values, dtype=torch.int64, device=_device())
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    first, second = found.tolist()
+    return first, second
+
+
 def as_rank_0_says(values: tuple[int, int]) -> tuple[int, int]:
     told = torch.tensor(values, dtype=torch.int64, device=_device())
     dist.broadcast(told, 0)

@@ -14,11 +14,12 @@ from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
+from deepvm.checkpoint.told import Told
 from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.errors import CheckpointError
 
 STATE_FORMAT = "deepvm-state/1"
-_Save = tuple[Snapshot, SaveHandle, dict[str, str] | str, float]
+_Save = tuple[Snapshot, SaveHandle, dict[str, str] | str]
 
 
 class Sending:
@@ -28,13 +29,16 @@ class Sending:
         taking: Taking,
         determinism: Determinism,
         tiers: Tiers,
+        told: Told,
         *,
+        place: str,
         status: Status,
         deadline_s: float,
         on_failure: Callable[[SaveHandle, BaseException], None],
         when_over: Callable[[Snapshot], None],
     ) -> None:
         self._transfer, self._taking, self._determinism, self._tiers = transfer, taking, determinism, tiers
+        self._told, self._place = told, place
         self._status, self._deadline_s = status, deadline_s
         self._on_failure, self._when_over = on_failure, when_over
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
@@ -56,9 +60,9 @@ class Sending:
         """From here on a save is under way."""
         self._idle.clear()
 
-    def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, str] | str, began: float) -> None:
+    def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, str] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
-        self._saves.put((snapshot, handle, extra, began))
+        self._saves.put((snapshot, handle, extra))
 
     def end(self) -> None:
         """No other save will come."""
@@ -69,10 +73,11 @@ class Sending:
 
     def _loop(self) -> None:
         while (work := self._saves.get()) is not None:
-            snapshot, handle, extra, began = work
+            snapshot, handle, extra = work
             try:
                 self._send(snapshot, handle, extra if isinstance(extra, str) else join(extra))
-                self._status.last_save_s = time.perf_counter() - began
+                self._status.last_save_s = time.perf_counter() - handle.began_s
+                self._told.saved(handle, "remote", place=self._place)
                 handle.advance("remote")
                 self._status.remote += 1
                 self._status.last_remote_step = handle.step
@@ -87,6 +92,7 @@ class Sending:
 
     def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:
         layout = snapshot.pieces.layout
+        handle.size_bytes = layout.size_bytes
 
         def write_header(skeletons: Sequence[str]) -> None:
             header = layout.header({"format": STATE_FORMAT, "skeleton": f"[{', '.join(skeletons)}]"})

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.told import Told
 from deepvm.errors import StoreError
 from deepvm.policy import Retention
 from deepvm.store.base import Store
@@ -31,13 +32,14 @@ class Tiers:
         stores: Sequence[Store],
         run: str,
         rank: int,
+        told: Told,
         *,
         retention: Retention,
         status: Status,
         deadline_s: float,
         after_retaining: Callable[[Store], None] = lambda _: None,
     ) -> None:
-        self._stores, self._run, self._rank = stores, run, rank
+        self._stores, self._run, self._rank, self._told = stores, run, rank, told
         self._retention, self._status, self._deadline_s = retention, status, deadline_s
         self._after_retaining = after_retaining
         self._newest: SaveHandle | None = None
@@ -72,7 +74,9 @@ class Tiers:
             if handle is None:
                 return
             try:
-                if self._make_durable(handle):
+                place = self._make_durable(handle)
+                if place is not None:
+                    self._told.saved(handle, "durable", place=place)
                     handle.advance("durable")
                     self._status.durable += 1
                     self._status.last_durable_step = handle.step
@@ -80,36 +84,37 @@ class Tiers:
                 self._status.last_error = f"step {handle.step} is not durable: {error}"
                 log.warning("%s", self._status.last_error)
 
-    def _make_durable(self, handle: SaveHandle) -> bool:
+    def _make_durable(self, handle: SaveHandle) -> str | None:
+        """Where it is durable now; None where it is not, or not in time."""
         first, *further = self._stores
         if first.durable:
             if self._rank == 0:
                 self._retain(first)
-            return True
+            return first.url
         if further and self._rank == 0:
             from deepvm.store.verify import copy
 
             for store in further:
                 copy(first, store, self._run, handle.step)
                 self._retain(store)
-            return True
+            return further[0].url
         assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
         ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
         while time.monotonic() < ends and not self._closing and self._committed.empty():
             if further:
                 if all(handle.step in store.steps(self._run) for store in further):
-                    return True
+                    return further[0].url
             else:
                 states = first.states(self._run, handle.step)
                 if not states:  # overtaken by a newer one before it was written on
-                    return False
+                    return None
                 if first.outlives_the_nodes(states):
-                    return True
+                    return first.url
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, SLOWEST_POLL_S)
             if pause_s == SLOWEST_POLL_S:
                 self._repair()
-        return False
+        return None
 
     def _repair(self) -> None:
         """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""

@@ -1,0 +1,80 @@
+"""Whether to save after a step: what the policy says, what is announced to a machine, and how ranks decide alike.
+
+What follows from the step's number alone, every rank knows. All else (clocks, measurements, a notice to one machine)
+they have to ask each other, which takes a collective: at most every LOOK_S seconds, or at every step where one takes as
+long as that. When they ask next is part of each answer, so that all ask at the same step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+
+from deepvm.checkpoint import ranks
+from deepvm.policy import AnyOf, AtNotice, Moment, SavePolicy
+
+log = logging.getLogger("deepvm.checkpoint")
+
+LOOK_S = 0.1
+MOST_STEPS = 10  # between two questions: steps may become slower than they were
+UNTIMED_NOTICE_S = 30.0  # where a notice does not say when: the least that clouds give
+
+
+class Deciding:
+    def __init__(self, policy: SavePolicy, world_size: int, *, expects_notices: bool) -> None:
+        """``expects_notices``: whether this machine may be announced its end, whatever the policy says of that."""
+        self._world_size = world_size
+        if expects_notices if world_size == 1 else ranks.any_of(expects_notices):
+            policy = AnyOf(policy, AtNotice())
+        parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
+        self._certain = [part for part in parts if part.deterministic]
+        self._uncertain = [part for part in parts if not part.deterministic]
+        self._slowest_s = 0.0  # of the steps since the last question
+        self._steps_until_question = 1
+
+    def due(self, now: Moment, step_s: float) -> bool:
+        """Every rank asks after every step, and is told the same."""
+        due = any(part.due(now) for part in self._certain)
+        if self._world_size == 1:
+            return due or any(part.due(now) for part in self._uncertain)
+        if not self._uncertain:
+            return due
+        self._slowest_s = max(self._slowest_s, step_s)
+        self._steps_until_question -= 1
+        if self._steps_until_question > 0:
+            return due
+        own = any(part.due(now) for part in self._uncertain)
+        some, slowest_us = ranks.largest_of((int(own), int(self._slowest_s * 1e6)))
+        self._slowest_s = 0.0
+        self._steps_until_question = min(MOST_STEPS, max(1, int(LOOK_S * 1e6) // max(1, slowest_us)))
+        return due or bool(some)
+
+
+class NoticeFile:
+    """Written by whoever watches over this machine when its end is announced: ``{"action": "terminate", "at_s":
+    1790000000.0}``, in seconds since 1970. Looking at it costs one stat."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+
+    def seconds_left(self) -> float | None:
+        """Until the end that is announced there; None where nothing is, or nothing new since the last look."""
+        if self._path is None:
+            return None
+        try:
+            found = os.stat(self._path)
+            looks = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if looks == self._seen:
+                return None
+            self._seen = looks
+            with open(self._path, encoding="utf-8") as file:
+                at_s = json.loads(file.read() or "{}").get("at_s")
+            return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, AttributeError) as error:  # half written, or nothing of ours
+            log.warning("the notice in %s cannot be read: %s", self._path, error)
+            return None
