@@ -241,6 +241,13 @@ class TestSteps:
         told = report(*ups(0, ["worker/0"]), step(1, 1, 0.25, 2), step(2, 1, 0.5, 1), *downs(10))
         assert (told.useful_machine_s, told.repeated_s, told.goodput) == (0.5, 0.25, 0.05)
 
+    def test_a_machine_with_several_ranks_is_one_machine(self) -> None:
+        told = report(
+            *ups(0, ["worker/0", "worker/1"]), step(1, 1, 1.0, 8), event(2, "group", machines=["worker/0", "worker/1"]),
+            step(3, 2, 1.0, 8), step(4, 3, 1.0, 1), event(5, "group", machines=["worker/0"]), step(6, 4, 1.0, 4),
+        )  # fmt: skip
+        assert told.useful_machine_s == 8 + 2 + 1 + 1
+
 
 class TestPauses:
     def test_losses_before_training_goes_on_are_one_pause(self) -> None:
@@ -286,11 +293,25 @@ class TestPauses:
         )  # fmt: skip
         assert told.pauses == ()
 
+    def test_ranks_of_one_machine_that_restore_at_once_are_one_restore(self) -> None:
+        ranks = [event(2 + n / 8, "restored", "worker/0", step=1, seconds=n / 8, rank=n) for n in range(4)]
+        again = [event(7 + n / 8, "restored", "worker/0", step=1, seconds=n / 8, rank=n) for n in range(4)]
+        told = report(*ranks, step(5, 2), *again).restores
+        assert [(r.at_s, r.seconds, len(r.trainers)) for r in told] == [(2.375, 0.375, 4), (7.375, 0.375, 4)]
+
 
 class TestSaves:
     def test_a_stall_that_is_told_twice_counts_once(self) -> None:
         told = report(save(1, 5, stall_s=0.5), save(2, 5, "durable", stall_s=0.5), save(3, 6, "failed", stall_s=1.0))
         assert told.stalled_s == 1.5
+
+    def test_a_save_of_which_every_rank_tells_is_one_and_the_slowest_stall_counts(self) -> None:
+        told = report(
+            save(1, 5, stall_s=0.5, rank=0), save(1.1, 5, "durable", stall_s=0.5, rank=0),
+            save(1.2, 5, stall_s=0.75, rank=1),
+            save(9, 5, stall_s=1.0, rank=1), save(9.1, 5, stall_s=1.0, rank=0),
+        )  # fmt: skip
+        assert (told.checkpoints.made, told.checkpoints.durable, told.stalled_s) == (2, 1, 1.75)
 
     def test_what_is_durable_at_once_was_made(self) -> None:
         told = report(save(1, 5, "durable"), save(2, 6, "durable")).checkpoints

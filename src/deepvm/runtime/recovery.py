@@ -36,7 +36,7 @@ class Restore:
     step: int | None
     place: str | None
     seconds: float | None
-    machines: tuple[str | None, ...]
+    trainers: tuple[tuple[str | None, Any], ...]  # machine and rank
     first_s: float  # when the first one had it
 
     def to_json(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class Restore:
             "step": self.step,
             "place": self.place,
             "seconds": self.seconds,
-            "trainers": len(self.machines),
+            "trainers": len(self.trainers),
         }
 
 
@@ -74,16 +74,16 @@ def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
     found: list[Restore] = []
     for event in events:
         step, place, seconds = event.data.get("step"), event.data.get("place"), number(event.data.get("seconds"))
-        step = step if type(step) is int else None
+        step, trainer = step if type(step) is int else None, (event.machine, event.data.get("rank"))
         last = found[-1] if found else None
         if (
             last is not None
             and last.step == step
-            and event.machine not in last.machines
+            and trainer not in last.trainers
             and steps.count_until(last.first_s) == steps.count_until(event.at_s)  # nobody has trained since
         ):
             slower = last.seconds if seconds is None else max(seconds, last.seconds or 0.0)
-            found[-1] = replace(last, at_s=event.at_s, seconds=slower, machines=(*last.machines, event.machine))
+            found[-1] = replace(last, at_s=event.at_s, seconds=slower, trainers=(*last.trainers, trainer))
         else:
             found.append(
                 Restore(
@@ -91,7 +91,7 @@ def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
                     step=step,
                     place=None if place is None else str(place),
                     seconds=seconds,
-                    machines=(event.machine,),
+                    trainers=(trainer,),
                     first_s=event.at_s,
                 )
             )

@@ -221,7 +221,8 @@ class _Story:
     def report(self, run: str, now_s: float | None) -> Report:
         if now_s is not None and self.outcome is None and self.sessions:
             self.sessions[-1][1] = max(self.sessions[-1][1], now_s)
-        steps = self.columns.steps()
+        named = ((group.at_s, group.data.get("machines")) for group in self.groups)
+        steps = self.columns.steps((at_s, len(names)) for at_s, names in named if isinstance(names, list) and names)
         self.restored.sort(key=lambda event: event.at_s)
         restores = merged_restores(self.restored, steps)
         ends_s = [until_s for _, until_s in self.sessions]

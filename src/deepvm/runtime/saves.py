@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from deepvm.runtime.bill import number
@@ -42,14 +42,21 @@ class Checkpoints:
         }
 
 
+@dataclass(slots=True)
+class _Made:
+    stall_s: float = 0.0
+    durable: bool = False
+    tellers: list[tuple[str, Any]] = field(default_factory=list)
+
+
 class Saves:
-    """Sees events of kind save. One save may be told of twice: when it is remote, and when it is durable."""
+    """Sees events of kind save. One save is told of by every rank when it is remote, and again when it is durable."""
 
     def __init__(self) -> None:
         self.committed: list[tuple[float, int]] = []  # when, and which step
         self._counts = dict.fromkeys(("made", "durable", "skipped", "failed"), 0)
-        self._stall_s: dict[int, float] = {}  # of each save that was made and is not durable yet
-        self._stalls_s: list[float] = []
+        self._made: dict[int, _Made] = {}  # the last save of each step
+        self._stalls_s: list[float] = []  # of others
         self._newest: Newest | None = None
         self._problem: str | None = None
 
@@ -61,12 +68,17 @@ class Saves:
             self._stalls_s.append(stall_s)
             self._problem = str(event.data.get("why") or self._problem or "") or None
         elif state in ("remote", "durable") and type(step) is int:
-            told_s = self._stall_s.pop(step, None) if state == "durable" else None
-            self._counts["durable"] += state == "durable"
-            self._counts["made"] += told_s is None
-            self._stalls_s.append(max(0.0, stall_s - (told_s or 0.0)))
-            if state == "remote":
-                self._stall_s[step] = stall_s
+            teller = (state, event.data.get("rank", event.machine))
+            made = self._made.get(step)
+            if made is None or teller in made.tellers:  # the step came again, and was saved again
+                if made is not None:
+                    self._stalls_s.append(made.stall_s)
+                made = self._made[step] = _Made()
+                self._counts["made"] += 1
+            self._counts["durable"] += not made.durable and state == "durable"
+            made.durable = made.durable or state == "durable"
+            made.tellers.append(teller)
+            made.stall_s = max(made.stall_s, stall_s)  # all wait for the slowest
             self.committed.append((event.at_s, step))
             self._make_newest(step, event.at_s, state == "durable", None if place is None else str(place))
 
@@ -83,7 +95,7 @@ class Saves:
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(
             **self._counts,
-            stalled_s=math.fsum(self._stalls_s),
+            stalled_s=math.fsum([*self._stalls_s, *(made.stall_s for made in self._made.values())]),
             newest=self._newest,
             last_problem=self._problem,
         )

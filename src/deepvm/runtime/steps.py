@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,26 +30,33 @@ class StepColumns:
         self._seconds.append(number(seconds) or 0.0)
         self._world_size.append(number(world_size) or 1.0)
 
-    def steps(self) -> Steps:
+    def steps(self, groups: Iterable[tuple[float, int]] = ()) -> Steps:
+        """``groups``: when each was formed, and of how many machines; of which each may have several ranks."""
         at_s = np.array(self._at_s, dtype=np.float64)
         order = np.argsort(at_s, kind="stable")
+        machines = np.array(self._world_size, dtype=np.float64)[order]
+        formed = sorted(groups)
+        if formed:
+            sizes = np.array([np.inf, *(size for _, size in formed)])  # before the first, nobody knows
+            latest = np.searchsorted(np.array([s for s, _ in formed]), at_s[order], side="right")
+            machines = np.minimum(machines, sizes[latest])
         return Steps(
             at_s[order],
             np.array(self._step, dtype=np.int64)[order],
             np.array(self._seconds, dtype=np.float64)[order],
-            np.array(self._world_size, dtype=np.float64)[order],
+            machines,
         )
 
 
 class Steps:
-    """Every execution of a step; ``world_size`` machines train in it for ``seconds``."""
+    """Every execution of a step; ``machines`` train in it for ``seconds``."""
 
     def __init__(
         self,
         at_s: npt.NDArray[np.float64],
         step: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.float64],
-        world_size: npt.NDArray[np.float64],
+        machines: npt.NDArray[np.float64],
     ) -> None:
         self.at_s, self.step = at_s, step
         distinct, from_the_end = np.unique(step[::-1], return_index=True)
@@ -58,7 +65,7 @@ class Steps:
         self.done = len(distinct)
         self.repeated = len(step) - len(distinct)
         self.repeated_s = float(np.sum(seconds[~useful]))
-        self.useful_machine_s = float(np.sum(seconds[useful] * world_size[useful]))
+        self.useful_machine_s = float(np.sum(seconds[useful] * machines[useful]))
 
     def count_until(self, at_s: float) -> int:
         """How many were finished by then."""
