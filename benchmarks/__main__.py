@@ -27,6 +27,7 @@ from benchmarks import (
     checkpoint,
     flows,
     planner,
+    recovery,
     restore,
     sharing,
     training,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "restore": restore.run,
     "transfer": transfer.run,
     "sharing": sharing.run,
+    "recovery": recovery.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 

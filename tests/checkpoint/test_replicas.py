@@ -293,6 +293,29 @@ def test_a_step_saved_twice_while_a_node_was_away_restores_as_the_second(tmp_pat
             node.kill()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_nodes_that_come_back_at_other_addresses_are_read_where_they_are_now(tmp_path: Any, count: int) -> None:
+    spills = [tmp_path / str(number) for number in range(count)]
+    for spill in spills:
+        spill.mkdir()
+    started: list[Node] = []
+    try:
+        started += [Node(spill=spill) for spill in spills]
+        work = Work(200)
+        work.step()
+        with Checkpointer(work.state, url_of(started), deadline_s=20) as ckpt:
+            truth = saved(work, ckpt, 1)
+            ckpt.save(1).wait("durable", 40)
+        for node in started:
+            node.kill()
+        again = [Node(spill=spill) for spill in spills]
+        started += again
+        assert restored(url_of(again)) == (1, truth)
+    finally:
+        for node in started:
+            node.kill()
+
+
 def test_a_second_attempt_at_a_step_has_nothing_of_the_first(in_process: Callable[..., MemoryNode]) -> None:
     """The first fails half-way, and its connections still speak: whatever they bring goes nowhere."""
     node = in_process()

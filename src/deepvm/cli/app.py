@@ -10,6 +10,7 @@ import typer
 
 import deepvm
 from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
+from deepvm.cli import run as run_plan
 from deepvm.cli.render import print_json, stderr
 from deepvm.errors import DeepvmError, Infeasible
 
@@ -25,6 +26,7 @@ app.command("sweep")(sweep.command)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("reproduce")(reproduce.command)
+app.command("run")(run_plan.command)
 app.command("memory-node")(memory_node.command)
 
 

@@ -10,13 +10,12 @@ import base64
 import gzip
 import json
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from deepvm.errors import UsageError
-from deepvm.runtime.backend import Job
+from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.ec2_requests import Group
 
@@ -38,25 +37,10 @@ def script_path(job: Job) -> str:
     return f"{FOLDER}/script/{Path(job.script).name}"
 
 
-def job_document(job: Job, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
+def hub_job(job: Job, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
     """The job as the hub reads it on its own machine."""
-    env: Mapping[str, str] = {name: MASK if masked else value for name, value in job.env.items()}
-    return {
-        "run": job.run,
-        "script": script_path(job),
-        "args": list(job.args),
-        "folder": FOLDER,
-        "hub": f"0.0.0.0:{port_of(job.hub)}",
-        "token_file": f"{SETTINGS}/token",
-        "policy": job.policy,
-        "batch": job.batch,
-        "planned_world_size": job.planned_world_size,
-        "memory_bytes": job.memory_bytes,
-        "durable": job.durable,
-        "max_restarts": job.max_restarts,
-        "env": dict(env),
-        "machines": [asdict(machine) for machine in machines],
-    }
+    env = {name: MASK if masked else value for name, value in job.env.items()}
+    return job_document(job, machines, script=script_path(job), env=env)
 
 
 def user_data(
@@ -86,7 +70,7 @@ def user_data(
         _file(script_path(job), script),
     ]
     if group.hub:
-        document = json.dumps(job_document(job, machines, masked=masked), indent=1)
+        document = json.dumps(hub_job(job, machines, masked=masked), indent=1)
         parts.append(_file(f"{SETTINGS}/job.json", document.encode(), plain=masked))
     parts += [*_install(group, package), *_address(), *_services(group, port_of(job.hub), hub, name)]
     text = "\n".join(parts) + "\n"

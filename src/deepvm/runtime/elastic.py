@@ -8,16 +8,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from torch.distributed.elastic.agent.server.api import WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, LogsSpecs, SignalException, Std
 from torch.distributed.elastic.multiprocessing.api import PContext, RunProcsResult
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.utils.api import macros
 
@@ -114,12 +114,38 @@ def _descriptor(files: contextlib.ExitStack, path: str, inherited: int) -> int:
     return files.enter_context(Path(path).open("w", encoding="utf-8")).fileno()
 
 
+class Group(Protocol):
+    """What others decide about this node's workers, where a run has more to say than torch's rendezvous."""
+
+    def environment(self) -> Mapping[str, str]:
+        """Further variables of the workers that are started now."""
+        ...
+
+    def excuses(self, pids: Sequence[int]) -> bool:
+        """Whether these workers failed because others were lost, and are started again whatever was before."""
+        ...
+
+
 class TemplateAgent(LocalElasticAgent):
     """The local agent with one step of its own: how a node's workers are started."""
 
-    def __init__(self, spec: WorkerSpec, logs_specs: LogsSpecs, template: Template, as_module: bool) -> None:
+    def __init__(
+        self, spec: WorkerSpec, logs_specs: LogsSpecs, template: Template, as_module: bool, group: Group | None = None
+    ) -> None:
         super().__init__(spec, logs_specs)
-        self._template, self._as_module = template, as_module
+        self._template, self._as_module, self._group = template, as_module, group
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        if self._group is not None and result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            assert self._pcontext is not None  # noqa: S101 - it was just looked at
+            if self._group.excuses(list(self._pcontext.pids().values())):
+                return RunResult(state=WorkerState.HEALTHY)  # the rendezvous says that the group is another one now
+        return result
+
+    def _exit_barrier(self) -> None:
+        if self._group is None:  # else the group waits for its members elsewhere, and knows of losses
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
@@ -148,6 +174,9 @@ class TemplateAgent(LocalElasticAgent):
             }
             for worker in worker_group.workers
         }
+        if self._group is not None:
+            for env in envs.values():
+                env.update(self._group.environment())
         self._setup_local_watchdog(envs=envs)
         self._setup_healthcheck()
         self._pcontext = TemplateContext(
@@ -180,26 +209,28 @@ def run_agent(
     log_dir: str,
     redirects: str,
     tee: str,
-    rendezvous: dict[str, Any],
+    rendezvous: dict[str, Any] | RendezvousHandler,
+    group: Group | None = None,
 ) -> None:
     """Run until every worker is done; ChildFailedError where they failed for the last time.
 
     Without a template, workers are fresh interpreters, started by torch's own agent."""
-    parameters = RendezvousParameters(
-        min_nodes=nodes[0], max_nodes=nodes[1], **{"timeout": _RENDEZVOUS_S, **rendezvous}
-    )
+    if isinstance(rendezvous, dict):
+        rendezvous = rendezvous_registry.get_rendezvous_handler(
+            RendezvousParameters(min_nodes=nodes[0], max_nodes=nodes[1], **{"timeout": _RENDEZVOUS_S, **rendezvous})
+        )
     fresh = ("-u", "-m", script) if as_module else ("-u", script)
     spec = WorkerSpec(
         role=role,
         local_world_size=local_world_size,
         entrypoint=script if template is not None else sys.executable,
         args=tuple(args) if template is not None else (*fresh, *args),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous,
         max_restarts=max_restarts,
         monitor_interval=monitor_interval_s,
     )
     logs = DefaultLogsSpecs(log_dir=log_dir, redirects=Std.from_str(redirects), tee=Std.from_str(tee))
-    agent = LocalElasticAgent(spec, logs) if template is None else TemplateAgent(spec, logs, template, as_module)
+    agent = LocalElasticAgent(spec, logs) if template is None else TemplateAgent(spec, logs, template, as_module, group)
     closes = True
     try:
         result = agent.run()

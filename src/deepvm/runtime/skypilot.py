@@ -156,7 +156,7 @@ class SkyPilotBackend:
 
     def _launch(self, machine: Machine) -> str:
         name = self._name(machine.name)
-        text = task_text([machine], self._job, self._settings, hub=self._hub_name)
+        text = task_text([machine], self._job, self._settings, hub=self._hub_name, everybody=self._cluster.machines)
         folder = self._job.folder / "skypilot"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.yaml"

@@ -13,13 +13,13 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from deepvm.errors import UsageError
-from deepvm.runtime.backend import Job
+from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Cluster, Machine
 
 TOKEN_VARIABLE = "DEEPVM_TOKEN"  # noqa: S105 - the variable's name
@@ -66,7 +66,9 @@ def task_files(cluster: Cluster, job: Job, settings: SkyPilotSettings) -> dict[s
     for kind in kinds:
         role, number = kind[0].name.split("/")
         several = f"-{number}" if roles.count(kind[0].role) > 1 else ""
-        files[f"{job.run}-{_FILES[role]}{several}.yaml"] = task_text(kind, job, settings, hub=hub.name)
+        files[f"{job.run}-{_FILES[role]}{several}.yaml"] = task_text(
+            kind, job, settings, hub=hub.name, everybody=cluster.machines
+        )
     return files
 
 
@@ -87,8 +89,16 @@ def cluster_name(run: str, machine: str) -> str:
     return f"deepvm-{run}-{machine.replace('/', '-')}"
 
 
-def task_text(machines: Sequence[Machine], job: Job, settings: SkyPilotSettings, *, hub: str) -> str:
-    """The task of machines of one kind, numbered one after the other; ``hub``: the name of the hub's machine."""
+def task_text(
+    machines: Sequence[Machine],
+    job: Job,
+    settings: SkyPilotSettings,
+    *,
+    hub: str,
+    everybody: Sequence[Machine],
+) -> str:
+    """The task of machines of one kind, numbered one after the other; ``hub``: the name of the hub's machine, which
+    is told of ``everybody``."""
     first = machines[0]
     role, number = first.name.split("/")
     resources: dict[str, Any] = {
@@ -104,7 +114,7 @@ def task_text(machines: Sequence[Machine], job: Job, settings: SkyPilotSettings,
     has_hub = any(machine.name == hub for machine in machines)
     envs = {"DEEPVM_FIRST": number, HUB_VARIABLE: ""}
     if has_hub:
-        envs["DEEPVM_JOB"] = _job_text(job, script)
+        envs["DEEPVM_JOB"] = _job_text(job, everybody, script)
     for name in job.env:
         if not _VARIABLE.fullmatch(name):
             raise UsageError(f"{name!r} is no name of an environment variable")
@@ -150,11 +160,9 @@ def _placed(job: Job, settings: SkyPilotSettings) -> tuple[str, str]:
     return folder, Path(script).relative_to(folder).as_posix()
 
 
-def _job_text(job: Job, script: str) -> str:
-    """ASCII on one line, whatever the script's arguments are."""
-    known = {field.name: getattr(job, field.name) for field in fields(job)}
-    there = {"script": script, "args": list(job.args), "folder": ".", "token_file": "token", "env": {}}
-    return json.dumps(known | there)
+def _job_text(job: Job, machines: Sequence[Machine], script: str) -> str:
+    """ASCII on one line, whatever the script's arguments are. Variables are given at the launch instead."""
+    return json.dumps(job_document(job, machines, script=script, env={}))
 
 
 def _setup(settings: SkyPilotSettings) -> str:

@@ -247,9 +247,9 @@ class MemoryStore:
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         """From the first node that has it as it was saved. A copy that is not is replaced, and said so."""
-        nodes = manifest.nodes or self.nodes[:1]
+        nodes = self._addresses(manifest)
         homes = [nodes[home] for home in home_nodes(chunk, len(nodes), manifest.replicas)]
-        others = [node for node in nodes if node not in homes]  # one may have spilled all of it
+        others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in homes]  # may have spilled it all
         damaged: list[str] = []
         failure: StoreError | None = None
         for node in sorted([*homes, *others], key=lambda node: (self._is_down(node), node in others)):
@@ -265,6 +265,16 @@ class MemoryStore:
                 self._mend(bad, manifest, chunk, into)
             return
         raise failure or NotFound(f"no node has chunk {chunk} of step {manifest.step}")
+
+    def _addresses(self, manifest: Manifest) -> Sequence[str]:
+        """Where the nodes that share a checkpoint are now. One that was started again may listen elsewhere: then this
+        store, which names as many nodes in the same order, knows its new address."""
+        if len(manifest.nodes) != len(self.nodes):
+            return manifest.nodes or self.nodes[:1]
+        return [
+            was if was in self.nodes or now in manifest.nodes else now
+            for was, now in zip(manifest.nodes, self.nodes, strict=True)
+        ]
 
     def _mend(self, node: str, manifest: Manifest, chunk: int, good: memoryview) -> None:
         meta = {"step": manifest.step, "chunk": chunk}

@@ -1,0 +1,52 @@
+"""``deepvm run`` in a cloud, rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from deepvm.cli.render import print_json, stderr
+
+if TYPE_CHECKING:
+    from deepvm.runtime.cluster import Cluster
+    from deepvm.runtime.here import Settings
+
+
+def start(
+    on: str,
+    cluster: Cluster,
+    settings: Settings,
+    *,
+    name: str | None,
+    options: Sequence[str],
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    from deepvm.runtime import cloud
+
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if dry_run and not as_json:
+            print(text)
+        elif not dry_run:
+            stderr.print(text, markup=False, soft_wrap=True)
+
+    try:
+        run = cloud.start(on, cluster, settings, name=name, options=options, dry_run=dry_run, say=say)
+    except KeyboardInterrupt:
+        stderr.print("the run goes on in the cloud, and costs money: end it with deepvm run --down RUN", soft_wrap=True)
+        raise
+    if as_json:
+        print_json({"run": run, "on": on, "dry_run": dry_run, "said": said})
+
+
+def end(name: str, *, as_json: bool) -> None:
+    from deepvm.runtime import cloud
+
+    cloud.end(name)
+    if as_json:
+        print_json({"run": name, "outcome": "ended"})
+    else:
+        stderr.print(f"run {name} is ended: nothing of it is left in the cloud")

@@ -1,0 +1,99 @@
+"""Where a run keeps what it needs to be watched, reported and resumed: one folder for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import MalformedFile, UnknownName, UsageError
+
+FORMAT = "deepvm-run/1"
+FOLDER_VARIABLE = "DEEPVM_RUNS"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+
+
+def runs_folder() -> Path:
+    if given := os.environ.get(FOLDER_VARIABLE):
+        return Path(given)
+    import platformdirs
+
+    return platformdirs.user_data_path("deepvm") / "runs"
+
+
+def new_name(script: str) -> str:
+    """After the script and the time: digits-20261116-035012."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-.") or "run"
+    return f"{stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+class RunFolder:
+    """``settings.json`` (what to run, and how), ``token``, ``ledger.sqlite``, and ``machines/``."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.ledger, self.token_file, self.machines = path / "ledger.sqlite", path / "token", path / "machines"
+        self._settings = path / "settings.json"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @staticmethod
+    def create(name: str, settings: Mapping[str, Any]) -> RunFolder:
+        if not _NAME.match(name):
+            raise UsageError(f"{name!r} is no name for a run: letters, digits, '.', '_' and '-', at most 64")
+        folder = RunFolder(runs_folder() / name)
+        try:
+            folder.path.parent.mkdir(parents=True, exist_ok=True)
+            folder.path.mkdir(mode=0o700)
+            folder.machines.mkdir(mode=0o700)
+            descriptor = os.open(folder.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(secrets.token_hex(32))
+            folder._settings.write_text(json.dumps({"format": FORMAT, **settings}, indent=1), encoding="utf-8")
+        except FileExistsError:
+            raise UsageError(f"there is a run {name!r} already: go on with deepvm run --resume {name}") from None
+        except OSError as error:
+            raise UsageError(f"the run's folder {folder.path} cannot be made: {error.strerror or error}") from None
+        return folder
+
+    @staticmethod
+    def find(name: str) -> RunFolder:
+        """By name, or by path."""
+        path = Path(name)
+        if (path / "settings.json").is_file():
+            return RunFolder(path.resolve())
+        folder = RunFolder(runs_folder() / name)
+        if not _NAME.match(name) or not folder._settings.is_file():
+            raise UnknownName("run", name, [found.name for found in all_runs()])
+        return folder
+
+    def settings(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._settings.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise MalformedFile(self._settings, f"it cannot be read: {error}") from None
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise MalformedFile(self._settings, f"it is not of the format {FORMAT!r}: another deepvm made this run")
+        return found
+
+    def remove(self) -> None:
+        """Of a run that never began."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def log_of(self, machine: str) -> Path:
+        return self.machines / machine.replace("/", "-") / "log.txt"
+
+
+def all_runs() -> list[RunFolder]:
+    folder = runs_folder()
+    if not folder.is_dir():
+        return []
+    return [RunFolder(path) for path in sorted(folder.iterdir()) if (path / "settings.json").is_file()]

@@ -1,0 +1,186 @@
+"""``deepvm run --on local``: every role of a plan as processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import UsageError
+from deepvm.memnode.access import read_token
+from deepvm.policy import parse_policy
+from deepvm.policy.loss import parse_after_loss
+from deepvm.runtime.backend import Job, job_document
+from deepvm.runtime.cluster import Cluster, cluster_of, scaled
+from deepvm.runtime.faults import Faults, parse_faults
+from deepvm.runtime.folder import RunFolder, new_name
+from deepvm.runtime.hub import Hub
+from deepvm.runtime.isolation import Isolation
+from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.local import LocalBackend
+from deepvm.runtime.replan import Replanner
+from deepvm.runtime.supervisor import Outcome, Supervisor, View
+
+STATES_IN_MEMORY = 2.2  # two buffers, and the last blocks' rest
+MOST_OF_MEMORY = 0.25  # of this machine, for all memory nodes that it plays
+LEAST_MEMORY_BYTES = 64_000_000
+BATCHES = ("keep-global-batch", "keep-local-batch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How a plan is run here; kept with the run, so that it can be resumed."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    rank: int = 1  # of the plan's recommendations
+    policy: str = "every 10s or at notice"
+    after_loss: str = "wait"
+    batch: str = "keep-global-batch"
+    preempt: str = ""
+    seed: int = 0
+    workers: int | None = None  # machines that train, at most
+    memory_bytes: int | None = None  # of each memory node
+    durable: str | None = None
+    max_restarts: int = 3
+    isolate: bool = False
+    bandwidth_bits_per_s: int | None = None
+
+    def check(self) -> Settings:
+        """Before anything is run with them."""
+        if not Path(self.script).is_file():
+            raise UsageError(
+                f"there is no script {self.script!r} in {os.getcwd()}: write it after --, as -- train.py ARGS"
+            )
+        parse_policy(self.policy)
+        parse_after_loss(self.after_loss)
+        if self.batch not in BATCHES:
+            raise UsageError(f"{self.batch!r} is no policy for batches: {' or '.join(BATCHES)}")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"{self.workers} machines that train: at least one")
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "args": list(self.args)}
+
+    @staticmethod
+    def from_json(found: Mapping[str, Any]) -> Settings:
+        return Settings(**{**found, "args": tuple(found["args"])})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a run ended, and where what is left of it is."""
+
+    run: str
+    folder: Path
+    outcome: Outcome
+
+
+Watch = Callable[[View], None]
+Begun = Callable[[RunFolder, Cluster, Supervisor], None]
+
+
+def start(
+    cluster: Cluster,
+    settings: Settings,
+    *,
+    name: str | None = None,
+    watch: Watch = lambda _: None,
+    begun: Begun = lambda *_: None,
+) -> Ended:
+    """Run a plan on this machine until it is finished, failed or interrupted."""
+    played, faults = _checked(cluster, settings)
+    kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": "local"}
+    folder = RunFolder.create(name or new_name(settings.script), kept)
+    with Ledger.create(folder.ledger, run=folder.name, cluster=played) as ledger:
+        return _run(folder, played, settings, faults, ledger, watch, begun, resumed=False)
+
+
+def resume(name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None) -> Ended:
+    """Go on with a run that was interrupted, or failed: from its newest checkpoint, with the same settings."""
+    folder = RunFolder.find(name)
+    found = folder.settings()
+    if found["on"] != "local":
+        raise UsageError(
+            f"run {name} is not one of this machine: it runs on {found['on']}, and goes on there by itself"
+        )
+    settings = Settings.from_json({**found["settings"], "preempt": preempt})
+    played, faults = _checked(cluster_of(found["plan"], folder.path, rank=settings.rank), settings)
+    with Ledger.open(folder.ledger, write=True) as ledger:
+        return _run(folder, played, settings, faults, ledger, watch, begun, resumed=True)
+
+
+def _checked(cluster: Cluster, settings: Settings) -> tuple[Cluster, Faults]:
+    """What of the cluster is played here, and what is taken away from it; before anything is made."""
+    settings.check()
+    played = scaled(cluster, most_trainers=settings.workers or max(2, os.cpu_count() or 1))
+    if not played.keepers:
+        raise UsageError(
+            f"the plan's {played.architecture} has no machine that keeps checkpoints: plan one with a memory node"
+        )
+    return played, parse_faults(settings.preempt, played.machines, settings.seed) if settings.preempt else Faults(
+        iter(()), []
+    )
+
+
+def _run(
+    folder: RunFolder,
+    cluster: Cluster,
+    settings: Settings,
+    faults: Faults,
+    ledger: Ledger,
+    watch: Watch,
+    begun: Begun,
+    *,
+    resumed: bool,
+) -> Ended:
+    job = _job(folder, cluster, settings)
+    isolate = Isolation(bandwidth_bits_per_s=settings.bandwidth_bits_per_s) if settings.isolate else None
+    with contextlib.ExitStack() as stack:
+        backend = LocalBackend(job, isolate=isolate)
+        stack.callback(backend.down)
+        hub = Hub(
+            cluster.machines, token=read_token(folder.token_file) or "", job=job_document(job, ()),
+            after_loss=parse_after_loss(settings.after_loss), listen=f"{backend.hub_address}:0",
+        )  # fmt: skip
+        stack.callback(hub.close)
+        backend.job = replace(job, hub=hub.address)
+        supervisor = Supervisor(
+            cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
+            replanner=Replanner(), watch=watch,
+            about={"resumed": resumed, "script": settings.script, "settings": settings.to_json()},
+        )  # fmt: skip
+        begun(folder, cluster, supervisor)
+        outcome = supervisor.follow()
+    return Ended(run=folder.name, folder=folder.path, outcome=outcome)
+
+
+def _job(folder: RunFolder, cluster: Cluster, settings: Settings) -> Job:
+    trainers = len(cluster.trainers)
+    threads = max(1, (os.cpu_count() or 1) // trainers)
+    return Job(
+        run=folder.name,
+        script=str(Path(settings.script).resolve()),
+        args=settings.args,
+        folder=folder.path,
+        hub="",
+        token_file=folder.token_file,
+        policy=settings.policy,
+        after_loss=settings.after_loss,
+        batch=settings.batch,
+        planned_world_size=trainers,
+        memory_bytes=settings.memory_bytes or _memory_bytes(cluster),
+        durable=settings.durable,
+        max_restarts=settings.max_restarts,
+        env={} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)},
+    )
+
+
+def _memory_bytes(cluster: Cluster) -> int:
+    wanted = (cluster.checkpoint_bytes or 0) * STATES_IN_MEMORY
+    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MOST_OF_MEMORY / max(1, len(cluster.keepers))
+    return max(LEAST_MEMORY_BYTES, int(min(wanted, here)))

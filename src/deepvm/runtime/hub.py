@@ -1,0 +1,334 @@
+"""Where the machines of a run meet. It lives with the on-demand role, which survives the loss of every spot machine.
+
+Each machine keeps one connection here. A machine that is killed is missed at once, because its connection ends; one
+that vanishes without a word is missed after DEAD_S. The hub forms groups (membership.py), passes notices on, and
+collects events; it starts and ends nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.policy.loss import AfterLoss
+from deepvm.policy.notice import NoticePolicy, at_notice
+from deepvm.runtime.cluster import Machine
+from deepvm.runtime.events import Event
+from deepvm.runtime.lines import Gone, Lines, greet
+from deepvm.runtime.membership import Membership, Round
+
+log = logging.getLogger("deepvm.runtime")
+
+DEAD_S = 15.0  # machines beat every second; one that imports on a busy machine may be late
+TICK_S = 0.02
+MOST_CONNECTIONS = 1000
+
+
+@dataclass
+class Progress:
+    """What the trainers told last."""
+
+    step: int | None = None
+    saved_step: int | None = None
+    saved_at_s: float | None = None
+    saved_place: str | None = None
+    save_s: float | None = None
+
+
+@dataclass
+class _Guest:
+    """A machine that is connected."""
+
+    name: str
+    lines: Lines
+    address: str
+    workers: int = 1
+    memory: str | None = None  # where its memory node listens
+    errors: list[str] = field(default_factory=list)
+
+
+class Hub:
+    """``events`` are for the ledger; ``failed`` is why the run cannot go on."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        *,
+        token: str,
+        job: Mapping[str, Any],
+        after_loss: AfterLoss,
+        at_notice: NoticePolicy | None = None,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        self.machines = {machine.name: machine for machine in machines}
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.progress = Progress()
+        self.failed: str | None = None
+        self.failures: dict[str, str] = {}  # machines whose workers failed for good, and what they said
+        self.finished = threading.Event()
+        self._token, self._job, self._at_notice = token, dict(job), at_notice or NoticePolicy()
+        self._membership = Membership([m.name for m in machines if m.trains], after_loss)
+        self._guests: dict[str, _Guest] = {}
+        self._lock = threading.RLock()
+        self._stopping = False
+        self._broken_at_s: float | None = None
+        host, _, port = listen.rpartition(":")
+        try:
+            self._listener = socket.create_server((host, int(port)))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"machines cannot meet at {listen}: {getattr(error, 'strerror', None) or error}") from None
+        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._threads = [
+            threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
+            for name, target in (("accept", self._accept), ("form", self._form))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- for the supervisor ---------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(name for name in self.machines if name in self._guests)
+
+    @property
+    def round(self) -> Round | None:
+        """The group that trains now."""
+        with self._lock:
+            return self._membership.round if self._membership.training else None
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Where the memory nodes listen, in the order of the cluster; empty until all do."""
+        with self._lock:
+            keepers = [name for name, machine in self.machines.items() if machine.keeps]
+            found = [guest.memory for name in keepers if (guest := self._guests.get(name)) and guest.memory]
+            return tuple(found) if len(found) == len(keepers) else ()
+
+    def want(self, machines: Sequence[Machine]) -> None:
+        """The cluster is another one now: machines that are no more in it are not waited for."""
+        with self._lock:
+            self.machines = {machine.name: machine for machine in machines}
+            self._membership.wanted = tuple(m.name for m in machines if m.trains)
+
+    def lost(self, name: str) -> None:
+        """A machine is gone, as its backend says; its connection may not have ended yet."""
+        with self._lock:
+            guest = self._guests.pop(name, None)
+            self._lose(name)
+        if guest is not None:
+            guest.lines.close()
+
+    def stop(self) -> None:
+        """Tell every machine to end its workers and itself."""
+        with self._lock:
+            self._stopping = True
+            guests = list(self._guests.values())
+        for guest in guests:
+            with contextlib.suppress(Gone):
+                guest.lines.say("stop")
+
+    def close(self) -> None:
+        self.stop()
+        self._listener.close()
+        with self._lock:
+            guests, self._guests = list(self._guests.values()), {}
+        for guest in guests:
+            guest.lines.close()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    # --- machines come --------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        self._listener.settimeout(0.5)
+        while not self._stopping:
+            try:
+                sock, peer = self._listener.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                return
+            if threading.active_count() > MOST_CONNECTIONS:
+                sock.close()
+                continue
+            threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
+
+    def _serve(self, sock: socket.socket, peer: Any) -> None:
+        guest: _Guest | None = None
+        try:
+            lines = Lines(sock)
+            hello = greet(lines, self._token)
+            guest = self._admit(hello, lines, str(peer[0]))
+            while True:
+                self._heard(guest, lines.hear(DEAD_S))
+        except (Gone, KeyError, TypeError, ValueError) as reason:
+            log.info("%s: %s", guest.name if guest else peer, reason)
+        except DeepvmError as refusal:
+            with contextlib.suppress(Gone):
+                lines.say("refused", why=str(refusal))
+        finally:
+            sock.close()
+            if guest is not None:
+                with self._lock:
+                    if self._guests.get(guest.name) is guest:
+                        del self._guests[guest.name]
+                        self._lose(guest.name)
+
+    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> _Guest:
+        asked = str(hello.get("machine"))
+        with self._lock:
+            name = self._free_place(asked)
+            guest = _Guest(name, lines, str(hello.get("address") or peer), int(hello.get("workers") or 1))
+            self._guests[name] = guest
+            lines.say("welcome", name=name, role=self.machines[name].role, job=self._job)
+            return guest
+
+    def _free_place(self, asked: str) -> str:
+        role, _, number = asked.partition("/")
+        if number == "auto":
+            free = [n for n, m in self.machines.items() if m.role == role and n not in self._guests]
+            if not free:
+                raise UsageError(f"every place of a {role} is taken")
+            return free[0]
+        if asked not in self.machines:
+            raise UsageError(f"{asked} is no machine of this run: it has {', '.join(self.machines)}")
+        if asked in self._guests:
+            raise UsageError(f"{asked} is here already")
+        return asked
+
+    # --- what they say --------------------------------------------------------------------------------------------
+
+    def _heard(self, guest: _Guest, message: dict[str, Any]) -> None:
+        what = message["say"]
+        with self._lock:
+            if what == "event":
+                self._event(guest, message)
+            elif what == "join":
+                self._broken(self._membership.join(guest.name, time.monotonic()), f"{guest.name} joins")
+            elif what == "endpoint":
+                self._tell_members("endpoint", round=message["round"], endpoint=str(message["endpoint"]))
+            elif what == "memory":
+                guest.memory = str(message["address"])
+            elif what == "notice":
+                self._notice(guest, message)
+            elif what == "failing":
+                self.failures[guest.name] = str(message.get("error", ""))
+                self._broken(self._membership.fail(guest.name), f"the workers of {guest.name} failed")
+            elif what == "failed":
+                self.failures[guest.name] = str(message.get("error", "")) or self.failures.get(guest.name, "")
+                self.failed = self.failed or f"the workers of {guest.name} failed too often"
+            elif what == "finished":
+                self._membership.finish(guest.name)
+                if self._membership.over and self._membership.round is not None:
+                    self._tell_members("over", round=self._membership.round.number)
+                    self.finished.set()
+
+    def _event(self, guest: _Guest, message: dict[str, Any]) -> None:
+        event = Event.from_line(str(message["line"]))
+        event = Event(at_s=event.at_s, kind=event.kind, machine=guest.name, data=event.data)
+        if event.kind == "step" or event.kind == "restored":
+            self.progress.step = int(event.data["step"])
+        elif event.kind == "save" and event.data.get("state") == "remote":
+            self.progress.saved_step, self.progress.saved_at_s = int(event.data["step"]), event.at_s
+            self.progress.saved_place = str(event.data.get("place") or "") or self.progress.saved_place
+            self.progress.save_s = float(event.data.get("seconds") or 0.0) or self.progress.save_s
+        self.events.put(event)
+
+    def _notice(self, guest: _Guest, message: dict[str, Any]) -> None:
+        now_s, at_s = time.time(), message.get("at_s")
+        seconds_left = None if at_s is None else max(0.0, float(at_s) - now_s)
+        about = {"action": str(message["action"]), "source": str(message.get("source", ""))}
+        self.events.put(
+            Event(at_s=now_s, kind="notice", machine=guest.name, data={**about, "seconds_left": seconds_left})
+        )
+        if about["action"] == "rebalance":  # a warning, not the end: what it costs to act on it is not known
+            return
+        decision = at_notice(
+            seconds_left=seconds_left,
+            unsaved_steps=(self.progress.step or 0) - (self.progress.saved_step or 0),
+            save_s=self.progress.save_s,
+            policy=self._at_notice,
+        )
+        self.events.put(
+            Event(
+                at_s=now_s, kind="decision", machine=guest.name, data={"choice": decision.choice, "why": decision.why}
+            )
+        )
+        self._tell_members("notice", machine=guest.name, at_s=at_s, choice=decision.choice)
+
+    # --- groups ---------------------------------------------------------------------------------------------------
+
+    def _form(self) -> None:
+        while not self._stopping:
+            time.sleep(TICK_S)
+            with self._lock:
+                stores = self.stores
+                if not stores or self._stopping:
+                    continue
+                formed = self._membership.form(time.monotonic())
+                if formed is not None:
+                    self._tell_round(formed, stores)
+
+    def _tell_round(self, formed: Round, stores: Sequence[str]) -> None:
+        members = [
+            {"name": name, "address": guest.address, "workers": guest.workers}
+            for name in formed.members
+            if (guest := self._guests.get(name))
+        ]
+        self.failures = {}
+        now_s = time.time()
+        took_s = None if self._broken_at_s is None else now_s - self._broken_at_s
+        self.events.put(
+            Event(
+                at_s=now_s,
+                kind="group",
+                data={
+                    "round": formed.number,
+                    "world_size": sum(m["workers"] for m in members),
+                    "machines": list(formed.members),
+                    "took_s": took_s,
+                },
+            )
+        )
+        if len(members) < len(formed.members):  # one was lost just now
+            gone = next(name for name in formed.members if name not in self._guests)
+            self._broken(self._membership.lose(gone), f"{gone} is gone")
+        for name in formed.members:
+            with contextlib.suppress(Gone, KeyError):
+                self._guests[name].lines.say("round", number=formed.number, members=members, stores=list(stores))
+        if self._membership.broken_by is not None:
+            self._tell_members("broken", round=formed.number, by=self._membership.broken_by, why="one is gone")
+
+    def _lose(self, name: str) -> None:
+        self._broken(self._membership.lose(name), f"{name} is gone")
+
+    def _broken(self, broken: bool, why: str) -> None:
+        if broken and self._membership.round is not None:
+            self._broken_at_s = time.time()
+            self._tell_members("broken", round=self._membership.round.number, by=self._membership.broken_by, why=why)
+
+    def _tell_members(self, what: str, **fields: Any) -> None:
+        formed = self._membership.round
+        for name in formed.members if formed is not None else ():
+            guest = self._guests.get(name)
+            if guest is not None:
+                with contextlib.suppress(Gone):
+                    guest.lines.say(what, **fields)
+
+
+if __name__ == "__main__":
+    import sys
+
+    from deepvm.runtime.hub_process import main
+
+    sys.exit(main())

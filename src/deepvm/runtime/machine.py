@@ -1,0 +1,204 @@
+"""``python -m deepvm.runtime.machine``: what runs on every machine of a run, whatever its role.
+
+It meets the others at the hub, starts a memory node where its role keeps checkpoints and PyTorch's elastic agent
+where it trains, watches for notices of its end, and passes on what the trainers tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import DeepvmError
+from deepvm.memnode.access import read_token
+from deepvm.runtime.lines import Gone
+from deepvm.runtime.link import Link
+from deepvm.runtime.notices.sources import open_source
+from deepvm.runtime.notices.watch import Watch
+from deepvm.runtime.tail import Tail
+
+log = logging.getLogger("deepvm.runtime")
+
+NODE_READY_S, NODE_STOP_S = 60.0, 60.0
+LEAVE_BEFORE_S = 0.25  # the machine's end, so that the group hears of it from us
+WITHOUT_TIME_S = 30.0  # what is left where a notice does not say it: the least that any cloud gives
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        return Here(given).run()
+    except DeepvmError as error:
+        print(f"deepvm: {error}", file=sys.stderr)
+        return error.exit_code
+    except Exception as error:
+        if type(error).__name__ != "SignalException":  # which torch's agent makes of the signals that end it
+            raise
+        return 128 + int(getattr(error, "sigval", signal.SIGTERM))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m deepvm.runtime.machine", description=__doc__)
+    parser.add_argument("--hub", required=True, metavar="HOST:PORT", help="where the machines of the run meet")
+    parser.add_argument("--name", required=True, help="this machine's place: worker/2, or worker/auto for a free one")
+    parser.add_argument("--token-file", type=Path, required=True, help="what all machines of the run know")
+    parser.add_argument("--folder", type=Path, required=True, help="for logs and files of its own")
+    parser.add_argument("--address", help="this machine's address for the others [as the hub sees it]")
+    parser.add_argument("--notices", default="auto", help="aws, gcp, azure, file:PATH, signal:USR1:30s, auto or none")
+    parser.add_argument("--workers", type=int, default=1, help="processes that train here; one for each GPU")
+    return parser
+
+
+class Here:
+    """This machine."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._folder: Path = given.folder
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._workers: int = given.workers
+        self._token = read_token(given.token_file) or ""
+        self._token_file: Path = given.token_file
+        self._source = open_source(given.notices)
+        self.link = Link(
+            given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
+            on_notice=self._on_notice, on_end=self._on_end,
+        )  # fmt: skip
+        self._address = given.address or "127.0.0.1"
+        self.job: dict[str, Any] = self.link.job
+        os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
+        self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
+        self._saved = threading.Event()  # since the last notice
+
+    def run(self) -> int:
+        for old in (self.events, self.save_now):
+            old.unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.link.close)
+            self.link.start()
+            watch = Watch(self._source, self._announce)
+            stack.callback(watch.close)
+            if self.link.role != "worker":
+                stack.enter_context(self._memory_node())
+            if self.link.role == "memory":
+                self._wait()
+                return 0
+            tail = Tail(self.events, self._pass_on)
+            stack.callback(tail.close)
+            return self._train(tail)
+
+    def _wait(self) -> None:
+        while self.link.ended is None:
+            time.sleep(0.2)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _memory_node(self) -> Any:
+        """A memory node of its own, in a process of its own, spilling to this machine's disk."""
+        ready = self._folder / "memory-node"
+        ready.unlink(missing_ok=True)
+        spill = self._folder / "spill"
+        spill.mkdir(mode=0o700, exist_ok=True)
+        command = [
+            sys.executable, "-m", "deepvm", "memory-node", "--listen", f"{self._address}:0",
+            "--capacity", str(self.job["memory_bytes"]), "--spill", str(spill),
+            "--token-file", str(self._token_file), "--ready-file", str(ready),
+        ]  # fmt: skip
+        if self.job.get("durable"):
+            command += ["--durable", str(self.job["durable"])]
+        node = subprocess.Popen(command, start_new_session=False)
+        try:
+            deadline = time.monotonic() + NODE_READY_S
+            while not (ready.exists() and (address := ready.read_text().strip())):
+                if node.poll() is not None or time.monotonic() > deadline:
+                    raise DeepvmError(f"the memory node of {self.link.name} did not start: see {self._folder}")
+                time.sleep(0.02)
+            self.link.say("memory", address=address)
+            yield
+        finally:
+            node.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(NODE_STOP_S)
+            node.kill()
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def _train(self, tail: Tail) -> int:
+        from deepvm.runtime.templates import DEFAULT_PRELOAD, Template
+
+        script, args = str(self.job["script"]), tuple(map(str, self.job["args"]))
+        with Template(
+            preload=DEFAULT_PRELOAD, first_path=os.path.dirname(os.path.realpath(script)), label=[script, *args]
+        ) as template:
+            from deepvm.runtime.training import train  # imports torch here while the template imports it there
+
+            return train(
+                self.link, template, self._folder, script=script, args=args, workers=self._workers,
+                max_restarts=int(self.job["max_restarts"]), environment=self._environment, drain=tail.drain,
+            )  # fmt: skip
+
+    def _environment(self, stores: tuple[str, ...]) -> dict[str, str]:
+        """What the trainers of a new group are told."""
+        self.save_now.unlink(missing_ok=True)
+        urls = [f"memory://{','.join(stores)}", *([self.job["durable"]] if self.job.get("durable") else [])]
+        return {
+            "DEEPVM_STORE": " ".join(urls),
+            "DEEPVM_RUN": str(self.job["run"]),
+            "DEEPVM_POLICY": str(self.job["policy"]),
+            "DEEPVM_BATCH": str(self.job["batch"]),
+            "DEEPVM_PLANNED_WORLD_SIZE": str(self.job["planned_world_size"]),
+            "DEEPVM_EVENTS": str(self.events),
+            "DEEPVM_NOTICE_FILE": str(self.save_now),
+            "DEEPVM_TOKEN": self._token,
+        }
+
+    def _pass_on(self, line: str) -> None:
+        if '"save"' in line and '"remote"' in line:
+            self._saved.set()
+        with contextlib.suppress(Gone):
+            self.link.say("event", line=line)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _announce(self, notice: Any) -> None:
+        with contextlib.suppress(Gone):
+            self.link.say("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
+
+    def _on_notice(self, message: Mapping[str, Any]) -> None:
+        """Some machine of the group will be taken away, and it is decided what is done about it."""
+        at_s = float(message["at_s"] or time.time() + WITHOUT_TIME_S)
+        self._saved.clear()
+        if message["choice"] != "rely":
+            from deepvm.runtime.notices.files import write_notice
+
+            write_notice(self.save_now, seconds_left=max(0.0, at_s - time.time()))
+        if message["machine"] == self.link.name:
+            wait_s = 0.0 if message["choice"] == "rely" else at_s - time.time() - LEAVE_BEFORE_S
+            threading.Thread(target=self._leave, args=(wait_s,), name="deepvm-leave", daemon=True).start()
+
+    def _leave(self, wait_s: float) -> None:
+        """Leave the group once the save is safe, or when there is no time left, and free the machine."""
+        saved = self._saved.wait(max(0.0, wait_s))
+        log.info("%s leaves, %s", self.link.name, "with its share of the last save safe" if saved else "at its notice")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_end(self, why: str) -> None:
+        log.info("%s ends: %s", self.link.name, why)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Who trains together. Pure: machines come, join, leave and vanish; time comes in as an argument.
+
+A **round** is a group of machines that train together. It breaks when one of them is lost or asks to join again, and
+when another one joins that it could use. The next round is formed of those that have joined, when the policy for losses
+says so; ranks follow the order of the cluster, so a replacement has the rank of what it replaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deepvm.policy.loss import AfterLoss
+
+START_S = 120.0  # the first group waits so long for its last machine, whatever the policy says
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    number: int
+    members: tuple[str, ...]  # by rank
+
+
+class Membership:
+    def __init__(self, wanted: Sequence[str], after_loss: AfterLoss) -> None:
+        self.wanted = tuple(wanted)  # machines that train, in the order of their ranks
+        self.after_loss = after_loss
+        self.round: Round | None = None  # the one that trains, or trained last
+        self.broken_by: str | None = None  # whose doing it is that it trains no more
+        self.finished: set[str] = set()
+        self._joined: dict[str, float] = {}
+        self._waiting_since_s: float | None = None
+        self._number = 0
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        return tuple(name for name in self.wanted if name in self._joined)
+
+    @property
+    def training(self) -> bool:
+        return self.round is not None and self.broken_by is None
+
+    @property
+    def over(self) -> bool:
+        """Whether every machine of the last round has finished its work."""
+        return self.round is not None and set(self.round.members) <= self.finished
+
+    def join(self, name: str, now_s: float) -> bool:
+        """A machine is ready for the next round; whether that breaks the one that trains."""
+        self._joined[name] = now_s
+        if self._waiting_since_s is None:
+            self._waiting_since_s = now_s
+        return self._break(name)
+
+    def lose(self, name: str) -> bool:
+        """A machine is gone; whether that breaks the round."""
+        self._joined.pop(name, None)
+        if self.round is None or name not in self.round.members or name in self.finished:
+            return False
+        return self._break(name)
+
+    def fail(self, name: str) -> bool:
+        """A machine's workers failed by themselves."""
+        if self.round is None or name not in self.round.members:
+            return False
+        return self._break(name)
+
+    def finish(self, name: str) -> None:
+        self.finished.add(name)
+
+    def form(self, now_s: float) -> Round | None:
+        """The next round, once it may be formed."""
+        joined = self.joined
+        if not joined or self.training or self._waiting_since_s is None:
+            return None
+        waited_s = now_s - self._waiting_since_s
+        everybody = len(joined) == len(self.wanted)
+        first = self.round is None
+        if not everybody and ((first and waited_s < START_S) or not self._may_form(len(joined), waited_s)):
+            return None
+        self._number += 1
+        self.round, self.broken_by, self._waiting_since_s = Round(number=self._number, members=joined), None, None
+        self._joined, self.finished = {}, set()
+        return self.round
+
+    def _may_form(self, joined: int, waited_s: float) -> bool:
+        return self.after_loss.decide(joined=joined, wanted=len(self.wanted), waited_s=waited_s)
+
+    def _break(self, name: str) -> bool:
+        if not self.training or self.over:
+            return False
+        self.broken_by = name
+        return True

@@ -1,0 +1,115 @@
+"""What to rent instead, when the market has none of what was lost: present prices, the same budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+import numpy as np
+
+from deepvm.catalog import Catalog, Market, Quota, library
+from deepvm.errors import DeepvmError
+from deepvm.plan import Request
+from deepvm.plan.decide import plan as make_plan
+from deepvm.plan.result import InstanceAnalysis
+from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.units import format_usd
+
+Replanned = tuple[Cluster, tuple[str, ...]]
+
+
+class Replanner:
+    """``load`` gives the catalogue of that name as it is now, with today's prices and quotas."""
+
+    def __init__(self, load: Callable[[str], Catalog] = library.load) -> None:
+        self._load = load
+        self._missing: set[tuple[str, str]] = set()  # type and market that there were none of
+
+    def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
+        """The cluster with another type in the place of a lost machine; None where the budget allows none.
+
+        One slow machine slows all of them, so the cheapest type that is at least as fast is taken, else the fastest."""
+        self._missing.add((lost.instance, lost.market))
+        try:
+            request = _request(cluster)
+            found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1)).instances
+        except DeepvmError:
+            return None
+        others_usd = sum(m.usd_per_hour for m in cluster.machines if m.name != lost.name)
+        left_usd = request.budget_usd - others_usd
+        rated = [
+            (row, price)
+            for row in found
+            if (price := row.spot_usd if lost.market == "spot" else row.on_demand_usd) is not None
+            and price <= left_usd
+            and row.region == (lost.region or row.region)
+            and (row.instance, lost.market) not in self._missing
+        ]
+        if not rated:
+            return None
+        needed = _eflops(cluster, lost.instance)
+        fast = [(row, price) for row, price in rated if row.eflops >= needed]
+        row, price = min(fast, key=lambda pair: pair[1]) if fast else max(rated, key=lambda pair: pair[0].eflops)
+        instead = _as(lost, row, price)
+        machines = tuple(instead if m.name == lost.name else m for m in cluster.machines)
+        changed = replace(cluster, machines=machines)
+        return changed, (
+            f"{lost.name} is a {instead.market} {instead.instance} at {format_usd(price)}/h instead of "
+            f"{lost.instance} at {format_usd(lost.usd_per_hour)}/h: {why}",
+            f"the cluster costs {format_usd(changed.hourly_usd)}/h instead of {format_usd(cluster.hourly_usd)}/h, "
+            f"of a budget of {format_usd(request.budget_usd)}/h",
+        )
+
+
+def _as(lost: Machine, row: InstanceAnalysis, price: float) -> Machine:
+    return replace(
+        lost,
+        instance=row.instance,
+        usd_per_hour=price,
+        on_demand_usd_per_hour=row.on_demand_usd,
+        region=row.region,
+        zone=row.zone,
+    )
+
+
+def _request(cluster: Cluster) -> Request:
+    known = {field.name for field in fields(Request)}
+    asked = {name: value for name, value in cluster.plan["request"].items() if name in known}
+    asked["architectures"] = tuple(asked["architectures"])
+    if asked.get("quotas") is not None:
+        asked["quotas"] = tuple(
+            Quota(
+                families=tuple(quota["families"]),
+                market=Market(quota["market"]),
+                vcpus=quota["vcpus"],
+                region=quota["region"],
+            )
+            for quota in asked["quotas"]
+        )
+    return Request(**asked)
+
+
+def _eflops(cluster: Cluster, instance: str) -> float:
+    return next((row["eflops"] for row in cluster.plan["instances"] if row["instance"] == instance), 0.0)
+
+
+def _without(catalog: Catalog, missing: set[tuple[str, str]]) -> Catalog:
+    """The catalogue, less the offers that there are none of."""
+    prices = {}
+    for market, column in catalog.prices.items():
+        gone = [
+            catalog.index_by_name[name]
+            for name, where in missing
+            if where == market.value and name in catalog.index_by_name
+        ]
+        kept = ~np.isin(column.instance, gone)
+        prices[market] = replace(
+            column,
+            instance=column.instance[kept],
+            place=column.place[kept],
+            usd_per_hour=column.usd_per_hour[kept],
+            usd_low=None if column.usd_low is None else column.usd_low[kept],
+            usd_high=None if column.usd_high is None else column.usd_high[kept],
+            seen=column.seen[kept],
+        )
+    return replace(catalog, prices=prices)

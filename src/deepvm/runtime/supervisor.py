@@ -1,0 +1,301 @@
+"""Follows a run from its first machine to its last: replaces what is lost, and writes down what happens.
+
+It decides little: groups are the hub's, decisions are policies', machines the backend's.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from deepvm.errors import DeepvmError
+from deepvm.runtime.backend import Backend, Change, NoCapacity
+from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.events import Event
+from deepvm.runtime.faults import Faults
+from deepvm.runtime.hub import Hub
+from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.replan import Replanner
+
+TICK_S = 0.05
+FAILURES = 3  # of a machine in a row, before anything trained on it
+ASK_AGAIN_S = 5.0  # where the market has none
+TRAINERS_STOP_S, KEEPERS_STOP_S = 5.0, 60.0  # keepers write on what only their memory has
+
+MachineState = Literal["asked", "up", "training", "notice", "down"]
+
+
+@dataclass
+class Place:
+    """One machine of the cluster, as it is now."""
+
+    machine: Machine
+    state: MachineState = "asked"
+    since_s: float = 0.0
+    up_at_s: float | None = None
+    paid_usd: float = 0.0  # until it was last down
+    failures: int = 0
+
+    def cost_usd(self, now_s: float) -> float:
+        running_s = 0.0 if self.up_at_s is None else now_s - self.up_at_s
+        return self.paid_usd + running_s / 3600 * self.machine.usd_per_hour
+
+
+@dataclass
+class View:
+    """What a display needs to know, at one moment."""
+
+    run: str
+    places: Sequence[Place]
+    step: int | None = None
+    steps_per_s: float | None = None
+    saved_step: int | None = None
+    saved_at_s: float | None = None
+    saved_place: str | None = None
+    world_size: int = 0
+    cost_usd: float = 0.0
+    losses: int = 0
+    news: Sequence[Event] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    outcome: Literal["finished", "failed", "interrupted"]
+    why: str = ""
+    errors: Mapping[str, str] = field(default_factory=dict)  # what failed workers said last, by machine
+
+
+class Supervisor:
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        run: str,
+        backend: Backend,
+        hub: Hub,
+        ledger: Ledger,
+        faults: Faults,
+        replanner: Replanner | None = None,
+        watch: Callable[[View], None] = lambda _: None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.cluster = cluster
+        self._run, self._backend, self._hub, self._ledger, self._faults = run, backend, hub, ledger, faults
+        self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
+        self._places = {machine.name: Place(machine) for machine in cluster.machines}
+        self._news: list[Event] = []
+        self._training_since_s: float | None = None
+        self._steps: list[tuple[float, int]] = []  # when which was finished, of the last seconds
+        self._losses = self._world_size = 0
+        self._ask_again_s: dict[str, float] = {}
+        self.interrupted = self._hurry = False
+
+    # --- from outside ---------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """End the run soon; what is committed stays."""
+        self.interrupted = True
+
+    def hurry(self) -> None:
+        """End it now: nothing more is written on."""
+        self._hurry = True
+
+    def follow(self) -> Outcome:
+        """Until the run is over; afterwards no machine of it is left."""
+        self._tell("run-started", **self._about)
+        outcome = Outcome(outcome="failed", why="deepvm run ended by itself")
+        try:
+            self._ask_for(list(self.cluster.machines))
+            outcome = self._loop()
+        except DeepvmError as error:
+            outcome = Outcome(outcome="failed", why=str(error))
+        except KeyboardInterrupt:
+            outcome = Outcome(outcome="interrupted", why="interrupted")
+        finally:
+            self._finish(outcome)
+        return outcome
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> Outcome:
+        while True:
+            if self.interrupted:
+                return Outcome(outcome="interrupted", why="interrupted")
+            self._take_events()
+            for change in self._backend.poll():
+                self._changed(change)
+            if self._hub.finished.is_set():
+                return Outcome(outcome="finished")
+            if self._hub.failed is not None:
+                return Outcome(outcome="failed", why=self._hub.failed, errors=dict(self._hub.failures))
+            if (worn := self._worn_out()) is not None:
+                return worn
+            self._break_on_purpose()
+            self._ask_again()
+            self._show()
+            time.sleep(TICK_S)
+
+    def _finish(self, outcome: Outcome) -> None:
+        """Trainers first: what they still send is taken; then those that keep it, with time to write it on."""
+        trainers = [m.name for m in self.cluster.machines if not m.keeps]
+        keepers = [m.name for m in self.cluster.machines if m.keeps]
+        self._take_events()
+        self._stop(trainers, TRAINERS_STOP_S)
+        self._stop(keepers, KEEPERS_STOP_S)
+        self._backend.down()
+        self._hub.stop()
+        self._take_events()
+        for change in self._backend.poll():
+            if change.state == "down":
+                self._down(change)
+        self._tell("run-ended", outcome=outcome.outcome, why=outcome.why)
+        self._show()
+
+    def _stop(self, names: Sequence[str], within_s: float) -> None:
+        """In pieces, so that a second Ctrl-C is seen."""
+        self._backend.down(names, within_s=0.0 if self._hurry else within_s)
+
+    # --- machines -------------------------------------------------------------------------------------------------
+
+    def _ask_for(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            try:
+                self._backend.up([machine])
+            except NoCapacity as error:
+                self._without(machine, str(error))
+                continue
+            self._places[machine.name].state = "asked"
+            self._places[machine.name].since_s = time.time()
+            self._tell("machine-asked", machine.name, **about(machine))
+
+    def _without(self, machine: Machine, why: str) -> None:
+        """The market has none: plan anew with what there is, and ask again later where that finds nothing."""
+        found = None if self._replanner is None else self._replanner.instead_of(self.cluster, machine, why)
+        if found is None:
+            self._ask_again_s[machine.name] = time.monotonic() + ASK_AGAIN_S
+            return
+        self.cluster, changes = found
+        self._tell("replanned", machine.name, changes=list(changes))
+        self._hub.want(self.cluster.machines)
+        instead = {m.name: m for m in self.cluster.machines}
+        if machine.name in instead:
+            self._places[machine.name].machine = instead[machine.name]
+            self._ask_for([instead[machine.name]])
+        else:
+            self._places.pop(machine.name, None)
+
+    def _ask_again(self) -> None:
+        due = [name for name, at_s in self._ask_again_s.items() if time.monotonic() >= at_s]
+        for name in due:
+            del self._ask_again_s[name]
+            if name in self._places:
+                self._ask_for([self._places[name].machine])
+
+    def _changed(self, change: Change) -> None:
+        place = self._places.get(change.machine)
+        if place is None:
+            return
+        if change.state == "up":
+            place.state, place.since_s, place.up_at_s = "up", change.at_s, change.at_s
+            self._tell("machine-up", change.machine, at_s=change.at_s, **about(place.machine))
+            return
+        trained = self._down(change)
+        self._hub.lost(change.machine)
+        if change.why == "failed" and not trained:
+            place.failures += 1
+        elif change.why != "stopped":
+            self._losses += 1
+        if place.failures < FAILURES and not self._hub.finished.is_set() and self._hub.failed is None:
+            self._ask_for([place.machine])
+
+    def _down(self, change: Change) -> bool:
+        """Write it down; whether the machine had trained."""
+        place = self._places[change.machine]
+        trained = place.state in ("training", "notice")
+        place.paid_usd, place.up_at_s = place.cost_usd(change.at_s), None
+        place.state, place.since_s = "down", change.at_s
+        self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
+        return trained
+
+    def _worn_out(self) -> Outcome | None:
+        for name, place in self._places.items():
+            if place.failures >= FAILURES:
+                return Outcome(
+                    outcome="failed", why=f"{name} failed {FAILURES} times before it trained", errors={name: ""}
+                )
+        return None
+
+    def _break_on_purpose(self) -> None:
+        if self._training_since_s is None:
+            return
+        for fault in self._faults.due(time.time() - self._training_since_s, step=self._hub.progress.step or 0):
+            for name in fault.machines:
+                if name in self._places and self._places[name].up_at_s is not None:
+                    self._backend.preempt(name, notice_s=fault.notice_s)
+
+    # --- what is told ---------------------------------------------------------------------------------------------
+
+    def _take_events(self) -> None:
+        taken: list[Event] = []
+        while True:
+            try:
+                taken.append(self._hub.events.get_nowait())
+            except queue.Empty:
+                break
+        for event in taken:
+            self._seen(event)
+        if taken:
+            self._ledger.append(taken)
+            self._news += taken
+
+    def _seen(self, event: Event) -> None:
+        if event.kind == "group":
+            self._world_size = int(event.data["world_size"])
+            for name in event.data["machines"]:
+                if (place := self._places.get(name)) is not None and place.up_at_s is not None:
+                    place.state, place.since_s, place.failures = "training", event.at_s, 0
+        elif event.kind == "step":
+            if self._training_since_s is None:
+                self._training_since_s = event.at_s
+            self._steps = [*self._steps[-200:], (event.at_s, int(event.data["step"]))]
+        elif event.kind == "notice" and event.machine in self._places:
+            self._places[event.machine].state = "notice"
+
+    def _tell(self, kind: str, machine: str | None = None, *, at_s: float | None = None, **data: Any) -> None:
+        event = Event(at_s=time.time() if at_s is None else at_s, kind=kind, machine=machine, data=data)
+        self._ledger.append([event])
+        self._news.append(event)
+
+    def _show(self) -> None:
+        now_s, progress = time.time(), self._hub.progress
+        recent = [at_s for at_s, _ in self._steps if now_s - at_s < 5.0]
+        rate = (len(recent) - 1) / (recent[-1] - recent[0]) if len(recent) > 2 and recent[-1] > recent[0] else None
+        news, self._news = self._news, []
+        self._watch(
+            View(
+                run=self._run,
+                places=list(self._places.values()),
+                step=progress.step,
+                steps_per_s=rate,
+                saved_step=progress.saved_step,
+                saved_at_s=progress.saved_at_s,
+                saved_place=progress.saved_place,
+                world_size=self._world_size if self._hub.round is not None else 0,
+                cost_usd=sum(place.cost_usd(now_s) for place in self._places.values()),
+                losses=self._losses,
+                news=news,
+            )
+        )
+
+
+def about(machine: Machine) -> dict[str, Any]:
+    return {
+        "role": machine.role,
+        "instance": machine.instance,
+        "market": machine.market,
+        "usd_per_hour": machine.usd_per_hour,
+        "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
+    }

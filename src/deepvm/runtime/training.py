@@ -1,0 +1,91 @@
+"""A machine that trains: PyTorch's elastic agent, its group formed by the hub."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from deepvm.runtime import elastic
+from deepvm.runtime.lines import Gone
+from deepvm.runtime.link import Link
+from deepvm.runtime.rendezvous import HubRendezvous
+from deepvm.runtime.templates import Template
+
+log = logging.getLogger("deepvm.runtime")
+
+EXCUSE_S = 5.0  # for the hub to say whose failure it was
+MONITOR_S = 0.02
+TOLD_BYTES = 8_000  # of a failed worker's last words
+
+
+class HubGroup:
+    """What the hub decides about this machine's workers."""
+
+    def __init__(
+        self,
+        link: Link,
+        rendezvous: HubRendezvous,
+        log_file: Path,
+        environment: Callable[[tuple[str, ...]], dict[str, str]],
+    ) -> None:
+        self._link, self._rendezvous, self._log_file, self._environment = link, rendezvous, log_file, environment
+
+    def environment(self) -> Mapping[str, str]:
+        group = self._rendezvous.group
+        return self._environment(group.stores if group is not None else ())
+
+    def excuses(self, pids: Sequence[int]) -> bool:
+        del pids
+        try:
+            self._link.say("failing", error=self.last_words())
+        except Gone:
+            return False
+        by = self._rendezvous.broke(EXCUSE_S)
+        return by is not None and by != self._link.name
+
+    def last_words(self) -> str:
+        try:
+            with self._log_file.open("rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - TOLD_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def train(
+    link: Link,
+    template: Template,
+    folder: Path,
+    *,
+    script: str,
+    args: Sequence[str],
+    workers: int,
+    max_restarts: int,
+    environment: Callable[[tuple[str, ...]], dict[str, str]],
+    drain: Callable[[], None],
+) -> int:
+    """Until every machine of the group has finished. The exit code of this machine."""
+    rendezvous = HubRendezvous(link, str(link.job["run"]))
+    group = HubGroup(link, rendezvous, folder / "log.txt", environment)
+    while True:
+        try:
+            elastic.run_agent(
+                script=script, args=args, as_module=False, template=template, local_world_size=workers, nodes=(1, 1),
+                max_restarts=max_restarts, monitor_interval_s=MONITOR_S, role=link.role, log_dir=str(folder / "torch"),
+                redirects="0", tee="0", rendezvous=rendezvous, group=group,
+            )  # fmt: skip
+        except ChildFailedError:
+            drain()
+            link.say("failed", error=group.last_words())
+            return 1
+        if link.ended is not None or rendezvous.group is None:
+            return 0
+        drain()
+        link.say("finished")
+        if link.await_over(rendezvous.group.number):
+            return 0
+        log.info("the group broke before all had finished: %s goes on", link.name)

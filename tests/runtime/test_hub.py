@@ -1,0 +1,164 @@
+"""Machines meet at the hub over real connections; one that is killed is missed at once."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from deepvm.errors import AccessDenied, UsageError
+from deepvm.policy.loss import parse_after_loss
+from deepvm.runtime.cluster import Machine
+from deepvm.runtime.events import Event
+from deepvm.runtime.hub import Hub
+from deepvm.runtime.link import Link
+
+TOKEN = "t" * 32
+WAIT_S = 10.0
+
+
+def machine(name: str) -> Machine:
+    role: Any = name.partition("/")[0]
+    market: Any = "spot" if role == "worker" else "on-demand"
+    return Machine(
+        name=name, role=role, instance="x", market=market, usd_per_hour=1.0, on_demand_usd_per_hour=3.0
+    )  # fmt: skip
+
+
+MACHINES = [machine(name) for name in ("memory/0", "worker/0", "worker/1")]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    job = {"run": "r", "script": "x.py", "args": []}
+    found = Hub(MACHINES, token=TOKEN, job=job, after_loss=parse_after_loss("wait"))
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def come(hub: Hub) -> Iterator[Callable[..., Link]]:
+    links: list[Link] = []
+
+    def _come(name: str, **given: Any) -> Link:
+        told: list[Any] = []
+        link = Link(
+            hub.address, token=TOKEN, machine=name, address="127.0.0.1", workers=1, connect_s=5.0,
+            on_notice=told.append, on_end=told.append, **given,
+        )  # fmt: skip
+        link.told = told  # type: ignore[attr-defined]
+        link.start()
+        links.append(link)
+        return link
+
+    yield _come
+    for link in links:
+        link.close()
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT_S
+    while not (found := what()):
+        assert time.monotonic() < deadline, "in vain"
+        time.sleep(0.01)
+    return found
+
+
+def events(hub: Hub, kind: str) -> list[Event]:
+    found = []
+    while True:
+        try:
+            found.append(hub.events.get_nowait())
+        except queue.Empty:
+            return [event for event in found if event.kind == kind]
+
+
+def group(come: Callable[..., Link]) -> tuple[Link, Link, Link]:
+    memory, first, second = come("memory/0"), come("worker/0"), come("worker/1")
+    first.say("join")
+    second.say("join")
+    memory.say("memory", address="127.0.0.1:7070")
+    assert first.await_group(0, WAIT_S) is not None
+    assert second.await_group(0, WAIT_S) is not None
+    return memory, first, second
+
+
+def test_a_group_is_formed_once_the_memory_nodes_listen(hub: Hub, come: Callable[..., Link]) -> None:
+    memory, first, second = come("memory/0"), come("worker/0"), come("worker/1")
+    second.say("join")
+    first.say("join")
+    assert first.await_group(0, 0.3) is None
+    memory.say("memory", address="127.0.0.1:7070")
+    found = second.await_group(0, WAIT_S)
+    assert found is not None
+    assert (found.number, found.rank, found.stores) == (1, 1, ("127.0.0.1:7070",))
+    assert first.job["script"] == "x.py"
+    first.say("endpoint", round=1, endpoint="127.0.0.1:4711")
+    assert second.await_endpoint(1, WAIT_S) == "127.0.0.1:4711"
+    assert events(hub, "group")[0].data["machines"] == ["worker/0", "worker/1"]
+
+
+def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: Callable[..., Link]) -> None:
+    _, first, second = group(come)
+    began = time.monotonic()
+    second._lines._sock.shutdown(socket.SHUT_RDWR)
+    assert first.await_broken(1, WAIT_S) == "worker/1"
+    assert time.monotonic() - began < 1.0
+    first.say("join")
+    until(lambda: "worker/1" not in hub.connected)
+    again = come("worker/1")
+    again.say("join")
+    found = first.await_group(1, WAIT_S)
+    assert found is not None
+    assert found.number == 2
+
+
+def test_whose_workers_fail_first_is_named_and_the_others_are_excused(hub: Hub, come: Callable[..., Link]) -> None:
+    _, first, second = group(come)
+    second.say("failing", error="ZeroDivisionError: my own mistake")
+    assert first.await_broken(1, WAIT_S) == "worker/1"
+    first.say("failing", error="Connection closed by peer")
+    assert second.await_broken(1, WAIT_S) == "worker/1"
+    second.say("failed", error="ZeroDivisionError: my own mistake")
+    until(lambda: hub.failed)
+    assert "worker/1" in str(hub.failed)
+    assert "my own mistake" in hub.failures["worker/1"]
+
+
+def test_it_is_finished_when_all_are(hub: Hub, come: Callable[..., Link]) -> None:
+    _, first, second = group(come)
+    first.say("finished")
+    assert not hub.finished.wait(0.2)
+    second.say("finished")
+    assert hub.finished.wait(WAIT_S)
+    assert first.await_over(1)
+
+
+def test_a_notice_reaches_all_with_what_is_to_be_done(hub: Hub, come: Callable[..., Link]) -> None:
+    _, first, second = group(come)
+    step = Event(at_s=time.time(), kind="step", data={"step": 7, "seconds": 0.1, "world_size": 2})
+    first.say("event", line=step.to_line())
+    until(lambda: hub.progress.step == 7)
+    second.say("notice", action="terminate", at_s=time.time() + 60, source="test")
+    told: Any = until(lambda: first.told)  # type: ignore[attr-defined]
+    assert (told[0]["machine"], told[0]["choice"]) == ("worker/1", "save")
+    until(lambda: second.told)  # type: ignore[attr-defined]
+
+
+def test_strangers_are_refused(hub: Hub, come: Callable[..., Link]) -> None:
+    come("worker/0")
+    kwargs: Any = {"address": None, "workers": 1, "on_notice": print, "on_end": print, "connect_s": 2.0}
+    with pytest.raises(AccessDenied):
+        Link(hub.address, token="wrong", machine="worker/1", **kwargs)
+    with pytest.raises(UsageError, match="here already"):
+        Link(hub.address, token=TOKEN, machine="worker/0", **kwargs)
+    with pytest.raises(UsageError, match="no machine of this run"):
+        Link(hub.address, token=TOKEN, machine="worker/9", **kwargs)
+    assert come("worker/auto").name == "worker/1"
+    with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]
+        sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
+    assert hub.connected == ("worker/0", "worker/1")
