@@ -22,6 +22,7 @@ _LAZY = {
     "Checkpointer": "deepvm.checkpoint",
     "ResumableSampler": "deepvm.checkpoint",
     "resumable": "deepvm.checkpoint",
+    "share_of_batch": "deepvm.checkpoint",
     "Request": "deepvm.plan",
     "load_catalog": "deepvm.catalog.library:load",
     "make_plan": "deepvm.plan:plan",
@@ -33,7 +34,7 @@ _LAZY = {
 
 if TYPE_CHECKING:
     from deepvm.catalog.library import load as load_catalog
-    from deepvm.checkpoint import Checkpointer, ResumableSampler, resumable
+    from deepvm.checkpoint import Checkpointer, ResumableSampler, resumable, share_of_batch
     from deepvm.paper.reproduce import reproduce
     from deepvm.plan import Request, explain, pareto, sweep
     from deepvm.plan import plan as make_plan
@@ -49,6 +50,7 @@ __all__ = [
     "pareto",
     "reproduce",
     "resumable",
+    "share_of_batch",
     "sweep",
 ]
 

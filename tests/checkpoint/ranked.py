@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from killable import Forked, Work, digest_of
 
-from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint import Checkpointer, ResumableSampler, share_of_batch
 from deepvm.errors import CheckpointError
 from deepvm.policy import AtNotice, EverySeconds
 from deepvm.runtime.notices.files import write_notice
@@ -162,6 +162,12 @@ def notice_in_a_file(rank: int, url: str, folder: str) -> Told:
         for handle in handles:
             handle.wait("remote", 40)
         return {"saved": [handle.step for handle in handles]}
+
+
+def share_a_batch(rank: int, global_batch: int, planned: int) -> Told:
+    share = share_of_batch(global_batch, planned_world_size=planned)
+    sampler = ResumableSampler(range(1000), global_batch=share.global_batch)
+    return {"own": len(next(iter(sampler))), "per_rank": share.per_rank, "accumulate": share.accumulate}
 
 
 def save_into_files(rank: int, url: str) -> Told:

@@ -253,3 +253,75 @@ def test_what_no_sampler_can_be_made_of_is_refused(words: Any, options: Any, tol
 def test_the_package_offers_it_by_name() -> None:
     assert deepvm.ResumableSampler is ResumableSampler
     assert deepvm.resumable is resumable
+
+
+# --- one global batch, whatever the ranks -------------------------------------------------------------------------
+
+
+global_stages = st.lists(st.tuples(worlds, st.integers(0, 6)), max_size=4)
+
+
+@laws
+@given(sizes, global_stages, worlds, st.integers(7, 30), st.booleans())
+def test_a_global_batch_stays_what_it_is_though_the_ranks_change(
+    samples: int, before: list[tuple[int, int]], world_size: int, global_batch: int, drop_last: bool
+) -> None:
+    taken: list[Step] = []
+    consumed = 0
+    for ranks, steps in [*before, (world_size, None)]:
+        samplers = [
+            ResumableSampler(
+                range(samples), global_batch=global_batch, rank=rank, world_size=ranks, shuffle=False,
+                drop_last=drop_last, even=False,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+        for sampler in samplers:
+            sampler.go_to(seed=0, epoch=0, consumed=consumed, samples=samples)
+        left = samplers[-1].batches_left
+        found = run(samplers, steps)
+        assert steps is not None or len(found) >= left >= len(found) - 1
+        for step in found:
+            assert max(map(len, step)) - min(map(len, step)) <= 1
+            assert max(map(len, step)) <= samplers[0].batch_size == -(-global_batch // ranks)
+        taken += found
+        consumed = samplers[0].consumed
+    sizes_of_steps = [sum(map(len, step)) for step in taken]
+    seen = [sample for step in taken for batch in step for sample in batch]
+    assert seen == list(range(samples - samples % global_batch if drop_last else samples))
+    full = samples // global_batch
+    assert set(sizes_of_steps[: full - 1]) <= {global_batch}
+    assert len(taken) == full + bool(samples % global_batch and not drop_last)
+
+
+@laws
+@given(sizes, worlds, batch_sizes, st.booleans(), st.booleans())
+def test_a_global_batch_that_all_ranks_share_alike_is_what_a_batch_size_is(
+    samples: int, world_size: int, batch_size: int, drop_last: bool, even: bool
+) -> None:
+    options = {"drop_last": drop_last, "even": even, "seed": 5, "world_size": world_size}
+    for rank in range(world_size):
+        own = ResumableSampler(range(samples), batch_size, rank=rank, **options)
+        shared = ResumableSampler(range(samples), global_batch=world_size * batch_size, rank=rank, **options)
+        assert list(own) == list(shared)
+        assert len(own) == len(shared)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "not None"),
+        ({"batch_size": 4, "global_batch": 8}, "not 4 and 8"),
+        ({"global_batch": 0}, "not 0"),
+        ({"global_batch": 2.5}, "not 2.5"),
+    ],
+)
+def test_either_a_batch_size_or_a_global_batch_is_given(options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        ResumableSampler(range(9), **options)
+
+
+def test_a_global_batch_smaller_than_the_ranks_is_refused() -> None:
+    sampler = ResumableSampler(range(9), global_batch=3, rank=0, world_size=4)
+    with pytest.raises(UsageError, match="no sample for some of 4 ranks"):
+        list(sampler)

@@ -1,5 +1,6 @@
 """The trainer's side: snapshot, layout, transfer, commit, restore; data loaders that go on where they were."""
 
+from deepvm.checkpoint.batches import BatchShare, share_of_batch
 from deepvm.checkpoint.checkpointer import Checkpointer
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.loader import ResumableLoader, resumable
@@ -8,6 +9,7 @@ from deepvm.checkpoint.sampler import ResumableSampler
 from deepvm.checkpoint.seeding import Determined, deterministic
 
 __all__ = [
+    "BatchShare",
     "Checkpointer",
     "Determined",
     "ResumableLoader",
@@ -18,4 +20,5 @@ __all__ = [
     "deterministic",
     "per_sample_seed",
     "resumable",
+    "share_of_batch",
 ]

@@ -30,18 +30,26 @@ class Division:
 
     world_size: int
     batch_size: int  # of one rank
+    global_batch: int | None = None  # of all ranks, where it is not world_size × batch_size
     drop_last: bool = False
     even: bool = True
 
+    @property
+    def whole(self) -> int:
+        return self.world_size * self.batch_size if self.global_batch is None else self.global_batch
+
     def taken(self, left: int) -> int:
         """How many samples all ranks together take next; 0 at the end of the epoch."""
-        whole = self.world_size * self.batch_size
+        whole = self.whole
         if self.drop_last:
             return whole if left >= whole else 0
-        spare = left - whole
-        if 0 < spare < self.world_size and self.batch_size > 1:
-            return (left + 1) // 2  # less now, so that every rank has a sample in the last batch
+        if self._shared_with_the_last(left):
+            return (left + 1) // 2
         return min(left, whole)
+
+    def _shared_with_the_last(self, left: int) -> bool:
+        """Whether less is taken now, so that every rank has a sample in the last batch, too."""
+        return 0 < left - self.whole < self.world_size <= left // 2
 
     def stretch(self, taken: int, rank: int) -> range:
         """Which of them are this rank's. Shares differ by one sample at most."""
@@ -53,11 +61,10 @@ class Division:
 
     def batches(self, left: int, rank: int) -> int:
         """How many batches this rank will take: the same for every rank, but for the last one where not ``even``."""
-        whole = self.world_size * self.batch_size
-        full, rest = divmod(left, whole)
+        full, rest = divmod(left, self.whole)
         if self.drop_last or not rest:
             return full
-        alone = rest < self.world_size and (full == 0 or self.batch_size == 1)
+        alone = rest < self.world_size and (full == 0 or not self._shared_with_the_last(self.whole + rest))
         return full + bool(self.stretch(rest, rank) if alone else rest)
 
 
@@ -66,7 +73,8 @@ class ResumableSampler(Sampler[list[int]]):
     ranks, also when their number or the batch size changes in the middle of it.
 
     Wrap the loader with ``resumable``: it counts the batches that training has consumed (what workers prefetch does
-    not count) and is what a ``Checkpointer`` saves. ``batch_size`` is that of one rank, the same on every rank. No
+    not count) and is what a ``Checkpointer`` saves. ``batch_size`` is that of one rank, the same on every rank; or
+    give ``global_batch``, that of all ranks together, which they share as evenly as they can, however many they are. No
     generator but its own is drawn from, and the order is the same with every version of torch and NumPy.
 
     The end of an epoch: the last global batch is divided evenly, and shares its samples with the one before it where
@@ -80,8 +88,9 @@ class ResumableSampler(Sampler[list[int]]):
     def __init__(
         self,
         dataset: Sized,
-        batch_size: int,
+        batch_size: int | None = None,
         *,
+        global_batch: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -94,14 +103,20 @@ class ResumableSampler(Sampler[list[int]]):
                 f"a {type(dataset).__qualname__} has no samples that could be asked for by number: use a dataset with "
                 "__getitem__ and __len__, or torchdata's StatefulDataLoader, which keeps the state of iterable ones"
             )
-        if not isinstance(batch_size, int) or batch_size < 1:
-            raise UsageError(f"a batch has at least one sample, not {batch_size!r}: give the batch size of one rank")
+        size = batch_size if global_batch is None else global_batch
+        if (global_batch is not None and batch_size is not None) or not isinstance(size, int) or size < 1:
+            found = repr(size) if None in (batch_size, global_batch) else f"{batch_size!r} and {global_batch!r}"
+            raise UsageError(
+                f"a batch has at least one sample, not {found}: give the batch size of one rank, or the global_batch "
+                "of all"
+            )
         if not 0 <= seed < 2**64:
             raise UsageError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}")
         if (rank is None) != (world_size is None) or (rank is not None and not 0 <= rank < (world_size or 0)):
             raise UsageError(f"rank {rank} of {world_size} is none: give both, or neither under torch.distributed")
         self.dataset, self.samples = dataset, len(dataset)
-        self.batch_size, self.shuffle, self.seed = batch_size, shuffle, seed
+        self.global_batch, self.shuffle, self.seed = global_batch, shuffle, seed
+        self._batch_size = batch_size
         self.drop_last, self.even = drop_last, even
         self.epoch = self.consumed = 0
         self._given = None if rank is None or world_size is None else (rank, world_size)
@@ -125,6 +140,11 @@ class ResumableSampler(Sampler[list[int]]):
         """Batches of this rank until the end of this epoch."""
         rank, division = self._division()
         return division.batches(self.samples - self.consumed, rank)
+
+    @property
+    def batch_size(self) -> int:
+        """The most samples that this rank takes in a step."""
+        return self._division()[1].batch_size
 
     @property
     def rank_and_world_size(self) -> tuple[int, int]:
@@ -169,8 +189,17 @@ class ResumableSampler(Sampler[list[int]]):
 
     def _division(self) -> tuple[int, Division]:
         rank, world_size = self.rank_and_world_size
+        size, whole = self._batch_size, self.global_batch
+        if size is None:
+            assert whole is not None  # noqa: S101 - one of them is given
+            if whole < world_size:
+                raise UsageError(
+                    f"a global batch of {whole} has no sample for some of {world_size} ranks: make it {world_size} at "
+                    "least, or start fewer ranks"
+                )
+            size = -(-whole // world_size)
         return rank, Division(
-            world_size=world_size, batch_size=self.batch_size, drop_last=self.drop_last, even=self.even
+            world_size=world_size, batch_size=size, global_batch=whole, drop_last=self.drop_last, even=self.even
         )
 
     def _ordered(self) -> _Order:
