@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from killable import Forked, Work, digest_of
 
-from deepvm.checkpoint import Checkpointer, ResumableSampler, share_of_batch
+from deepvm.checkpoint import Checkpointer, ResumableSampler, settled, share_of_batch
 from deepvm.errors import CheckpointError
 from deepvm.policy import AtNotice, EverySeconds
 from deepvm.runtime.notices.files import write_notice
@@ -250,6 +250,29 @@ def noisy_resume(rank: int, url: str, run: str, steps: int) -> Told:
         for _ in range(steps):
             work.step()
         return {"losses": work.losses, "digest": work.digest(), "drift": ckpt.status().drift}
+
+
+def summed_steps(rank: int, url: str, run: str, steps: int, first_sums: str) -> Told:
+    """DDP over gradients of any size, from the newest checkpoint on; ``first_sums``: settled, or as DDP begins."""
+    seed_all(5)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30))
+    network = torch.nn.parallel.DistributedDataParallel(model)
+    if first_sums == "settled":
+        before = [torch.get_rng_state(), *(value.clone() for value in model.state_dict().values())]
+        assert settled(network) is network
+        after = [torch.get_rng_state(), *model.state_dict().values()]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seed_all(100 + rank)
+    with Checkpointer({"model": model, "optimizer": optimizer}, url, run=run, deadline_s=30) as ckpt:
+        step = ckpt.restore() or 0
+        for number in range(step + 1, step + steps + 1):
+            optimizer.zero_grad()
+            network(torch.randn(7, 40)).square().mean().backward()
+            optimizer.step()
+            if number == step + steps:
+                ckpt.save(number).wait("remote", 40)
+    return {"step": step, "digest": digest_of(model, optimizer, "")}
 
 
 def witnessed(rank: int, url: str) -> Told:

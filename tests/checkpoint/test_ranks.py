@@ -108,3 +108,14 @@ def test_every_ranks_own_state_is_in_files_too(tmp_path: Path) -> None:
     run_ranks(2, tmp_path, ranked.save_into_files, url)
     found = run_ranks(2, tmp_path, ranked.restore, url)
     assert [one["position"]["index"] for one in found] == [1, 10]
+
+
+def test_three_ranks_of_ddp_resume_bit_for_bit_where_their_buckets_are_settled(
+    tmp_path: Path, two_nodes: list[Node]
+) -> None:
+    url = url_of(two_nodes[:1])
+    truth = run_ranks(3, tmp_path, ranked.summed_steps, url, "undisturbed", 6, "settled")
+    for steps in (2, 4):  # two starts, 6 steps in all
+        told = run_ranks(3, tmp_path, ranked.summed_steps, url, "restarted", steps, "settled")
+    assert [one["step"] for one in told] == [2, 2, 2]
+    assert [one["digest"] for one in told] == [one["digest"] for one in truth]

@@ -1,6 +1,7 @@
 """The trainer's side: snapshot, layout, transfer, commit, restore; data loaders that go on where they were."""
 
 from deepvm.checkpoint.batches import BatchShare, share_of_batch
+from deepvm.checkpoint.buckets import settled
 from deepvm.checkpoint.checkpointer import Checkpointer
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.loader import ResumableLoader, resumable
@@ -20,5 +21,6 @@ __all__ = [
     "deterministic",
     "per_sample_seed",
     "resumable",
+    "settled",
     "share_of_batch",
 ]
