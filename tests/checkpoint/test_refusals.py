@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -253,3 +254,21 @@ def test_checkpointers_that_are_closed_leave_nothing_behind() -> None:
         gc.collect()
         wait_until(lambda: figures(os.getpid())["Threads"] <= before["Threads"], 10, "the end of all threads")
         assert figures(os.getpid())["fds"] <= before["fds"]
+
+
+@pytest.mark.parametrize("scheme", ["memory", "file"])
+def test_a_closed_checkpointer_and_its_state_go_at_once_without_a_collector(tmp_path: Path, scheme: str) -> None:
+    with nodes(1) as started:
+        url = url_of(started) if scheme == "memory" else f"file://{tmp_path}"
+        gc.collect()
+        gc.disable()
+        try:
+            model = torch.nn.Linear(10, 10)
+            with Checkpointer({"model": model}, url) as ckpt:
+                ckpt.restore()
+                ckpt.save(1).wait("remote", 20)
+            living = [weakref.ref(model), weakref.ref(ckpt)]
+            del model, ckpt
+            assert [one() for one in living] == [None, None]
+        finally:
+            gc.enable()

@@ -21,14 +21,13 @@ from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.sending import Sending
-from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told
 from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
-from deepvm.errors import CheckpointError, DeepvmError, OverBudget, UsageError
+from deepvm.errors import CheckpointError, OverBudget, UsageError
 from deepvm.policy import Moment, Retention, SavePolicy
 from deepvm.store.base import Store
 from deepvm.store.memory import MemoryStore
@@ -73,7 +72,7 @@ class Checkpointer:
         self.policy = environment.the_policy(policy)
         self.retention = retention or Retention()
         self._stores = environment.the_stores(store, token=token, key=key)
-        self._deadline_s, self._on_error, self._on_busy = deadline_s, on_error, on_busy
+        self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         first = self._stores[0]
         if isinstance(first, MemoryStore):
@@ -86,7 +85,6 @@ class Checkpointer:
         self._determinism = Determinism(self.state, self._rank, self._world_size)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
-        self._snapshot: Snapshot | None = None
         self._handle: SaveHandle | None = None
         self._status = Status()
         self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
@@ -98,7 +96,6 @@ class Checkpointer:
         self._notices = NoticeFile(notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=notice_file is not None)
         self._notice_ends_s: float | None = None
-        self._raise: CheckpointError | None = None
         self._tiers = Tiers(
             self._stores,
             run,
@@ -107,7 +104,7 @@ class Checkpointer:
             retention=self.retention,
             status=self._status,
             deadline_s=deadline_s,
-            after_retaining=self._forget_lonely_witnesses,
+            witnesses=self._witnesses,
         )
         self._sending = Sending(
             self._transfer,
@@ -118,8 +115,7 @@ class Checkpointer:
             place=first.url,
             status=self._status,
             deadline_s=deadline_s,
-            on_failure=self._fail,
-            when_over=self._let_go_of,
+            raises=on_error == "raise",
         )
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
@@ -136,7 +132,7 @@ class Checkpointer:
         seconds, self._last_step_s = now_s - self._last_step_s, now_s
         self._start.stepped()
         self._told.stepped(step, seconds)
-        self._raise_pending()
+        self._sending.raise_problem()
         self._look(step)
         announced_s = self._notices.seconds_left()
         if announced_s is not None:
@@ -149,33 +145,32 @@ class Checkpointer:
 
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
-        self._raise_pending()
+        self._sending.raise_problem()
         if self._closed:
             raise UsageError("this checkpointer is closed")
         self._attempts += 1  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
         if self._replaying:
-            self._status.skipped += 1
-            handle.advance("skipped", "a step is replayed")
+            self._sending.skipped(handle, "a step is replayed", told=False)
             return handle
         self._look(step)
         idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
         if not (idle if self._world_size == 1 else ranks.all_of(idle)):
-            self._skip(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
+            self._sending.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
             self.finish_restore()
             snapshot, skeletons = self._taking.take(self._components())
         except OverBudget as error:
-            self._skip(handle, str(error))
+            self._sending.skipped(handle, str(error))
             return handle
         except Exception as error:  # of the user's own state_dict(), too: training goes on
-            self._fail(handle, error)
+            self._sending.failed(handle, error)
             return handle
-        self._sending.begin()
+        self._sending.begin(snapshot)
         self._status.taken += 1
         self._last_saved_step, self._last_saved_s = step, time.monotonic()
-        self._snapshot, self._handle = snapshot, handle
+        self._handle = handle
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
@@ -243,43 +238,14 @@ class Checkpointer:
         """The optimizer's pre-hook: copy what is live and not yet sent."""
         self._start.let_go()
         self._determinism.settle()
-        snapshot, handle = self._snapshot, self._handle
+        snapshot, handle = self._sending.snapshot, self._handle
         if snapshot is None or handle is None or snapshot.frozen:
             return
         began = time.perf_counter()
         snapshot.freeze()
-        self._snapshot = None
+        self._sending.snapshot = None
         handle.stall_s += time.perf_counter() - began
         handle.advance("staged")
-
-    def _let_go_of(self, snapshot: Snapshot) -> None:
-        """It was sent, or will never be."""
-        if self._snapshot is snapshot:
-            self._snapshot = None
-
-    def _forget_lonely_witnesses(self, store: Store) -> None:
-        if self._witnesses is not None:
-            self._witnesses.forget_lonely(store)
-
-    def _skip(self, handle: SaveHandle, reason: str) -> None:
-        self._status.skipped += 1
-        self._told.saved(handle, "skipped", why=reason)
-        handle.advance("skipped", reason)
-
-    def _fail(self, handle: SaveHandle, error: BaseException) -> None:
-        self._status.failed += 1
-        self._taking.forget_stable()
-        self._status.last_error = f"step {handle.step} was not saved: {error}"
-        log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
-        if self._on_error == "raise":
-            self._raise = CheckpointError(self._status.last_error)
-        self._told.saved(handle, "failed", why=str(error))
-        handle.advance("failed", str(error))
-
-    def _raise_pending(self) -> None:
-        pending, self._raise = self._raise, None
-        if pending is not None:
-            raise pending
 
     # --- restoring ----------------------------------------------------------------------------------------------
 

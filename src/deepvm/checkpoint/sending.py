@@ -1,11 +1,13 @@
-"""The thread that brings one snapshot after another into the first store, while training goes on."""
+"""The thread that brings one snapshot after another into the first store, while training goes on; and what becomes of
+each save. It knows nothing of the checkpointer, which goes with all of its state as soon as nobody uses it."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import Determinism
@@ -16,7 +18,9 @@ from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.told import Told
 from deepvm.checkpoint.transfer import MemoryTransfer
-from deepvm.errors import CheckpointError
+from deepvm.errors import CheckpointError, DeepvmError
+
+log = logging.getLogger("deepvm.checkpoint")
 
 STATE_FORMAT = "deepvm-state/1"
 _Save = tuple[Snapshot, SaveHandle, dict[str, str] | str]
@@ -34,13 +38,14 @@ class Sending:
         place: str,
         status: Status,
         deadline_s: float,
-        on_failure: Callable[[SaveHandle, BaseException], None],
-        when_over: Callable[[Snapshot], None],
+        raises: bool,
     ) -> None:
         self._transfer, self._taking, self._determinism, self._tiers = transfer, taking, determinism, tiers
         self._told, self._place = told, place
         self._status, self._deadline_s = status, deadline_s
-        self._on_failure, self._when_over = on_failure, when_over
+        self._raises = raises
+        self._problem: CheckpointError | None = None
+        self.snapshot: Snapshot | None = None  # of which something is live, and not yet sent
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
@@ -56,13 +61,36 @@ class Sending:
         """Whether nothing is under way, at once or within that time."""
         return self._idle.wait(timeout_s)
 
-    def begin(self) -> None:
+    def begin(self, snapshot: Snapshot) -> None:
         """From here on a save is under way."""
         self._idle.clear()
+        self.snapshot = snapshot
 
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, str] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
         self._saves.put((snapshot, handle, extra))
+
+    def skipped(self, handle: SaveHandle, reason: str, *, told: bool = True) -> None:
+        self._status.skipped += 1
+        if told:
+            self._told.saved(handle, "skipped", why=reason)
+        handle.advance("skipped", reason)
+
+    def failed(self, handle: SaveHandle, error: BaseException) -> None:
+        self._status.failed += 1
+        self._taking.forget_stable()
+        self._status.last_error = f"step {handle.step} was not saved: {error}"
+        log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
+        if self._raises:
+            self._problem = CheckpointError(self._status.last_error)
+        self._told.saved(handle, "failed", why=str(error))
+        handle.advance("failed", str(error))
+
+    def raise_problem(self) -> None:
+        """That of a save which failed since the last call, where the user wants to hear of it."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
 
     def end(self) -> None:
         """No other save will come."""
@@ -83,10 +111,11 @@ class Sending:
                 self._status.last_remote_step = handle.step
                 self._tiers.follow(handle)
             except Exception as error:
-                self._on_failure(handle, error)
+                self.failed(handle, error)
             finally:
                 self._status.stall_s += handle.stall_s
-                self._when_over(snapshot)
+                if self.snapshot is snapshot:
+                    self.snapshot = None
                 self._idle.set()
         self._tiers.end()
 

@@ -7,10 +7,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.replay import Witnesses
 from deepvm.checkpoint.told import Told
 from deepvm.errors import StoreError
 from deepvm.policy import Retention
@@ -37,11 +38,11 @@ class Tiers:
         retention: Retention,
         status: Status,
         deadline_s: float,
-        after_retaining: Callable[[Store], None] = lambda _: None,
+        witnesses: Witnesses | None,
     ) -> None:
         self._stores, self._run, self._rank, self._told = stores, run, rank, told
         self._retention, self._status, self._deadline_s = retention, status, deadline_s
-        self._after_retaining = after_retaining
+        self._witnesses = witnesses
         self._newest: SaveHandle | None = None
         self._closing = False
         self._committed: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
@@ -133,5 +134,6 @@ class Tiers:
         for step in self._retention.expired(store.steps(self._run)):
             with suppress(StoreError):
                 store.delete(self._run, step)
-        with suppress(StoreError):
-            self._after_retaining(store)
+        if self._witnesses is not None:
+            with suppress(StoreError):
+                self._witnesses.forget_lonely(store)
