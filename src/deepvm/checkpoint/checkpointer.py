@@ -96,6 +96,7 @@ class Checkpointer:
         self._notices = NoticeFile(notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=notice_file is not None)
         self._notice_ends_s: float | None = None
+        self._noticed_s = 0.0
         self._tiers = Tiers(
             self._stores,
             run,
@@ -182,7 +183,8 @@ class Checkpointer:
 
     def notice(self, seconds_left: float) -> None:
         """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
-        self._notice_ends_s = time.monotonic() + seconds_left
+        self._noticed_s = time.monotonic()
+        self._notice_ends_s = self._noticed_s + seconds_left
 
     def timeline(self) -> Timeline:
         """The stages of this process's start: print it, or draw it with ``.svg()``."""
@@ -231,7 +233,10 @@ class Checkpointer:
             last_saved_step=self._last_saved_step,
             last_saved_s=self._last_saved_s - self._started_s,
             notice_s_left=None if self._notice_ends_s is None else max(0.0, self._notice_ends_s - now_s),
+            noticed_s=None if self._notice_ends_s is None else self._noticed_s - self._started_s,
             save_cost_s=self._status.last_save_s,
+            save_took_s=self._status.last_save_s,
+            under_way_for_s=None if self._sending.wait_idle(0.0) else now_s - self._last_saved_s,
         )
 
     def _before_step(self, *_: object) -> None:

@@ -21,6 +21,7 @@ class Moment:
     last_saved_step: int | None = None
     last_saved_s: float | None = None
     notice_s_left: float | None = None  # seconds until this machine is taken, if that was announced
+    noticed_s: float | None = None  # when that was heard
     save_cost_s: float | None = None  # training time that one save takes, as measured
     restore_cost_s: float | None = None
     hazard_per_s: float | None = None  # preemptions that stop the run, per second
@@ -168,6 +169,8 @@ class AtNotice(_Composable):
             return False
         if self.decide(now).choice != "save":
             return False
+        if now.noticed_s is not None and (now.last_saved_s or 0.0) < now.noticed_s:
+            return True  # none was begun since
         last_chance_s = left_s if now.save_s is None else self.policy.spare_s(left_s, now.save_s)
         return now.unsaved_s >= min(self.again_after_s, last_chance_s)
 

@@ -264,7 +264,9 @@ class Hub:
                 at_s=now_s, kind="decision", machine=guest.name, data={"choice": decision.choice, "why": decision.why}
             )
         )
-        self._tell_members("notice", machine=guest.name, at_s=at_s, choice=decision.choice)
+        self._tell_members(
+            "notice", machine=guest.name, at_s=at_s, choice=decision.choice, step=self.progress.step or 0
+        )
 
     # --- groups ---------------------------------------------------------------------------------------------------
 

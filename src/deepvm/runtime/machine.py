@@ -21,6 +21,7 @@ from typing import Any
 
 from deepvm.errors import DeepvmError
 from deepvm.memnode.access import read_token
+from deepvm.runtime.events import Event
 from deepvm.runtime.lines import Gone
 from deepvm.runtime.link import Link
 from deepvm.runtime.notices.sources import open_source
@@ -80,7 +81,7 @@ class Here:
         self.job: dict[str, Any] = self.link.job
         os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
-        self._saved = threading.Event()  # since the last notice
+        self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
     def run(self) -> int:
         for old in (self.events, self.save_now):
@@ -166,10 +167,12 @@ class Here:
         }
 
     def _pass_on(self, line: str) -> None:
-        if '"save"' in line and '"remote"' in line:
-            self._saved.set()
         with contextlib.suppress(Gone):
             self.link.say("event", line=line)
+        with contextlib.suppress(ValueError):
+            event = Event.from_line(line)
+            if event.kind == "save" and event.data["state"] == "remote" and event.data["step"] >= self._wanted_step:
+                self._saved.set()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -180,6 +183,7 @@ class Here:
     def _on_notice(self, message: Mapping[str, Any]) -> None:
         """Some machine of the group will be taken away, and it is decided what is done about it."""
         at_s = float(message["at_s"] or time.time() + WITHOUT_TIME_S)
+        self._wanted_step = int(message["step"])
         self._saved.clear()
         if message["choice"] != "rely":
             from deepvm.runtime.notices.files import write_notice
