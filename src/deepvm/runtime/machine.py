@@ -144,6 +144,7 @@ class Here:
         with Template(
             preload=DEFAULT_PRELOAD, first_path=os.path.dirname(os.path.realpath(script)), label=[script, *args]
         ) as template:
+            self.link.say("join")  # so that the group is formed, and survivors start their workers, while we import
             from deepvm.runtime.training import train  # imports torch here while the template imports it there
 
             return train(

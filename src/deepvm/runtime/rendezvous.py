@@ -21,8 +21,11 @@ _LOOK_S = 1.0
 
 
 class HubRendezvous(RendezvousHandler):
+    """``link`` has said already that it joins the first round."""
+
     def __init__(self, link: Link, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
         self._link, self._run, self._timeout_s = link, run, timeout_s
+        self._joined = True
         self.group: Group | None = None
         self._store: TCPStore | None = None
 
@@ -38,7 +41,9 @@ class HubRendezvous(RendezvousHandler):
         while time.monotonic() < deadline:
             over = 0 if self.group is None else self.group.number
             self._store = None
-            self._link.say("join")
+            if not self._joined:
+                self._link.say("join")
+            self._joined = False
             group = self._await_group(over, deadline)
             self.group = group
             endpoint = self._endpoint(group)
