@@ -303,3 +303,44 @@ def test_a_template_that_dies_while_it_imports_is_told(tmp_path: Path) -> None:
         pytest.raises(TemplateError, match="exit code 9"),
     ):
         template.ready()
+
+
+# --- forked off the process that owns it -----------------------------------------------------------------------------
+
+OWNER = """
+import json, os, sys, threading
+from deepvm.runtime import Template
+
+secret = os.open(os.devnull, os.O_RDONLY)
+told = lambda: print("in the fork", flush=True)
+template = Template.fork_here(preload=["decimal"], first_path=sys.argv[2], in_fork=told)
+if template is None:
+    print("the worker leaves through the front door", flush=True)
+    sys.exit(5)
+threading.Thread(target=threading.Event().wait, daemon=True).start()  # the owner may have threads now
+with template:
+    path, run = sys.argv[1], "deepvm.runtime.worker:run_script"
+    with open(path, "w") as file:
+        file.write("import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd'))), __name__, sys.argv)")
+    codes = [template.start(run, [path, ["a"], False]).wait(timeout_s=30) for _ in range(2)]
+    print(codes, template.import_s > 0, flush=True)
+    os.kill(template.pid, 9)
+    template._process.wait(10)
+    print(template.start(run, [path, ["b"], False]).wait(timeout_s=60), flush=True)
+"""
+
+
+def test_a_template_forked_off_its_owner_is_one_import_for_both_and_its_workers_are_as_fresh(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OWNER, str(tmp_path / "script.py"), HERE], capture_output=True, text=True, timeout=90
+    )
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    assert lines.count("in the fork") == 1
+    workers = [line for line in lines if "__main__" in line]
+    assert len(workers) == 3  # the third of a template that was started again after it died
+    assert all(str(tmp_path / "script.py") in line for line in workers)
+    assert workers[0].startswith("[0, 1, 2, 3]")  # 3 is the listing itself: nothing of the owner's
+    assert "[5, 5] True" in lines
+    assert lines.count("the worker leaves through the front door") == 2
+    assert lines[-1] == "0"

@@ -82,6 +82,10 @@ class Link:
         self._end("closed")
         self._lines.close()
 
+    def forget(self) -> None:
+        """In a process that was forked off: the connection is not its own."""
+        self._lines.forget()
+
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def await_group(self, after: int, timeout_s: float) -> Group | None:

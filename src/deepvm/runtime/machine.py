@@ -27,6 +27,7 @@ from deepvm.runtime.link import Link
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
 from deepvm.runtime.tail import Tail
+from deepvm.runtime.templates import Template
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -41,7 +42,10 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        return Here(given).run()
+        here = Here(given)
+        if not here.fork_template():
+            return 0  # a worker, whose script has ended
+        return here.run()
     except DeepvmError as error:
         print(f"deepvm: {error}", file=sys.stderr)
         return error.exit_code
@@ -81,6 +85,7 @@ class Here:
         self.job: dict[str, Any] = self.link.job
         os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
+        self._template: Template | None = None
         self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
     def run(self) -> int:
@@ -137,18 +142,25 @@ class Here:
 
     # --- training -------------------------------------------------------------------------------------------------
 
-    def _train(self, tail: Tail) -> int:
-        from deepvm.runtime.templates import DEFAULT_PRELOAD, Template
-
-        script, args = str(self.job["script"]), tuple(map(str, self.job["args"]))
-        with Template(
-            preload=DEFAULT_PRELOAD, first_path=os.path.dirname(os.path.realpath(script)), label=[script, *args]
-        ) as template:
+    def fork_template(self) -> bool:
+        """Import torch, once for the agent and the template; before there are threads. Not so in the template's
+        workers, where this returns when their work is done."""
+        if self.link.role != "memory":
             self.link.say("join")  # so that the group is formed, and survivors start their workers, while we import
-            from deepvm.runtime.training import train  # imports torch here while the template imports it there
+            script = str(self.job["script"])
+            first_path = os.path.dirname(os.path.realpath(script))
+            self._template = Template.fork_here(first_path=first_path, in_fork=self.link.forget)
+            return self._template is not None
+        return True
 
+    def _train(self, tail: Tail) -> int:
+        from deepvm.runtime.training import train
+
+        assert self._template is not None  # noqa: S101 - forked before
+        with self._template as template:
             return train(
-                self.link, template, self._folder, script=script, args=args, workers=self._workers,
+                self.link, template, self._folder, script=str(self.job["script"]),
+                args=tuple(map(str, self.job["args"])), workers=self._workers,
                 max_restarts=int(self.job["max_restarts"]), environment=self._environment, drain=tail.drain,
             )  # fmt: skip
 

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from deepvm.runtime import frames, guard, worker
@@ -48,7 +49,28 @@ def main() -> None:
         worker.enter(job)
 
 
-def preload(modules: list[str]) -> tuple[str | None, int | None]:
+def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int | None) -> None:
+    """The same, in a process that was forked off one which had preloaded. Returns in workers only."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != owner.fileno():
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    if first_path is not None and not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = first_path
+    gc.collect()
+    gc.freeze()
+    with owner:
+        job = _Server(owner, dict(os.environ), torch_seed).serve()
+    if job is None:
+        os._exit(0)
+    worker.enter(job)
+
+
+def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
     """Import them one after another: a sentence about the first that cannot be imported or that rules out forking,
     and the seed that torch gave itself."""
     torch_seed: int | None = None

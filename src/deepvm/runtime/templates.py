@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from deepvm.errors import TemplateError
-from deepvm.runtime import frames
+from deepvm.runtime import frames, template_process
 
 # Together what a first training step of a plain process imports.
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "deepvm.checkpoint", "deepvm.runtime.warm")
@@ -108,6 +108,36 @@ class Worker:
             os.close(self._news)
 
 
+class _Forked:
+    """A child that was forked, where subprocess would have started one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:
+                self._code = -signal.SIGKILL
+            else:
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("template", timeout)
+            time.sleep(0.005)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
 class Template:
     """Starts at once and imports in the background; ``ready`` waits for it, and the first ``start`` does too."""
 
@@ -119,9 +149,10 @@ class Template:
         first_path: str | None = None,
         label: Sequence[str] = (),
         timeout_s: float = _START_S,
+        forked: tuple[socket.socket, _Forked] | None = None,
     ) -> None:
         """``first_path`` is where modules are looked for first, as the script's directory is by ``python script``;
-        ``label`` is shown in the process list."""
+        ``label`` is shown in the process list; ``forked`` is for ``fork_here``."""
         self.preload = tuple(preload)
         self.env = dict(os.environ if env is None else env)
         self.import_s: float | None = None  # what every worker saves
@@ -131,7 +162,40 @@ class Template:
         self._workers: list[Worker] = []
         self._ready = False
         self._closed = False
-        self._launch()
+        self._process: subprocess.Popen[bytes] | _Forked
+        if forked is None:
+            self._launch()
+        else:
+            self._socket, self._process = forked
+            self._ready = True
+
+    @staticmethod
+    def fork_here(
+        *,
+        preload: Sequence[str] = DEFAULT_PRELOAD,
+        first_path: str | None = None,
+        in_fork: Callable[[], None] = lambda: None,
+    ) -> Template | None:
+        """Import in this process and fork a template off it: one import for both. Only before there are threads, and
+        outside of everything that has to be left in order: in each worker of the template this returns None, once
+        its work is done, and the worker should end then. ``in_fork`` lets go of what is not the template's."""
+        began = time.monotonic()
+        refused, torch_seed = template_process.preload(preload)
+        if refused is not None:
+            raise TemplateError(refused)
+        ours, theirs = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            in_fork()
+            template_process.serve_forked(theirs, first_path, torch_seed)
+            return None
+        theirs.close()
+        template = Template(preload=preload, first_path=first_path, forked=(ours, _Forked(pid)))
+        template.import_s = time.monotonic() - began
+        return template
 
     def _launch(self) -> None:
         self._socket, theirs = socket.socketpair()
