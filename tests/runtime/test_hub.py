@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -162,3 +164,92 @@ def test_strangers_are_refused(hub: Hub, come: Callable[..., Link]) -> None:
     with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
     assert hub.connected == ("worker/0", "worker/1")
+
+
+def test_a_machine_that_leaves_is_to_blame_and_not_those_whose_workers_fail_without_it(
+    hub: Hub, come: Callable[..., Link]
+) -> None:
+    _, first, second = group(come)
+    second.say("leave")
+    second.say("join")  # its agent may not know yet
+    assert first.await_broken(1, WAIT_S) == "worker/1"
+    first.say("failing", error="Connection closed by peer")
+    first.say("join")
+    assert first.await_group(1, 0.3) is None
+    assert first.await_broken(1, WAIT_S) == "worker/1"
+    second.close()
+    until(lambda: "worker/1" not in hub.connected)
+    come("worker/1").say("join")
+    assert first.await_group(1, WAIT_S) is not None
+
+
+def test_a_memory_node_that_comes_back_elsewhere_makes_a_new_group_which_is_told(
+    hub: Hub, come: Callable[..., Link]
+) -> None:
+    memory, first, second = group(come)
+    memory.say("memory", address="127.0.0.1:7070")
+    assert first.await_broken(1, 0.3) is None, "it is where it was"
+    memory.close()
+    until(lambda: "memory/0" not in hub.connected)
+    assert first.await_broken(1, 0.3) is None, "training goes on without it"
+    come("memory/0").say("memory", address="127.0.0.1:7171")
+    assert first.await_broken(1, WAIT_S) == "memory/0"
+    first.say("join")
+    second.say("join")
+    found = second.await_group(1, WAIT_S)
+    assert found is not None
+    assert found.stores == ("127.0.0.1:7171",)
+
+
+def test_lines_that_are_no_events_cost_nothing_but_themselves(hub: Hub, come: Callable[..., Link]) -> None:
+    _, first, _ = group(come)
+    whole = Event(at_s=time.time(), kind="step", data={"step": 7, "seconds": 0.1, "world_size": 2}).to_line()
+    for line in (
+        whole[:40] + whole,
+        "",
+        "null",
+        '"step"',
+        whole.replace("7", '"seven"'),
+        whole.replace('"step": 7, ', ""),
+    ):
+        first.say("event", line=line)
+    first.say("event", line='{"at_s": NaN, "kind": "machine-up"}')
+    first.say("event", line=whole)
+    until(lambda: hub.progress.step == 7)
+    assert [event.data["step"] for event in events(hub, "step")] == [7]
+    assert "worker/0" in hub.connected
+
+
+def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiting(
+    hub: Hub, come: Callable[..., Link]
+) -> None:
+    _, first, second = group(come)
+    line = Event(at_s=1.0, kind="step", data={"step": 1, "seconds": 0.1, "world_size": 2}).to_line()
+    message = json.dumps({"say": "event", "line": line}).encode() + b"\n"
+    flood = threading.Thread(target=lambda: [first._lines._sock.sendall(message * 1000) for _ in range(200)])
+    flood.start()
+    longest_s = 0.0
+    for number in range(50):
+        began = time.monotonic()
+        second.say("endpoint", round=1, endpoint=f"127.0.0.1:{number}")
+        until(lambda wanted=f"127.0.0.1:{number}": second._endpoints.get(1) == wanted)
+        longest_s = max(longest_s, time.monotonic() - began)
+        time.sleep(0.02)
+    flood.join(60.0)
+    assert not flood.is_alive()
+    deadline = time.monotonic() + 60.0
+    while hub.events.qsize() < 200_000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(events(hub, "step")) == 200_000
+    assert longest_s < 2.0
+
+
+def test_a_machine_that_says_nothing_any_more_is_missed(
+    hub: Hub, come: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deepvm.runtime.hub.DEAD_S", 0.5)
+    monkeypatch.setattr("deepvm.runtime.link.BEAT_S", 0.05)
+    _, first, second = group(come)
+    second.ended = "mute"  # it beats no more
+    assert first.await_broken(1, WAIT_S) == "worker/1"
+    until(lambda: hub.connected == ("memory/0", "worker/0"))

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from deepvm.policy.loss import parse_after_loss
-from deepvm.runtime.membership import START_S, Membership
+from deepvm.runtime.membership import RETURN_S, START_S, Membership
 
 NAMES = ("worker/0", "worker/1", "worker/2")
 
@@ -129,3 +129,39 @@ def test_whatever_happens_a_group_has_only_machines_that_joined_and_numbers_grow
                 ready = set()
         else:
             getattr(membership, what)(name)
+
+
+def test_a_smaller_group_waits_for_its_survivors_so_that_none_breaks_what_the_others_just_formed() -> None:
+    membership = formed("shrink")
+    assert membership.lose("worker/1")
+    membership.join("worker/2", 10.0)
+    assert membership.form(10.0) is None, "worker/0 is still there, and ends its workers"
+    membership.join("worker/0", 11.0)
+    found = membership.form(11.0)
+    assert found is not None
+    assert found.members == ("worker/0", "worker/2")
+    assert membership.join("worker/1", 20.0), "its replacement breaks the smaller group"
+    assert membership.form(20.0) is None
+    membership.join("worker/0", 20.1)
+    membership.join("worker/2", 20.2)
+    grown = membership.form(20.2)
+    assert grown is not None
+    assert grown.members == NAMES
+
+
+def test_a_survivor_that_never_joins_again_is_not_waited_for_without_end() -> None:
+    membership = formed("shrink")
+    assert membership.lose("worker/1")
+    membership.join("worker/2", 10.0)
+    found = membership.form(10.0 + RETURN_S)
+    assert found is not None
+    assert found.members == ("worker/2",)
+
+
+def test_who_keeps_checkpoints_elsewhere_now_breaks_a_group_that_trains() -> None:
+    membership = formed("wait")
+    assert membership.move("memory/0")
+    assert not membership.move("memory/0"), "it is broken already"
+    for name in NAMES:
+        membership.join(name, 1.0)
+    assert membership.form(1.0) is not None

@@ -151,7 +151,7 @@ def _run(
         backend.job = replace(job, hub=hub.address)
         supervisor = Supervisor(
             cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
-            replanner=Replanner(), watch=watch,
+            replanner=Replanner(), watch=watch, end_now=backend.hurry,
             about={"resumed": resumed, "script": settings.script, "settings": settings.to_json()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from deepvm.errors import DeepvmError, UsageError
@@ -24,23 +25,13 @@ from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
 from deepvm.runtime.lines import Gone, Lines, greet
 from deepvm.runtime.membership import Membership, Round
+from deepvm.runtime.progress import Progress
 
 log = logging.getLogger("deepvm.runtime")
 
 DEAD_S = 15.0  # machines beat every second; one that imports on a busy machine may be late
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000
-
-
-@dataclass
-class Progress:
-    """What the trainers told last."""
-
-    step: int | None = None
-    saved_step: int | None = None
-    saved_at_s: float | None = None
-    saved_place: str | None = None
-    save_s: float | None = None
 
 
 @dataclass
@@ -52,7 +43,7 @@ class _Guest:
     address: str
     workers: int = 1
     memory: str | None = None  # where its memory node listens
-    errors: list[str] = field(default_factory=list)
+    leaves: bool = False  # it will be taken away, and trains no more
 
 
 class Hub:
@@ -80,6 +71,7 @@ class Hub:
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
+        self._told_stores: tuple[str, ...] = ()  # to those that train now
         host, _, port = listen.rpartition(":")
         try:
             self._listener = socket.create_server((host, int(port)))
@@ -139,6 +131,8 @@ class Hub:
 
     def close(self) -> None:
         self.stop()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for a machine
         self._listener.close()
         with self._lock:
             guests, self._guests = list(self._guests.values()), {}
@@ -171,7 +165,7 @@ class Hub:
             guest = self._admit(hello, lines, str(peer[0]))
             while True:
                 self._heard(guest, lines.hear(DEAD_S))
-        except (Gone, KeyError, TypeError, ValueError) as reason:
+        except (Gone, KeyError, TypeError, ValueError, OSError) as reason:
             log.info("%s: %s", guest.name if guest else peer, reason)
         except DeepvmError as refusal:
             with contextlib.suppress(Gone):
@@ -213,12 +207,15 @@ class Hub:
         with self._lock:
             if what == "event":
                 self._event(guest, message)
-            elif what == "join":
+            elif what == "join" and not guest.leaves:
                 self._broken(self._membership.join(guest.name, time.monotonic()), f"{guest.name} joins")
             elif what == "endpoint":
                 self._tell_members("endpoint", round=message["round"], endpoint=str(message["endpoint"]))
             elif what == "memory":
-                guest.memory = str(message["address"])
+                self._remembers(guest, str(message["address"]))
+            elif what == "leave":
+                guest.leaves = True
+                self._lose(guest.name)
             elif what == "notice":
                 self._notice(guest, message)
             elif what == "failing":
@@ -234,15 +231,22 @@ class Hub:
                     self.finished.set()
 
     def _event(self, guest: _Guest, message: dict[str, Any]) -> None:
-        event = Event.from_line(str(message["line"]))
-        event = Event(at_s=event.at_s, kind=event.kind, machine=guest.name, data=event.data)
-        if event.kind == "step" or event.kind == "restored":
-            self.progress.step = int(event.data["step"])
-        elif event.kind == "save" and event.data.get("state") == "remote":
-            self.progress.saved_step, self.progress.saved_at_s = int(event.data["step"]), event.at_s
-            self.progress.saved_place = str(event.data.get("place") or "") or self.progress.saved_place
-            self.progress.save_s = float(event.data.get("seconds") or 0.0) or self.progress.save_s
+        try:
+            event = Event.from_line(str(message["line"]))
+            if not math.isfinite(event.at_s):
+                raise ValueError(f"no event happens at {event.at_s}")
+            event = Event(at_s=event.at_s, kind=event.kind, machine=guest.name, data=event.data)
+            self.progress.see(event)
+        except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
+            log.info("%s tells what is no event: %s", guest.name, reason)
+            return
         self.events.put(event)
+
+    def _remembers(self, guest: _Guest, address: str) -> None:
+        """Its memory node listens there: after it was lost, at another address than those that train now know."""
+        guest.memory = address
+        if address not in self._told_stores:
+            self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
 
     def _notice(self, guest: _Guest, message: dict[str, Any]) -> None:
         now_s, at_s = time.time(), message.get("at_s")
@@ -288,6 +292,7 @@ class Hub:
             if (guest := self._guests.get(name))
         ]
         self.failures = {}
+        self._told_stores = tuple(stores)
         now_s = time.time()
         took_s = None if self._broken_at_s is None else now_s - self._broken_at_s
         self.events.put(

@@ -9,6 +9,7 @@ import select
 import socket
 import threading
 import time
+from collections import deque
 from typing import Any
 
 from deepvm.errors import AccessDenied, DeepvmError
@@ -30,7 +31,8 @@ class Lines:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._rest = b""
+        self._heard: deque[bytes] = deque()
+        self._rest = b""  # of a line whose end has not come
         self._saying = threading.Lock()
         tune(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -51,7 +53,7 @@ class Lines:
     def hear(self, within_s: float) -> dict[str, Any]:
         """The next message. Gone where none comes in time."""
         deadline = time.monotonic() + within_s
-        while b"\n" not in self._rest:
+        while not self._heard:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise Gone(f"nothing was heard for {within_s:.0f} s")
@@ -65,10 +67,10 @@ class Lines:
                 raise Gone(f"the other side left: {error}") from None
             if not found:
                 raise Gone("the other side left")
-            self._rest += found
-        line, _, self._rest = self._rest.partition(b"\n")
+            *whole, self._rest = (self._rest + found).split(b"\n")
+            self._heard.extend(whole)
         try:
-            message = json.loads(line)
+            message = json.loads(self._heard.popleft())
         except ValueError:
             raise Gone("what was heard is no message") from None
         if not isinstance(message, dict) or not isinstance(message.get("say"), str):

@@ -48,6 +48,7 @@ class LocalBackend:
         self._network = None if isolate is None else Network(isolate)
         self._places: dict[str, _Place] = {}
         self._changes: list[Change] = []
+        self._hurried = False
 
     @property
     def hub_address(self) -> str:
@@ -112,7 +113,7 @@ class LocalBackend:
             place.why = place.why or "stopped"
             if within_s > 0:
                 place.tree.terminate()
-            place.tree.kill(after_s=max(0.0, within_s))
+            place.tree.kill(after_s=0.0 if self._hurried else max(0.0, within_s))
         deadline = time.monotonic() + max(0.0, within_s) + _KILL_S
         for place in running:
             try:
@@ -125,6 +126,14 @@ class LocalBackend:
                 self._network.leave(name)
             if names is None:
                 self._network.close()
+
+    def hurry(self) -> None:
+        """End all machines now, also those that ``down`` waits for; may be called by a signal handler meanwhile."""
+        self._hurried = True
+        for place in list(self._places.values()):
+            if not place.ended:
+                place.why = place.why or "stopped"
+                place.tree.kill()
 
     def _start(self, machine: Machine) -> Tree:
         folder = self.folder_of(machine.name)

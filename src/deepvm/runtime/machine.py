@@ -210,6 +210,8 @@ class Here:
         """Leave the group once the save is safe, or when there is no time left, and free the machine."""
         saved = self._saved.wait(max(0.0, wait_s))
         log.info("%s leaves, %s", self.link.name, "with its share of the last save safe" if saved else "at its notice")
+        with contextlib.suppress(Gone):
+            self.link.say("leave")  # before its workers end, so that nobody else is blamed for what follows
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_end(self, why: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from deepvm.policy.loss import AfterLoss
 
 START_S = 120.0  # the first group waits so long for its last machine, whatever the policy says
+RETURN_S = 60.0  # and a later one for those of the last that are still there: they end their workers first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,7 @@ class Membership:
         self.broken_by: str | None = None  # whose doing it is that it trains no more
         self.finished: set[str] = set()
         self._joined: dict[str, float] = {}
+        self._returning: set[str] = set()  # of the round that broke: those that are still there, and join again
         self._waiting_since_s: float | None = None
         self._number = 0
 
@@ -55,14 +57,18 @@ class Membership:
     def lose(self, name: str) -> bool:
         """A machine is gone; whether that breaks the round."""
         self._joined.pop(name, None)
-        if self.round is None or name not in self.round.members or name in self.finished:
-            return False
-        return self._break(name)
+        broke = (
+            self.round is not None and name in self.round.members and name not in self.finished and self._break(name)
+        )
+        self._returning.discard(name)
+        return broke
 
     def fail(self, name: str) -> bool:
         """A machine's workers failed by themselves."""
-        if self.round is None or name not in self.round.members:
-            return False
+        return self.round is not None and name in self.round.members and self._break(name)
+
+    def move(self, name: str) -> bool:
+        """What a machine keeps is found elsewhere now: those that train must be told, in a new round."""
         return self._break(name)
 
     def finish(self, name: str) -> None:
@@ -78,9 +84,11 @@ class Membership:
         first = self.round is None
         if not everybody and ((first and waited_s < START_S) or not self._may_form(len(joined), waited_s)):
             return None
+        if self._returning - self._joined.keys() and waited_s < RETURN_S:
+            return None
         self._number += 1
         self.round, self.broken_by, self._waiting_since_s = Round(number=self._number, members=joined), None, None
-        self._joined, self.finished = {}, set()
+        self._joined, self._returning, self.finished = {}, set(), set()
         return self.round
 
     def _may_form(self, joined: int, waited_s: float) -> bool:
@@ -90,4 +98,5 @@ class Membership:
         if not self.training or self.over:
             return False
         self.broken_by = name
+        self._returning = set(self.round.members) if self.round is not None else set()
         return True

@@ -5,6 +5,7 @@ It decides little: groups are the hub's, decisions are policies', machines the b
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from deepvm.runtime.replan import Replanner
 TICK_S = 0.05
 FAILURES = 3  # of a machine in a row, before anything trained on it
 ASK_AGAIN_S = 5.0  # where the market has none
+MOST_EVENTS = 10_000  # at once: machines are looked at in between
 TRAINERS_STOP_S, KEEPERS_STOP_S = 5.0, 60.0  # keepers write on what only their memory has
 
 MachineState = Literal["asked", "up", "training", "notice", "down"]
@@ -81,15 +83,19 @@ class Supervisor:
         replanner: Replanner | None = None,
         watch: Callable[[View], None] = lambda _: None,
         about: Mapping[str, Any] | None = None,
+        end_now: Callable[[], None] = lambda: None,
     ) -> None:
+        """``end_now`` is called by ``hurry``, while the backend may be waiting for machines to end."""
         self.cluster = cluster
         self._run, self._backend, self._hub, self._ledger, self._faults = run, backend, hub, ledger, faults
         self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
+        self._end_now = end_now
         self._places = {machine.name: Place(machine) for machine in cluster.machines}
         self._news: list[Event] = []
         self._training_since_s: float | None = None
         self._steps: list[tuple[float, int]] = []  # when which was finished, of the last seconds
         self._losses = self._world_size = 0
+        self._asked: set[str] = set()  # machines that the backend knows
         self._ask_again_s: dict[str, float] = {}
         self.interrupted = self._hurry = False
 
@@ -102,6 +108,7 @@ class Supervisor:
     def hurry(self) -> None:
         """End it now: nothing more is written on."""
         self._hurry = True
+        self._end_now()
 
     def follow(self) -> Outcome:
         """Until the run is over; afterwards no machine of it is left."""
@@ -140,14 +147,15 @@ class Supervisor:
 
     def _finish(self, outcome: Outcome) -> None:
         """Trainers first: what they still send is taken; then those that keep it, with time to write it on."""
-        trainers = [m.name for m in self.cluster.machines if not m.keeps]
-        keepers = [m.name for m in self.cluster.machines if m.keeps]
+        trainers = [m.name for m in self.cluster.machines if m.name in self._asked and not m.keeps]
+        keepers = [m.name for m in self.cluster.machines if m.name in self._asked and m.keeps]
         self._take_events()
         self._stop(trainers, TRAINERS_STOP_S)
         self._stop(keepers, KEEPERS_STOP_S)
         self._backend.down()
         self._hub.stop()
-        self._take_events()
+        while self._take_events():
+            pass
         for change in self._backend.poll():
             if change.state == "down":
                 self._down(change)
@@ -155,7 +163,6 @@ class Supervisor:
         self._show()
 
     def _stop(self, names: Sequence[str], within_s: float) -> None:
-        """In pieces, so that a second Ctrl-C is seen."""
         self._backend.down(names, within_s=0.0 if self._hurry else within_s)
 
     # --- machines -------------------------------------------------------------------------------------------------
@@ -167,6 +174,7 @@ class Supervisor:
             except NoCapacity as error:
                 self._without(machine, str(error))
                 continue
+            self._asked.add(machine.name)
             self._places[machine.name].state = "asked"
             self._places[machine.name].since_s = time.time()
             self._tell("machine-asked", machine.name, **about(machine))
@@ -238,18 +246,18 @@ class Supervisor:
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
-    def _take_events(self) -> None:
+    def _take_events(self) -> bool:
+        """Whether there were any."""
         taken: list[Event] = []
-        while True:
-            try:
+        with contextlib.suppress(queue.Empty):
+            while len(taken) < MOST_EVENTS:
                 taken.append(self._hub.events.get_nowait())
-            except queue.Empty:
-                break
         for event in taken:
             self._seen(event)
         if taken:
             self._ledger.append(taken)
             self._news += taken
+        return bool(taken)
 
     def _seen(self, event: Event) -> None:
         if event.kind == "group":

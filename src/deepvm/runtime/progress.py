@@ -1,0 +1,27 @@
+"""How far training is, as its events tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deepvm.runtime.events import Event
+
+
+@dataclass
+class Progress:
+    """What the trainers told last."""
+
+    step: int | None = None
+    saved_step: int | None = None
+    saved_at_s: float | None = None
+    saved_place: str | None = None
+    save_s: float | None = None
+
+    def see(self, event: Event) -> None:
+        """KeyError, TypeError or ValueError where it is not what trainers tell."""
+        if event.kind in ("step", "restored"):
+            self.step = int(event.data["step"])
+        elif event.kind == "save" and event.data.get("state") == "remote":
+            self.saved_step, self.saved_at_s = int(event.data["step"]), event.at_s
+            self.saved_place = str(event.data.get("place") or "") or self.saved_place
+            self.save_s = float(event.data.get("seconds") or 0.0) or self.save_s
