@@ -19,7 +19,16 @@ from deepvm.units import format_seconds
 
 REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
-_NOT_THE_SCRIPTS = ("[rank", "W1", "I1", "E1", "W0", "I0", "E0")  # torch's own: what a lost peer makes it say, and logs
+_NOT_THE_SCRIPTS = (
+    "[rank",
+    "[W",
+    "W1",
+    "I1",
+    "E1",
+    "W0",
+    "I0",
+    "E0",
+)  # torch's own: what a lost peer makes it say, and logs
 _COLOURS = {"training": "green", "up": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
 
 

@@ -29,7 +29,8 @@ from deepvm.runtime.progress import Progress
 
 log = logging.getLogger("deepvm.runtime")
 
-DEAD_S = 15.0  # machines beat every second; one that imports on a busy machine may be late
+DEAD_S = 15.0  # machines beat every second, once they have started
+START_S = 300.0  # while they import and fork, they have no thread that could
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000
 
@@ -43,6 +44,7 @@ class _Guest:
     address: str
     workers: int = 1
     memory: str | None = None  # where its memory node listens
+    beats: bool = False
     leaves: bool = False  # it will be taken away, and trains no more
 
 
@@ -164,7 +166,7 @@ class Hub:
             hello = greet(lines, self._token)
             guest = self._admit(hello, lines, str(peer[0]))
             while True:
-                self._heard(guest, lines.hear(DEAD_S))
+                self._heard(guest, lines.hear(DEAD_S if guest.beats else START_S))
         except (Gone, KeyError, TypeError, ValueError, OSError) as reason:
             log.info("%s: %s", guest.name if guest else peer, reason)
         except DeepvmError as refusal:
@@ -205,7 +207,9 @@ class Hub:
     def _heard(self, guest: _Guest, message: dict[str, Any]) -> None:
         what = message["say"]
         with self._lock:
-            if what == "event":
+            if what == "beat":
+                guest.beats = True
+            elif what == "event":
                 self._event(guest, message)
             elif what == "join" and not guest.leaves:
                 self._broken(self._membership.join(guest.name, time.monotonic()), f"{guest.name} joins")
