@@ -19,17 +19,9 @@ from deepvm.units import format_seconds
 
 REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
-_NOT_THE_SCRIPTS = (
-    "[rank",
-    "[W",
-    "W1",
-    "I1",
-    "E1",
-    "W0",
-    "I0",
-    "E0",
-)  # torch's own: what a lost peer makes it say, and logs
-_COLOURS = {"training": "green", "up": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
+# torch's own: what a lost peer makes it say, and logs
+_NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
+_COLOURS = {"training": "green", "up": "cyan", "waiting": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
 
 
 class Display:
@@ -93,9 +85,9 @@ def _down(machine: str, data: Mapping[str, Any]) -> str | None:
 
 
 def _group(_: str, data: Mapping[str, Any]) -> str:
-    names = ", ".join(data["machines"])
+    names = f"{', '.join(data['machines'])} {'train' if len(data['machines']) > 1 else 'trains'}"
     again = "" if data.get("took_s") is None else f", {format_seconds(data['took_s'])} after the last group broke"
-    return f"group {data['round']}: {names} train{again}"
+    return f"group {data['round']}: {names}{again}"
 
 
 def _notice(machine: str, data: Mapping[str, Any]) -> str:
@@ -119,15 +111,16 @@ def _line(view: View) -> str:
 
 
 def _step(view: View) -> str:
+    if not view.world_size:
+        return f"step {view.step or 0}, nobody trains now"
     rate = "" if view.steps_per_s is None else f" at {view.steps_per_s:.1f}/s"
-    ranks = f" on {view.world_size} ranks" if view.world_size else ", nobody trains now"
-    return f"step {view.step or 0}{rate}{ranks}"
+    return f"step {view.step or 0}{rate} on {view.world_size} rank{'s' * (view.world_size > 1)}"
 
 
 def _checkpoint(view: View) -> str:
     if view.saved_step is None:
         return "no checkpoint yet"
-    age = "" if view.saved_at_s is None else f", {format_seconds(max(0.0, time.time() - view.saved_at_s))} old"
+    age = "" if view.saved_at_s is None else f", {_since(view.saved_at_s, time.time())} old"
     return f"checkpoint {view.saved_step} in {view.saved_place or 'memory'}{age}"
 
 
@@ -140,7 +133,14 @@ def _drawn(view: View) -> Group:
     now_s = time.time()
     for place in view.places:
         rows.add_row(*_row(place, now_s))
-    return Group(rows, Text(f"{_step(view)} · {_checkpoint(view)} · ${view.cost_usd:.4f} so far", style="bold"))
+    losses = f" · {view.losses} lost and replaced" if view.losses else ""
+    told = Text(f"{_step(view)} · ${view.cost_usd:.4f} so far{losses}\n{_checkpoint(view)}", style="bold")
+    return Group(Text(), rows, told)
+
+
+def _since(at_s: float, now_s: float) -> str:
+    """In whole seconds, so that it can be read while it changes."""
+    return format_seconds(float(max(0, int(now_s - at_s)))) if now_s - at_s >= 1 else "0 s"
 
 
 def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
@@ -149,7 +149,7 @@ def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
         machine.name,
         f"{machine.market} {machine.instance}",
         Text(place.state, style=_COLOURS[place.state]),
-        format_seconds(max(0.0, now_s - place.since_s)) if place.since_s else "",
+        _since(place.since_s, now_s) if place.since_s else "",
         f"{machine.usd_per_hour:.4f}",
         f"${place.cost_usd(now_s):.4f}",
     )

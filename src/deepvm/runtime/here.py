@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deepvm.errors import UsageError
+from deepvm.errors import DeepvmError, UsageError
 from deepvm.memnode.access import read_token
 from deepvm.policy import parse_policy
 from deepvm.policy.loss import parse_after_loss
@@ -23,10 +23,13 @@ from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.local import LocalBackend
 from deepvm.runtime.replan import Replanner
 from deepvm.runtime.supervisor import Outcome, Supervisor, View
+from deepvm.runtime.tail import last_words
+from deepvm.store.urls import open_store
 
 STATES_IN_MEMORY = 2.2  # two buffers, and the last blocks' rest
 MOST_OF_MEMORY = 0.25  # of this machine, for all memory nodes that it plays
 LEAST_MEMORY_BYTES = 64_000_000
+WORDS_BYTES = 1_000  # of a machine that does not start
 BATCHES = ("keep-global-batch", "keep-local-batch")
 
 
@@ -61,7 +64,20 @@ class Settings:
             raise UsageError(f"{self.batch!r} is no policy for batches: {' or '.join(BATCHES)}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"{self.workers} machines that train: at least one")
+        if self.bandwidth_bits_per_s is not None and not self.isolate:
+            raise UsageError("--bandwidth is for machines in networks of their own: give --isolate, too")
+        if self.durable is not None:
+            self._check_durable(self.durable)
         return self
+
+    @staticmethod
+    def _check_durable(url: str) -> None:
+        if url.lower().startswith("memory:"):
+            raise UsageError(f"--durable {url} is memory, too: give a directory, file:// or s3://")
+        try:
+            open_store(url).close()
+        except DeepvmError as error:
+            raise UsageError(f"--durable {url}: {error}") from None
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "args": list(self.args)}
@@ -94,10 +110,16 @@ def start(
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
     played, faults = _checked(cluster, settings)
+    settings = replace(settings, script=str(Path(settings.script).resolve()))  # resumed from anywhere
     kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": "local"}
     folder = RunFolder.create(name or new_name(settings.script), kept)
     with Ledger.create(folder.ledger, run=folder.name, cluster=played) as ledger:
-        return _run(folder, played, settings, faults, ledger, watch, begun, resumed=False)
+        try:
+            return _run(folder, played, settings, faults, ledger, watch, begun, resumed=False)
+        except UsageError:
+            if not any(ledger.events()):  # it never began
+                folder.remove()
+            raise
 
 
 def resume(name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None) -> Ended:
@@ -152,6 +174,7 @@ def _run(
         supervisor = Supervisor(
             cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
             replanner=Replanner(), watch=watch, end_now=backend.hurry,
+            last_words=lambda name: last_words(folder.log_of(name), most_bytes=WORDS_BYTES),
             about={"resumed": resumed, "script": settings.script, "settings": settings.to_json()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)

@@ -73,6 +73,7 @@ class Hub:
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
+        self._failed_times = 0  # that workers failed by themselves
         self._told_stores: tuple[str, ...] = ()  # to those that train now
         host, _, port = listen.rpartition(":")
         try:
@@ -223,10 +224,9 @@ class Hub:
             elif what == "notice":
                 self._notice(guest, message)
             elif what == "failing":
-                self.failures[guest.name] = str(message.get("error", ""))
-                self._broken(self._membership.fail(guest.name), f"the workers of {guest.name} failed")
+                self._failing(guest, str(message.get("error", "")))
             elif what == "failed":
-                self.failures[guest.name] = str(message.get("error", "")) or self.failures.get(guest.name, "")
+                self.failures.setdefault(guest.name, str(message.get("error", "")))
                 self.failed = self.failed or f"the workers of {guest.name} failed too often"
             elif what == "finished":
                 self._membership.finish(guest.name)
@@ -251,6 +251,18 @@ class Hub:
         guest.memory = address
         if address not in self._told_stores:
             self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
+
+    def _failing(self, guest: _Guest, error: str) -> None:
+        """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
+        if not self._membership.fail(guest.name):
+            return
+        self.failures[guest.name] = error
+        self._failed_times += 1
+        most = int(self._job.get("max_restarts", 0))
+        if self._failed_times > most:
+            often = f" after {most} restarts" if most else ""
+            self.failed = self.failed or f"the workers of {guest.name} failed{often}"
+        self._broken(True, f"the workers of {guest.name} failed")
 
     def _notice(self, guest: _Guest, message: dict[str, Any]) -> None:
         now_s, at_s = time.time(), message.get("at_s")

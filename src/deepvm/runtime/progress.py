@@ -19,8 +19,13 @@ class Progress:
 
     def see(self, event: Event) -> None:
         """KeyError, TypeError or ValueError where it is not what trainers tell."""
-        if event.kind in ("step", "restored"):
+        if event.kind == "step":
             self.step = int(event.data["step"])
+        elif event.kind == "restored":
+            self.step = int(event.data["step"])
+            if self.saved_step != self.step:  # of an earlier session, or older than what was thought to be safe
+                self.saved_step, self.saved_at_s = self.step, None
+                self.saved_place = str(event.data.get("place") or "") or None
         elif event.kind == "save" and event.data.get("state") == "remote":
             self.saved_step, self.saved_at_s = int(event.data["step"]), event.at_s
             self.saved_place = str(event.data.get("place") or "") or self.saved_place

@@ -27,7 +27,7 @@ ASK_AGAIN_S = 5.0  # where the market has none
 MOST_EVENTS = 10_000  # at once: machines are looked at in between
 TRAINERS_STOP_S, KEEPERS_STOP_S = 5.0, 60.0  # keepers write on what only their memory has
 
-MachineState = Literal["asked", "up", "training", "notice", "down"]
+MachineState = Literal["asked", "up", "training", "waiting", "notice", "down"]
 
 
 @dataclass
@@ -84,12 +84,14 @@ class Supervisor:
         watch: Callable[[View], None] = lambda _: None,
         about: Mapping[str, Any] | None = None,
         end_now: Callable[[], None] = lambda: None,
+        last_words: Callable[[str], str] = lambda _: "",
     ) -> None:
-        """``end_now`` is called by ``hurry``, while the backend may be waiting for machines to end."""
+        """``end_now`` is called by ``hurry``, while the backend may wait for machines to end; ``last_words`` are a
+        machine's."""
         self.cluster = cluster
         self._run, self._backend, self._hub, self._ledger, self._faults = run, backend, hub, ledger, faults
         self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
-        self._end_now = end_now
+        self._end_now, self._last_words = end_now, last_words
         self._places = {machine.name: Place(machine) for machine in cluster.machines}
         self._news: list[Event] = []
         self._training_since_s: float | None = None
@@ -222,7 +224,7 @@ class Supervisor:
     def _down(self, change: Change) -> bool:
         """Write it down; whether the machine had trained."""
         place = self._places[change.machine]
-        trained = place.state in ("training", "notice")
+        trained = place.state in ("training", "waiting", "notice")
         place.paid_usd, place.up_at_s = place.cost_usd(change.at_s), None
         place.state, place.since_s = "down", change.at_s
         self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
@@ -231,9 +233,8 @@ class Supervisor:
     def _worn_out(self) -> Outcome | None:
         for name, place in self._places.items():
             if place.failures >= FAILURES:
-                return Outcome(
-                    outcome="failed", why=f"{name} failed {FAILURES} times before it trained", errors={name: ""}
-                )
+                why = f"{name} failed {FAILURES} times before it was of use"
+                return Outcome(outcome="failed", why=why, errors={name: self._last_words(name)})
         return None
 
     def _break_on_purpose(self) -> None:
@@ -262,9 +263,12 @@ class Supervisor:
     def _seen(self, event: Event) -> None:
         if event.kind == "group":
             self._world_size = int(event.data["world_size"])
-            for name in event.data["machines"]:
-                if (place := self._places.get(name)) is not None and place.up_at_s is not None:
-                    place.state, place.since_s, place.failures = "training", event.at_s, 0
+            for name, place in self._places.items():
+                if place.up_at_s is None:
+                    continue
+                place.failures = 0  # no group without all that keep checkpoints
+                if name in event.data["machines"]:
+                    place.state, place.since_s = "training", event.at_s
         elif event.kind == "step":
             if self._training_since_s is None:
                 self._training_since_s = event.at_s
@@ -282,6 +286,10 @@ class Supervisor:
         recent = [at_s for at_s, _ in self._steps if now_s - at_s < 5.0]
         rate = (len(recent) - 1) / (recent[-1] - recent[0]) if len(recent) > 2 and recent[-1] > recent[0] else None
         news, self._news = self._news, []
+        training = self._hub.round is not None
+        for place in self._places.values():
+            if place.state == "training" and not training:  # its group broke, and it waits for the next one
+                place.state, place.since_s = "waiting", now_s
         self._watch(
             View(
                 run=self._run,
@@ -291,7 +299,7 @@ class Supervisor:
                 saved_step=progress.saved_step,
                 saved_at_s=progress.saved_at_s,
                 saved_place=progress.saved_place,
-                world_size=self._world_size if self._hub.round is not None else 0,
+                world_size=self._world_size if training else 0,
                 cost_usd=sum(place.cost_usd(now_s) for place in self._places.values()),
                 losses=self._losses,
                 news=news,

@@ -10,6 +10,16 @@ LOOK_S = 0.02
 MOST_BYTES = 2**20  # at once
 
 
+def last_words(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
+    """The end of a file, from that offset on."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(since, file.seek(0, 2) - most_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 class Tail:
     """``on_line`` is called for each whole line, in a thread of its own; the file may not be there yet."""
 

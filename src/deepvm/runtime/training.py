@@ -12,13 +12,13 @@ from deepvm.runtime import elastic
 from deepvm.runtime.lines import Gone
 from deepvm.runtime.link import Link
 from deepvm.runtime.rendezvous import HubRendezvous
+from deepvm.runtime.tail import last_words
 from deepvm.runtime.templates import Template
 
 log = logging.getLogger("deepvm.runtime")
 
 EXCUSE_S = 5.0  # for the hub to say whose failure it was
 MONITOR_S = 0.02
-TOLD_BYTES = 8_000  # of a failed worker's last words
 
 
 class HubGroup:
@@ -32,9 +32,11 @@ class HubGroup:
         environment: Callable[[tuple[str, ...]], dict[str, str]],
     ) -> None:
         self._link, self._rendezvous, self._log_file, self._environment = link, rendezvous, log_file, environment
+        self._logged_bytes = 0  # before the workers that run now
 
     def environment(self) -> Mapping[str, str]:
         group = self._rendezvous.group
+        self._logged_bytes = self._log_file.stat().st_size if self._log_file.exists() else 0
         return self._environment(group.stores if group is not None else ())
 
     def excuses(self, pids: Sequence[int]) -> bool:
@@ -47,13 +49,8 @@ class HubGroup:
         return by is not None and by != self._link.name
 
     def last_words(self) -> str:
-        try:
-            with self._log_file.open("rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - TOLD_BYTES))
-                return file.read().decode(errors="replace")
-        except OSError:
-            return ""
+        """Of the workers that were started last."""
+        return last_words(self._log_file, since=self._logged_bytes)
 
 
 def train(
