@@ -1,8 +1,9 @@
-"""The tests here use the processes of the checkpoint tests."""
+"""The tests here use the processes of the checkpoint and runtime tests."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "checkpoint"))
+for _room in ("checkpoint", "runtime"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / _room))
