@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from deepvm.runtime.events import Event
-from deepvm.runtime.supervisor import Place, View
 from deepvm.runtime.tail import Tail
+from deepvm.runtime.view import Place, View
 from deepvm.units import format_seconds
 
 REDRAW_S = 0.1

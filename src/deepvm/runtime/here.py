@@ -22,8 +22,9 @@ from deepvm.runtime.isolation import Isolation
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.local import LocalBackend
 from deepvm.runtime.replan import Replanner
-from deepvm.runtime.supervisor import Outcome, Supervisor, View
+from deepvm.runtime.supervisor import Outcome, Supervisor
 from deepvm.runtime.tail import last_words
+from deepvm.runtime.view import View
 from deepvm.store.urls import open_store
 
 STATES_IN_MEMORY = 2.2  # two buffers, and the last blocks' rest

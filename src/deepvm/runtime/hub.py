@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from deepvm.errors import DeepvmError, UsageError
@@ -23,6 +22,7 @@ from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import NoticePolicy, at_notice
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
+from deepvm.runtime.guests import Guest, free_place
 from deepvm.runtime.lines import Gone, Lines, greet
 from deepvm.runtime.membership import Membership, Round
 from deepvm.runtime.progress import Progress
@@ -33,19 +33,6 @@ DEAD_S = 15.0  # machines beat every second, once they have started
 START_S = 300.0  # while they import and fork, they have no thread that could
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000
-
-
-@dataclass
-class _Guest:
-    """A machine that is connected."""
-
-    name: str
-    lines: Lines
-    address: str
-    workers: int = 1
-    memory: str | None = None  # where its memory node listens
-    beats: bool = False
-    leaves: bool = False  # it will be taken away, and trains no more
 
 
 class Hub:
@@ -69,7 +56,7 @@ class Hub:
         self.finished = threading.Event()
         self._token, self._job, self._at_notice = token, dict(job), at_notice or NoticePolicy()
         self._membership = Membership([m.name for m in machines if m.trains], after_loss)
-        self._guests: dict[str, _Guest] = {}
+        self._guests: dict[str, Guest] = {}
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
@@ -129,8 +116,7 @@ class Hub:
             self._stopping = True
             guests = list(self._guests.values())
         for guest in guests:
-            with contextlib.suppress(Gone):
-                guest.lines.say("stop")
+            guest.tell("stop")
 
     def close(self) -> None:
         self.stop()
@@ -161,7 +147,7 @@ class Hub:
             threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket, peer: Any) -> None:
-        guest: _Guest | None = None
+        guest: Guest | None = None
         try:
             lines = Lines(sock)
             hello = greet(lines, self._token)
@@ -181,31 +167,18 @@ class Hub:
                         del self._guests[guest.name]
                         self._lose(guest.name)
 
-    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> _Guest:
+    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> Guest:
         asked = str(hello.get("machine"))
         with self._lock:
-            name = self._free_place(asked)
-            guest = _Guest(name, lines, str(hello.get("address") or peer), int(hello.get("workers") or 1))
+            name = free_place(asked, self.machines, self._guests)
+            guest = Guest(name, lines, str(hello.get("address") or peer), int(hello.get("workers") or 1))
             self._guests[name] = guest
             lines.say("welcome", name=name, role=self.machines[name].role, job=self._job)
             return guest
 
-    def _free_place(self, asked: str) -> str:
-        role, _, number = asked.partition("/")
-        if number == "auto":
-            free = [n for n, m in self.machines.items() if m.role == role and n not in self._guests]
-            if not free:
-                raise UsageError(f"every place of a {role} is taken")
-            return free[0]
-        if asked not in self.machines:
-            raise UsageError(f"{asked} is no machine of this run: it has {', '.join(self.machines)}")
-        if asked in self._guests:
-            raise UsageError(f"{asked} is here already")
-        return asked
-
     # --- what they say --------------------------------------------------------------------------------------------
 
-    def _heard(self, guest: _Guest, message: dict[str, Any]) -> None:
+    def _heard(self, guest: Guest, message: dict[str, Any]) -> None:
         what = message["say"]
         with self._lock:
             if what == "beat":
@@ -234,7 +207,7 @@ class Hub:
                     self._tell_members("over", round=self._membership.round.number)
                     self.finished.set()
 
-    def _event(self, guest: _Guest, message: dict[str, Any]) -> None:
+    def _event(self, guest: Guest, message: dict[str, Any]) -> None:
         try:
             event = Event.from_line(str(message["line"]))
             if not math.isfinite(event.at_s):
@@ -246,13 +219,13 @@ class Hub:
             return
         self.events.put(event)
 
-    def _remembers(self, guest: _Guest, address: str) -> None:
+    def _remembers(self, guest: Guest, address: str) -> None:
         """Its memory node listens there: after it was lost, at another address than those that train now know."""
         guest.memory = address
         if address not in self._told_stores:
             self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
 
-    def _failing(self, guest: _Guest, error: str) -> None:
+    def _failing(self, guest: Guest, error: str) -> None:
         """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
         if not self._membership.fail(guest.name):
             return
@@ -264,14 +237,12 @@ class Hub:
             self.failed = self.failed or f"the workers of {guest.name} failed{often}"
         self._broken(True, f"the workers of {guest.name} failed")
 
-    def _notice(self, guest: _Guest, message: dict[str, Any]) -> None:
-        now_s, at_s = time.time(), message.get("at_s")
-        seconds_left = None if at_s is None else max(0.0, float(at_s) - now_s)
-        about = {"action": str(message["action"]), "source": str(message.get("source", ""))}
-        self.events.put(
-            Event(at_s=now_s, kind="notice", machine=guest.name, data={**about, "seconds_left": seconds_left})
-        )
-        if about["action"] == "rebalance":  # a warning, not the end: what it costs to act on it is not known
+    def _notice(self, guest: Guest, message: dict[str, Any]) -> None:
+        at_s = message.get("at_s")
+        seconds_left = None if at_s is None else max(0.0, float(at_s) - time.time())
+        action, source = str(message["action"]), str(message.get("source", ""))
+        self._tell("notice", guest.name, action=action, source=source, seconds_left=seconds_left)
+        if action == "rebalance":  # a warning, not the end: what it costs to act on it is not known
             return
         decision = at_notice(
             seconds_left=seconds_left,
@@ -279,11 +250,7 @@ class Hub:
             save_s=self.progress.save_s,
             policy=self._at_notice,
         )
-        self.events.put(
-            Event(
-                at_s=now_s, kind="decision", machine=guest.name, data={"choice": decision.choice, "why": decision.why}
-            )
-        )
+        self._tell("decision", guest.name, choice=decision.choice, why=decision.why)
         self._tell_members(
             "notice", machine=guest.name, at_s=at_s, choice=decision.choice, step=self.progress.step or 0
         )
@@ -302,33 +269,20 @@ class Hub:
                     self._tell_round(formed, stores)
 
     def _tell_round(self, formed: Round, stores: Sequence[str]) -> None:
-        members = [
+        members: list[dict[str, Any]] = [
             {"name": name, "address": guest.address, "workers": guest.workers}
             for name in formed.members
             if (guest := self._guests.get(name))
         ]
         self.failures = {}
         self._told_stores = tuple(stores)
-        now_s = time.time()
-        took_s = None if self._broken_at_s is None else now_s - self._broken_at_s
-        self.events.put(
-            Event(
-                at_s=now_s,
-                kind="group",
-                data={
-                    "round": formed.number,
-                    "world_size": sum(m["workers"] for m in members),
-                    "machines": list(formed.members),
-                    "took_s": took_s,
-                },
-            )
-        )
+        took_s = None if self._broken_at_s is None else time.time() - self._broken_at_s
+        world_size = sum(member["workers"] for member in members)
+        self._tell("group", round=formed.number, world_size=world_size, machines=list(formed.members), took_s=took_s)
         if len(members) < len(formed.members):  # one was lost just now
             gone = next(name for name in formed.members if name not in self._guests)
             self._broken(self._membership.lose(gone), f"{gone} is gone")
-        for name in formed.members:
-            with contextlib.suppress(Gone, KeyError):
-                self._guests[name].lines.say("round", number=formed.number, members=members, stores=list(stores))
+        self._tell_members("round", number=formed.number, members=members, stores=list(stores))
         if self._membership.broken_by is not None:
             self._tell_members("broken", round=formed.number, by=self._membership.broken_by, why="one is gone")
 
@@ -340,13 +294,14 @@ class Hub:
             self._broken_at_s = time.time()
             self._tell_members("broken", round=self._membership.round.number, by=self._membership.broken_by, why=why)
 
+    def _tell(self, kind: str, machine: str | None = None, **data: Any) -> None:
+        self.events.put(Event(at_s=time.time(), kind=kind, machine=machine, data=data))
+
     def _tell_members(self, what: str, **fields: Any) -> None:
         formed = self._membership.round
         for name in formed.members if formed is not None else ():
-            guest = self._guests.get(name)
-            if guest is not None:
-                with contextlib.suppress(Gone):
-                    guest.lines.say(what, **fields)
+            if (guest := self._guests.get(name)) is not None:
+                guest.tell(what, **fields)
 
 
 if __name__ == "__main__":

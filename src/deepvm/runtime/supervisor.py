@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from deepvm.errors import DeepvmError
+from deepvm.errors import DeepvmError, UsageError
 from deepvm.runtime.backend import Backend, Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.events import Event
@@ -20,47 +20,13 @@ from deepvm.runtime.faults import Faults
 from deepvm.runtime.hub import Hub
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.replan import Replanner
+from deepvm.runtime.view import Place, View
 
 TICK_S = 0.05
 FAILURES = 3  # of a machine in a row, before anything trained on it
 ASK_AGAIN_S = 5.0  # where the market has none
 MOST_EVENTS = 10_000  # at once: machines are looked at in between
 TRAINERS_STOP_S, KEEPERS_STOP_S = 5.0, 60.0  # keepers write on what only their memory has
-
-MachineState = Literal["asked", "up", "training", "waiting", "notice", "down"]
-
-
-@dataclass
-class Place:
-    """One machine of the cluster, as it is now."""
-
-    machine: Machine
-    state: MachineState = "asked"
-    since_s: float = 0.0
-    up_at_s: float | None = None
-    paid_usd: float = 0.0  # until it was last down
-    failures: int = 0
-
-    def cost_usd(self, now_s: float) -> float:
-        running_s = 0.0 if self.up_at_s is None else now_s - self.up_at_s
-        return self.paid_usd + running_s / 3600 * self.machine.usd_per_hour
-
-
-@dataclass
-class View:
-    """What a display needs to know, at one moment."""
-
-    run: str
-    places: Sequence[Place]
-    step: int | None = None
-    steps_per_s: float | None = None
-    saved_step: int | None = None
-    saved_at_s: float | None = None
-    saved_place: str | None = None
-    world_size: int = 0
-    cost_usd: float = 0.0
-    losses: int = 0
-    news: Sequence[Event] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,7 +209,8 @@ class Supervisor:
         for fault in self._faults.due(time.time() - self._training_since_s, step=self._hub.progress.step or 0):
             for name in fault.machines:
                 if name in self._places and self._places[name].up_at_s is not None:
-                    self._backend.preempt(name, notice_s=fault.notice_s)
+                    with contextlib.suppress(UsageError):  # it has just ended by itself
+                        self._backend.preempt(name, notice_s=fault.notice_s)
 
     # --- what is told ---------------------------------------------------------------------------------------------
 
