@@ -4,12 +4,15 @@ import http.client
 import logging
 import threading
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qsl
 
 import pytest
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
+IMAGE = "ami-12c6146b"  # one that moto knows
+REFUSAL = "<Response><Errors><Error><Code>{code}</Code><Message>No.</Message></Error></Errors></Response>"
 
 
 class Relay:
@@ -18,6 +21,7 @@ class Relay:
     def __init__(self, host, port):
         self.requests = []  # of each: its parameters, flat, as EC2's protocol has them
         self.lose = []  # actions, each to be lost once
+        self.refuse = []  # (action, code), each to be answered once with that error
         self.first = {}  # action -> what is done before it is passed on
         self.history = []  # events that fleets tell
 
@@ -31,14 +35,22 @@ class Relay:
                     self.lose.remove(asked["Action"])
                     handler.close_connection = True
                     return
+                for action, code in self.refuse:
+                    if action == asked["Action"]:
+                        self.refuse.remove((action, code))
+                        handler.answer(400, REFUSAL.format(code=code).encode(), "text/xml")
+                        return
                 self.first.get(asked["Action"], lambda: None)()
                 moto = http.client.HTTPConnection(host, port, timeout=30)
                 moto.request("POST", handler.path, body, dict(handler.headers.items()))
                 answer = moto.getresponse()
                 text = answer.read()
                 moto.close()
-                handler.send_response(answer.status)
-                handler.send_header("Content-Type", answer.headers.get("Content-Type", "text/xml"))
+                handler.answer(answer.status, text, answer.headers.get("Content-Type", "text/xml"))
+
+            def answer(handler, status, text, kind):
+                handler.send_response(status)
+                handler.send_header("Content-Type", kind)
                 handler.send_header("Content-Length", str(len(text)))
                 handler.end_headers()
                 handler.wfile.write(text)
@@ -53,10 +65,14 @@ class Relay:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def reset(self):
+        """A region with nothing in it but what every account has, and nothing asked."""
         moto = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=30)
         moto.request("POST", "/moto-api/reset", b"")
         moto.getresponse().read()
         moto.close()
+        for forgotten in (self.requests, self.history, self.lose, self.refuse):
+            forgotten.clear()
+        self.first.clear()
 
     def asked(self, action):
         return [request for request in self.requests if request["Action"] == action]
@@ -157,3 +173,62 @@ def moto_behind_relay():
     finally:
         relay.close()
         server.stop()
+
+
+@cache
+def _session():
+    import boto3
+
+    return boto3.Session()  # which reads EC2's long description once
+
+
+@contextmanager
+def account():
+    """The relay, with credentials for it in the environment, and a client for tests to look with."""
+    import boto3
+
+    with pytest.MonkeyPatch.context() as patch, moto_behind_relay() as relay:
+        patch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7NOBODY")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
+            patch.delenv(name, raising=False)
+        shared = _session()
+        patch.setattr(boto3, "Session", lambda: shared)
+        relay.client = shared.client("ec2", region_name=REGION, endpoint_url=relay.url)
+        yield relay
+
+
+def everything(ec2):
+    """All that can cost or be in the way, whosever it is. (moto keeps the network interfaces of ended machines.)"""
+    client = ec2.client
+    instances = [i for r in client.describe_instances()["Reservations"] for i in r["Instances"]]
+    return {
+        "instances": sorted(i["InstanceId"] for i in instances if i["State"]["Name"] != "terminated"),
+        "fleets": sorted(f["FleetId"] for f in client.describe_fleets()["Fleets"] if f["FleetState"] == "active"),
+        "templates": sorted(t["LaunchTemplateName"] for t in client.describe_launch_templates()["LaunchTemplates"]),
+        "groups": sorted(g["GroupName"] for g in client.describe_security_groups()["SecurityGroups"]),
+        "volumes": sorted(v["VolumeId"] for v in client.describe_volumes()["Volumes"]),
+    }
+
+
+def remains():
+    """The same but for what every account has, in words and much faster: looked up in moto's own memory."""
+    from moto.ec2.models import ec2_backends
+
+    backend = ec2_backends[ACCOUNT][REGION]
+    return [
+        *(f"instance {i.id}" for i in backend.all_instances() if i.state != "terminated"),
+        *(f"fleet {fleet.id}" for fleet in backend.fleets.values() if fleet.state == "active"),
+        *(f"template {template}" for template in backend.launch_templates),
+        *(f"group {g.name}" for groups in backend.groups.values() for g in groups.values() if g.name != "default"),
+        *(f"volume {volume}" for volume in backend.volumes),
+    ]
+
+
+def machines_of(ec2, run):
+    """Machine -> instance, of those that run and have a name."""
+    filters = [{"Name": "tag:deepvm:run", "Values": [run]}, {"Name": "instance-state-name", "Values": ["running"]}]
+    rows = [i for r in ec2.client.describe_instances(Filters=filters)["Reservations"] for i in r["Instances"]]
+    named = [({tag["Key"]: tag["Value"] for tag in row["Tags"]}, row) for row in rows]
+    return {tags["deepvm:machine"]: row for tags, row in named if "deepvm:machine" in tags}

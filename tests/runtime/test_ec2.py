@@ -23,32 +23,21 @@ from deepvm.runtime.ec2_userdata import user_data
 
 boto3 = pytest.importorskip("boto3")
 import ec2_server  # noqa: E402
+from ec2_server import IMAGE, everything  # noqa: E402
 
 TOKEN, SECRET = "8Zt-the-token-of-this-run-Qx", "an-api-key-of-the-user"
 RUN, REGION, ZONE = "digits-1", "us-east-1", "us-east-1c"
-IMAGE = "ami-12c6146b"  # one that moto knows
 
 
 @pytest.fixture(scope="module")
 def server():
-    with pytest.MonkeyPatch.context() as patch, ec2_server.moto_behind_relay() as relay:
-        patch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7NOBODY")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL"):
-            patch.delenv(name, raising=False)
-        shared = boto3.Session()  # which reads EC2's long description once
-        patch.setattr(boto3, "Session", lambda: shared)
-        relay.client = shared.client("ec2", region_name=REGION, endpoint_url=relay.url)
+    with ec2_server.account() as relay:
         yield relay
 
 
 @pytest.fixture
 def ec2(server):
-    """A region with nothing in it but what every account has."""
     server.reset()
-    server.requests.clear()
-    server.history.clear()
     return server
 
 
@@ -91,19 +80,6 @@ def started(ec2, job, cluster=None, **more):
     made = backend(ec2, job, cluster, **more)
     made.up(cluster.machines)
     return made
-
-
-def everything(ec2):
-    """All that can cost or be in the way, whosever it is. (moto keeps the network interfaces of ended machines.)"""
-    client = ec2.client
-    instances = [i for r in client.describe_instances()["Reservations"] for i in r["Instances"]]
-    return {
-        "instances": sorted(i["InstanceId"] for i in instances if i["State"]["Name"] != "terminated"),
-        "fleets": sorted(f["FleetId"] for f in client.describe_fleets()["Fleets"] if f["FleetState"] == "active"),
-        "templates": sorted(t["LaunchTemplateName"] for t in client.describe_launch_templates()["LaunchTemplates"]),
-        "groups": sorted(g["GroupName"] for g in client.describe_security_groups()["SecurityGroups"]),
-        "volumes": sorted(v["VolumeId"] for v in client.describe_volumes()["Volumes"]),
-    }
 
 
 def of_run(ec2):

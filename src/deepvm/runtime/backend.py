@@ -74,12 +74,13 @@ class Backend(Protocol):
     """Machines by name. Nothing of it blocks for longer than it takes to ask."""
 
     def up(self, machines: Sequence[Machine]) -> None:
-        """Ask for these machines, all or some of a cluster; those that are up already are refused (UsageError).
-        NoCapacity where the market has none of them now: what was asked for before it stays asked."""
+        """Ask for these machines, all or some of a cluster; those that are up already, or on their way, are refused
+        (UsageError). NoCapacity where the market has none of them now: what was asked for before it stays asked."""
         ...
 
     def poll(self) -> Sequence[Change]:
-        """What changed since the last call, in order."""
+        """What changed since the last call, in order: one ``down`` for each machine that was asked for, and an ``up``
+        before it if it came to be. NoCapacity, once for each reason, where a cloud tells that only later."""
         ...
 
     def preempt(self, name: str, *, notice_s: float) -> None:

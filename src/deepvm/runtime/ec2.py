@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
-from deepvm.errors import DeepvmError, Infeasible, SourceFailed, UnknownName, UsageError
+from deepvm.errors import DeepvmError, Infeasible, UnknownName, UsageError
 from deepvm.runtime.backend import Change, Job, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.ec2_calls import Call, Calls
@@ -22,7 +22,7 @@ from deepvm.runtime.ec2_instances import Seen, instances_of, troubles, why_down
 from deepvm.runtime.ec2_launch import Launcher
 from deepvm.runtime.ec2_place import region_of
 from deepvm.runtime.ec2_requests import MACHINE_TAG, Group, group_of, groups_of, hub_of
-from deepvm.runtime.ec2_settings import SHORTEST_H, Ec2Settings, check_run_name
+from deepvm.runtime.ec2_settings import Ec2Settings, check_run_name, end_s
 
 APPEARS_S = 300.0  # EC2 may tell of a new machine some seconds after it gave its name
 STRAY_S = 120.0  # a machine that no place is free for is ended then: its fleet may be in the middle of a replacement
@@ -54,8 +54,8 @@ class Ec2Backend(Ec2Run):
     """The Backend of ``--on ec2``.
 
     Two ways in which it differs from machines that are all ours: a lost spot machine comes back by itself, so that
-    ``up`` for it makes no call, and ``poll`` may tell it to be up without one; and ``poll`` raises NoCapacity, once
-    for each reason, where a fleet says why it cannot have all of its machines. The fleet goes on trying.
+    ``up`` for it makes no call, and ``poll`` may tell it to be up without one; and it is ``poll`` that raises
+    NoCapacity, once for each reason, where a fleet says why it cannot have all of its machines, and goes on trying.
     """
 
     def __init__(
@@ -71,10 +71,12 @@ class Ec2Backend(Ec2Run):
         super().__init__(job.run, calls, release_s=settings.release_s)
         self._settings, self._cluster = settings, cluster
         self._hub = hub_of(cluster).name
-        self._launcher = Launcher(job, cluster, settings, calls, self._hub, ends_at_s=_end(settings, cluster))
+        self._launcher = Launcher(job, cluster, settings, calls, self._hub, ends_at_s=end_s(settings, cluster))
         self._wanted: dict[str, Machine] = {}  # those that should be up, whether they are or not
         self._of: dict[str, str] = {}  # instance -> machine
         self._up: dict[str, str] = {}  # machine -> instance, as told by poll
+        self._lost: set[str] = set()  # wanted, told to be down or not to be had, and not back yet
+        self._ended: list[Change] = []  # of those that went down before they came to be
         self._own: dict[str, str] = {}  # instance -> what we did to it
         self._first_s: dict[str, float] = {}  # instance -> when we heard of it
         self._looked_before = False  # whether another process has machines of this run
@@ -99,6 +101,7 @@ class Ec2Backend(Ec2Run):
         ]
         for group in groups_of(moved, self._hub):
             self._resize(group, wanted)
+        self._lost -= {machine.name for machine in machines}
         for group, asked in groups_of(machines, self._hub).items():
             if group.maintained:
                 self._start_maintained(group, asked, wanted)
@@ -110,7 +113,7 @@ class Ec2Backend(Ec2Run):
             return ()
         seen = {instance.id: instance for instance in self.instances()}
         now = time.time()
-        changes = self._losses(seen, now)
+        changes, self._ended = self._ended + self._losses(seen, now), []
         lost = {change.machine for change in changes}
         for instance in seen.values():
             if not instance.alive or instance.id in self._own:
@@ -119,6 +122,7 @@ class Ec2Backend(Ec2Run):
             name = self._of.get(instance.id)
             if name is not None and instance.state == "running" and name not in self._up and name not in lost:
                 self._up[name] = instance.id
+                self._lost.discard(name)
                 changes.append(Change(machine=name, state="up", at_s=now, address=instance.address))
         if not changes:
             self._look_for_trouble()
@@ -138,28 +142,39 @@ class Ec2Backend(Ec2Run):
 
     def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
         """EC2 asks machines to stop by itself and ends them after some minutes. With ``names``, it is only asked."""
-        if names is None:
-            self._own |= dict.fromkeys(self._of, "stopped")
-            super().down(within_s=within_s)
-            self._wanted.clear()
-            self._launcher.forget()
-            return
-        for name in names:
+        if names is None and not self._calls.made:
+            return  # what another process may have under this name is its own: Ec2Run.down ends it
+        for name in names or ():
             if name not in {machine.name for machine in self._cluster.machines} | self._wanted.keys():
                 raise UnknownName("machine of this run", name, self._wanted)
-        gone = [self._wanted.pop(name) for name in dict.fromkeys(names) if name in self._wanted]
-        for group in groups_of(gone, self._hub):
-            self._resize(group, self._wanted)  # first, or the fleet would replace them
-        leaving = {machine.name for machine in gone}
-        self._terminate([i for i, name in self._of.items() if name in leaving and i not in self._own], "stopped")
+        leaving = [name for name in self._wanted if names is None or name in names]
+        self._find(leaving)
+        if names is None:
+            self._own = dict.fromkeys(self._of, "stopped") | self._own
+            super().down(within_s=within_s)
+            self._launcher.forget()
+        gone = [self._wanted.pop(name) for name in leaving]
+        if names is not None:
+            for group in groups_of(gone, self._hub):
+                self._resize(group, self._wanted)  # first, or the fleet would replace them
+            self._terminate([i for i, name in self._of.items() if name in leaving and i not in self._own], "stopped")
+        for name in leaving:
+            if name not in self._of.values() and name not in self._lost:
+                self._ended.append(Change(machine=name, state="down", why="stopped", at_s=time.time()))
+        self._lost -= set(leaving)
 
     def _refuse(self, machines: Sequence[Machine], wanted: dict[str, Machine]) -> None:
+        names = [machine.name for machine in machines]
         for machine in machines:
-            if machine.name in self._up or (machine.name in self._of.values() and machine.market == "on-demand"):
-                raise UsageError(f"{machine.name} is up already: it cannot be asked for again before it is down")
+            known = self._wanted.get(machine.name)
+            coming = known is not None and machine.name not in self._lost and self._group(known) == self._group(machine)
+            if names.count(machine.name) > 1 or coming or self._runs(machine.name):
+                raise UsageError(
+                    f"{machine.name} is up already or on its way: it cannot be asked for again before it is down"
+                )
         if self._hub not in wanted:
             raise UsageError(f"{self._hub} must come first: the other machines meet there")
-        if self._wanted and self._hub in {machine.name for machine in machines}:
+        if self._wanted and self._hub in names:
             raise DeepvmError(
                 f"{self._hub} is lost, and the other machines know no other place to meet: "
                 f"end the run with deepvm run --down {self._run}, then go on with deepvm run --resume {self._run}"
@@ -223,9 +238,24 @@ class Ec2Backend(Ec2Run):
             changes.append(Change(machine=name, state="down", why=why, at_s=now))
             del self._of[instance]
             self._up.pop(name, None)
-            if name in self._wanted and self._wanted[name].market == "on-demand" and name != self._hub:
+            if name not in self._wanted or why == "stopped":
+                continue  # or it was asked for again since
+            if self._wanted[name].market == "on-demand" and name != self._hub:
                 del self._wanted[name]  # nobody replaces it until it is asked for again
+            else:
+                self._lost.add(name)
         return changes
+
+    def _runs(self, name: str) -> bool:
+        """Whether it is there, and was not ended from here."""
+        return any(found == name and instance not in self._own for instance, found in self._of.items())
+
+    def _find(self, names: Sequence[str]) -> None:
+        """The instances that fleets started for these since the last look."""
+        if not self._calls.dry_run and not set(names) <= set(self._of.values()):
+            for instance in self.instances():
+                if instance.alive:
+                    self._name(instance, but=set())
 
     def _name(self, instance: Seen, *, but: set[str]) -> None:
         """A free place of its group for an instance that its fleet started; not one that was lost just now, whose
@@ -262,19 +292,5 @@ class Ec2Backend(Ec2Run):
             for trouble in troubles(self._calls, fleet, self._since) if fleet is not None else ():
                 if (fleet, trouble) not in self._told:
                     self._told.add((str(fleet), trouble))
+                    self._lost.add(machine.name)
                     raise NoCapacity(machine, trouble)
-
-
-def _end(settings: Ec2Settings, cluster: Cluster) -> float | None:
-    """When a run has cost what it may, counted from now at the plan's prices."""
-    if settings.max_usd is None:
-        return None
-    if not cluster.hourly_usd > 0:
-        raise SourceFailed("the plan knows no prices, so that a total cap cannot be held: leave --max-usd out")
-    hours = settings.max_usd / cluster.hourly_usd
-    if hours < SHORTEST_H:
-        raise Infeasible(
-            f"${settings.max_usd:.2f} pay for {hours * 60:.1f} minutes of ${cluster.hourly_usd:.4f}/h, which are over "
-            "before anything is installed: raise --max-usd, or plan with a smaller --budget"
-        )
-    return float(int(time.time() + hours * 3600))

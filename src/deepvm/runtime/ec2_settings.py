@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from dataclasses import dataclass
 
 from deepvm import __version__
-from deepvm.errors import UsageError
-from deepvm.runtime.cluster import Machine
+from deepvm.errors import Infeasible, SourceFailed, UsageError
+from deepvm.runtime.cluster import Cluster, Machine
 
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")  # it becomes part of names that EC2 restricts
 _IMAGE = re.compile(r"ami-[0-9a-f]+|/[\w./-]+")
@@ -57,3 +58,18 @@ def image_of(machine: Machine, architecture: str) -> str:
         return f"/aws/service/deeplearning/ami/{architecture}/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
     processor = "arm64" if architecture == "arm64" else "amd64"
     return f"/aws/service/canonical/ubuntu/server/22.04/stable/current/{processor}/hvm/ebs-gp2/ami-id"
+
+
+def end_s(settings: Ec2Settings, cluster: Cluster) -> float | None:
+    """When a run has cost what it may, counted from now at the plan's prices."""
+    if settings.max_usd is None:
+        return None
+    if not cluster.hourly_usd > 0:
+        raise SourceFailed("the plan knows no prices, so that a total cap cannot be held: leave --max-usd out")
+    hours = settings.max_usd / cluster.hourly_usd
+    if hours < SHORTEST_H:
+        raise Infeasible(
+            f"${settings.max_usd:.2f} pay for {hours * 60:.1f} minutes of ${cluster.hourly_usd:.4f}/h, which are over "
+            "before anything is installed: raise --max-usd, or plan with a smaller --budget"
+        )
+    return float(int(time.time() + hours * 3600))

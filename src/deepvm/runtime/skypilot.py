@@ -78,9 +78,15 @@ class SkyPilotBackend:
         return f"{asked.address}:{self._job.hub.rpartition(':')[2]}"
 
     def up(self, machines: Sequence[Machine]) -> None:
-        for machine in machines:
-            if machine.name in self._asked:
-                raise UsageError(f"{machine.name} is up or on its way: take it down before it is asked for again")
+        names = [machine.name for machine in machines]
+        for name in names:
+            if names.count(name) > 1 or name in self._asked:
+                raise UsageError(f"{name} is up or on its way: take it down before it is asked for again")
+        if self._hub_name in names and any(asked.request is not None for asked in self._asked.values()):
+            raise DeepvmError(
+                f"{self._hub_name} is down, and the other machines know no other place to meet: "
+                f"end them with deepvm run --down {self._job.run}"
+            )
         for machine in sorted(machines, key=lambda one: one.name != self._hub_name):
             if machine.name in self._refused:
                 raise self._refused.pop(machine.name)
