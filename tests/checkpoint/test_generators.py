@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import random
@@ -38,6 +39,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
+    gc.collect()  # or a loader of an earlier test might be counted as one that is in use
     ranked.seed_all(7)
 
 

@@ -45,7 +45,7 @@ class Determinism:
         """The newest that was taken, for people to read in the manifest. For the thread that sends it."""
         taken = self._taken
         pieces = taken["pieces"]
-        if self._loaders_outside is None:  # once: it takes some milliseconds
+        if self._loaders_outside is None:  # once: it looks at every object there is
             self._loaders_outside = 0 if "loader" in pieces.values() else _living_loaders()
         return {
             **taken["circumstances"],
@@ -131,4 +131,5 @@ def _living_loaders() -> int:
     classes: list[Any] = [DataLoader]
     for known in classes:  # it grows while it is walked
         classes += [sub for sub in known.__subclasses__() if sub not in classes]
-    return sum(type(found) is known for known in classes for found in gc.get_referrers(known))
+    loaders = set(classes)
+    return sum(type(found) in loaders for found in gc.get_referrers(*classes))  # one walk over the heap for all classes

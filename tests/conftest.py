@@ -1,0 +1,15 @@
+"""What holds for all tests."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_earlier_modules_left_is_not_walked_again() -> None:
+    """Imports (torch, moto, boto3) and their tables stay to the end; each full collection, and each look at all
+    objects of the process, would go through half a million of them."""
+    gc.collect()
+    gc.freeze()
