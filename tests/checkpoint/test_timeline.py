@@ -129,13 +129,8 @@ print(json.dumps(ckpt.timeline().to_json()))
         ("import deepvm, torch", "", ["import, model", "restore", "first step"]),
         (
             "import deepvm, torch; from deepvm.checkpoint import timeline",
-            "with timeline.stage('rendezvous'): time.sleep(0.1)",
-            ["import", "rendezvous", "model", "restore", "first step"],
-        ),
-        (
-            "import torch, deepvm; from deepvm.checkpoint import timeline",
-            "timeline.mark('data')",
-            ["import", "data", "model", "restore", "first step"],
+            "with timeline.stage('rendezvous'): time.sleep(0.1)\ntimeline.mark('data')",
+            ["import", "rendezvous", "data", "model", "restore", "first step"],
         ),
     ],
 )
