@@ -90,7 +90,7 @@ def assert_same(one, other):
 
 
 @given(catalogs())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_what_is_written_is_read_again(catalog):
     assert_same(files.parse(files.dumps(catalog), "test"), catalog)
 

@@ -176,7 +176,16 @@ def test_a_client_that_vanishes_leaves_others_their_upload(node: MemoryNode, con
     assert second.seal(1, range(4)) == [digest_of(chunk) for chunk in chunks_of(data)]
 
 
+def test_hundreds_of_saves_leave_no_trace(tmp_path: Path) -> None:
+    check_no_trace(tmp_path, 100, 300)
+
+
+@pytest.mark.chaos
 def test_a_thousand_saves_leave_no_trace(tmp_path: Path) -> None:
+    check_no_trace(tmp_path, 200, 1000)
+
+
+def check_no_trace(tmp_path: Path, warm: int, count: int) -> None:
     (tmp_path / "spill").mkdir()
     with NodeProcess(tmp_path, "--spill", str(tmp_path / "spill")) as node:
 
@@ -185,15 +194,15 @@ def test_a_thousand_saves_leave_no_trace(tmp_path: Path) -> None:
                 with Client(node.address, "run", session=f"s{step // 100}") as client:
                     client.save(step, content(step, BLOCK + 10))
 
-        saves(0, 200)
+        saves(0, warm)
         before = node.figures()
-        saves(200, 1000)
+        saves(warm, count)
         with Client(node.address, "run", write=False) as client:
             wait_until(lambda: client.status()["spill_waiting"] == 0)
-            assert client.read(999) == content(999, BLOCK + 10)
+            assert client.read(count - 1) == content(count - 1, BLOCK + 10)
             status = client.status()
         after = node.figures()
-        assert status["saves"] == 1000
+        assert status["saves"] == count
         assert status["used_bytes"] == 4 * BLOCK
         assert after["VmRSS"] - before["VmRSS"] < 8_000
         assert after["fds"] <= before["fds"] + 1

@@ -14,10 +14,10 @@ from deepvm.catalog import Catalog
 from deepvm.errors import Infeasible
 from deepvm.plan import POLICIES, Request
 
-laws = settings(max_examples=300, deadline=None)
+laws = settings(max_examples=100, deadline=None)
 
 
-@laws
+@settings(max_examples=300, deadline=None)
 @given(catalog=markets(), request=requests())
 def test_planner_equals_brute_force_for_every_objective_and_policy(catalog: Catalog, request: Request) -> None:
     clusters = [c for c in every_cluster(catalog, request) if c.usd <= request.budget_usd + TOLERANCE_USD]
