@@ -25,6 +25,8 @@ from typing import Any
 
 from benchmarks import Options, Result, Table, measurement
 from benchmarks.checkpoint_contest.contest import REPOSITORY, scratch_folder
+from deepvm.runtime.events import Event
+from deepvm.runtime.ledger import Ledger
 
 SEED = 7
 ROUNDS, QUICK_ROUNDS = 7, 1
@@ -33,7 +35,9 @@ FIRST_S, AGAIN_S = 120.0, 180.0
 STEPS = 100_000  # more than it ever does
 BETWEEN = 23  # steps from one kill to the next: two saves, and some steps that are lost
 JOB = str(Path(__file__).with_name("recovery_job.py"))
-PARTS = ("until the lost machine's place is filled", "group and model", "restore", "first step")
+PARTS = ("process group and model", "restore", "first step")
+OURS = ("detection", "rendezvous", "start and import of the replacement")
+THEIRS = "detection, rendezvous, start and import"
 
 
 def run(options: Options) -> Result:
@@ -49,9 +53,9 @@ def run(options: Options) -> Result:
             print(f"{time.strftime('%H:%M:%S')} recovery: {name} {number}", file=sys.stderr, flush=True)
             with scratch_folder() as scratch:
                 found = side(scratch)
-            taken[name] = [pause for pause, _ in found]
+            taken[name] = [pause for pause, _, _ in found]
             pauses[name] += taken[name]
-            parts[name] += [part for _, part in found]
+            parts[name] += [part for _, part, _ in found]
         ratios.append(statistics.median(taken["deepvm"]) / statistics.median(taken["torchrun"]))
     return Result(
         title="Recovery",
@@ -68,14 +72,18 @@ def run(options: Options) -> Result:
                 title="Where the time goes",
                 columns=["s, medians", "deepvm", "torchrun"],
                 rows=[
-                    [what, *(f"{statistics.median(p[i] for p in parts[side]):.2f}" for side in ("deepvm", "torchrun"))]
-                    for i, what in enumerate(PARTS)
+                    *([what, _median(parts["deepvm"], i), ""] for i, what in enumerate(OURS)),
+                    [THEIRS, "", _median(parts["torchrun"], 0)],
+                    *(
+                        [what, _median(parts["deepvm"], i + len(OURS)), _median(parts["torchrun"], i + 1)]
+                        for i, what in enumerate(PARTS)
+                    ),
                 ],
             )
         ],
         notes=[
-            "The first part holds detection, the new machine's start, Python's imports and the rendezvous, which "
-            "overlap: it ends when the last worker of the new group runs its first line.",
+            "The import ends when the last worker of the new group runs its first line. A replacement of deepvm joins "
+            "before it imports; torchrun's parts overlap and cannot be told apart from outside.",
             "torchrun: --rdzv-backend c10d, --nnodes 2, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, without which torch "
             "2.13 does not recover at all: a replacement waits for an address that nobody writes again.",
         ],
@@ -83,7 +91,11 @@ def run(options: Options) -> Result:
     )
 
 
-Found = list[tuple[float, tuple[float, ...]]]
+Found = list[tuple[float, tuple[float, ...], float]]  # the pause, its parts, and when it began
+
+
+def _median(parts: list[tuple[float, ...]], index: int) -> str:
+    return f"{statistics.median(part[index] for part in parts):.2f}"
 
 
 def _deepvm(scratch: Path) -> Found:
@@ -101,7 +113,21 @@ def _deepvm(scratch: Path) -> Found:
         "--", JOB, str(told), "", str(STEPS),
     ]  # fmt: skip
     with _started(command, scratch, {"DEEPVM_RUNS": str(scratch / "runs")}) as process:
-        return _kills(told, lambda: _machine(process.pid, "worker/1"), replace=None)
+        found = _kills(told, lambda: _machine(process.pid, "worker/1"), replace=None)
+        (ledger,) = (scratch / "runs").glob("*/ledger.sqlite")
+        with Ledger.open(ledger) as book:
+            events = list(book.events())
+    return [
+        (pause, (*_until_the_first_line(events, killed_s, parts[0]), *parts[1:]), killed_s)
+        for pause, parts, killed_s in found
+    ]
+
+
+def _until_the_first_line(events: list[Event], killed_s: float, whole_s: float) -> tuple[float, float, float]:
+    """Detection, rendezvous and import, as the ledger tells."""
+    missed_s = next(e.at_s for e in events if e.kind == "machine-down" and e.at_s > killed_s) - killed_s
+    formed_s = next(e.at_s for e in events if e.kind == "group" and e.at_s > killed_s) - killed_s
+    return missed_s, formed_s - missed_s, whole_s - formed_s
 
 
 def _torchrun(scratch: Path) -> Found:
@@ -143,7 +169,7 @@ def _kills(told: Path, victim: Callable[[], int], replace: Callable[[], Any] | N
         if replace is not None:
             replace()
         lines = _await_step(told, killed_s, None, AGAIN_S)
-        found.append(_pause(lines, killed_s))
+        found.append((*_pause(lines, killed_s), killed_s))
         first = min(line["step"] for line in lines if line["what"] == "step" and line["at_s"] > killed_s + 0.2)
         _await_step(told, killed_s, first + BETWEEN, AGAIN_S)
     return found
