@@ -11,7 +11,7 @@ from deepvm.catalog import Catalog, Market, Quota, library
 from deepvm.errors import DeepvmError
 from deepvm.plan import Request
 from deepvm.plan.decide import plan as make_plan
-from deepvm.plan.result import InstanceAnalysis
+from deepvm.plan.result import Plan
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.units import format_usd
 
@@ -32,43 +32,54 @@ class Replanner:
         self._missing.add((lost.instance, lost.market))
         try:
             request = _request(cluster)
-            found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1)).instances
+            found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1))
         except DeepvmError:
             return None
-        others_usd = sum(m.usd_per_hour for m in cluster.machines if m.name != lost.name)
-        left_usd = request.budget_usd - others_usd
+        left_usd = request.budget_usd - sum(m.usd_per_hour for m in cluster.machines if m.name != lost.name)
         rated = [
-            (row, price)
-            for row in found
-            if (price := row.spot_usd if lost.market == "spot" else row.on_demand_usd) is not None
-            and price <= left_usd
-            and row.region == (lost.region or row.region)
-            and (row.instance, lost.market) not in self._missing
+            (machine, eflops)
+            for machine, eflops in _candidates(found, lost)
+            if machine.usd_per_hour <= left_usd
+            and machine.region == (lost.region or machine.region)
+            and (machine.instance, lost.market) not in self._missing
         ]
         if not rated:
             return None
         needed = _eflops(cluster, lost.instance)
-        fast = [(row, price) for row, price in rated if row.eflops >= needed]
-        row, price = min(fast, key=lambda pair: pair[1]) if fast else max(rated, key=lambda pair: pair[0].eflops)
-        instead = _as(lost, row, price)
+        fast = [machine for machine, eflops in rated if eflops >= needed]
+        instead = min(fast, key=lambda m: m.usd_per_hour) if fast else max(rated, key=lambda pair: pair[1])[0]
         machines = tuple(instead if m.name == lost.name else m for m in cluster.machines)
         changed = replace(cluster, machines=machines)
         return changed, (
-            f"{lost.name} is a {instead.market} {instead.instance} at {format_usd(price)}/h instead of "
-            f"{lost.instance} at {format_usd(lost.usd_per_hour)}/h: {why}",
+            f"{lost.name} is {instead.instance} ({instead.market}, {format_usd(instead.usd_per_hour)}/h) instead of "
+            f"{lost.instance} ({format_usd(lost.usd_per_hour)}/h): {why}",
             f"the cluster costs {format_usd(changed.hourly_usd)}/h instead of {format_usd(cluster.hourly_usd)}/h, "
             f"of a budget of {format_usd(request.budget_usd)}/h",
         )
 
 
-def _as(lost: Machine, row: InstanceAnalysis, price: float) -> Machine:
+def _candidates(found: Plan, lost: Machine) -> list[tuple[Machine, float]]:
+    """What could be in the place of a machine, and how fast it trains: of those that only keep checkpoints, what the
+    best cluster of each architecture has for that."""
+    if lost.role == "memory":
+        roles = [role for best in found.architectures for role in best.roles if role.role == "memory"]
+        return [
+            (_as(lost, role.instance, role.usd_per_hour, role.usd_per_hour, role.region, role.zone), 0.0)
+            for role in roles
+            if role.market.value == lost.market
+        ]
+    return [
+        (_as(lost, row.instance, price, row.on_demand_usd, row.region, row.zone), row.eflops)
+        for row in found.instances
+        if (price := row.spot_usd if lost.market == "spot" else row.on_demand_usd) is not None
+    ]
+
+
+def _as(
+    lost: Machine, instance: str, usd: float, on_demand_usd: float | None, region: str, zone: str | None
+) -> Machine:
     return replace(
-        lost,
-        instance=row.instance,
-        usd_per_hour=price,
-        on_demand_usd_per_hour=row.on_demand_usd,
-        region=row.region,
-        zone=row.zone,
+        lost, instance=instance, usd_per_hour=usd, on_demand_usd_per_hour=on_demand_usd, region=region, zone=zone
     )
 
 
