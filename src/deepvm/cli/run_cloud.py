@@ -23,7 +23,9 @@ def start(
     as_json: bool,
 ) -> None:
     from deepvm.runtime import cloud
+    from deepvm.runtime.folder import new_name
 
+    run = name or new_name(settings.script)
     said: list[str] = []
 
     def say(text: str) -> None:
@@ -34,9 +36,14 @@ def start(
             stderr.print(text, markup=False, soft_wrap=True)
 
     try:
-        run = cloud.start(on, cluster, settings, name=name, options=options, dry_run=dry_run, say=say)
+        cloud.start(on, cluster, settings, name=run, options=options, dry_run=dry_run, say=say)
     except KeyboardInterrupt:
-        stderr.print("the run goes on in the cloud, and costs money: end it with deepvm run --down RUN", soft_wrap=True)
+        if not dry_run:
+            alone = "" if on == "ec2" else "; while nobody follows it, lost machines are not replaced"
+            stderr.print(
+                f"the run goes on in the cloud, and costs money: end it with deepvm run --down {run}{alone}",
+                soft_wrap=True,
+            )
         raise
     if as_json:
         print_json({"run": run, "on": on, "dry_run": dry_run, "said": said})

@@ -7,27 +7,26 @@ What is lost is replaced by the cloud's own fleet (EC2), or asked for again from
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deepvm.errors import DeepvmError, SourceFailed, UnknownName, UsageError
+from deepvm.errors import DeepvmError, UnknownName, UsageError
 from deepvm.memnode.access import read_token
-from deepvm.runtime.backend import Backend, Change, Job, NoCapacity
+from deepvm.runtime.backend import Backend, Job
 from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.events import Event
 from deepvm.runtime.folder import RunFolder, new_name
+from deepvm.runtime.following import Following, Say
 from deepvm.runtime.here import Settings
 from deepvm.runtime.ledger import Ledger
-from deepvm.runtime.replan import Replanner
-from deepvm.runtime.supervisor import about
+from deepvm.runtime.ledger_file import LedgerError, being_written
 
 HUB_PORT = 7071
-LOOK_S = 10.0
-REPLACED = ("preempted", "lost", "failed")
-Say = Callable[[str], None]
+LEAVES_S = 30.0  # what who follows a run may take to see that another process ends it
 
 
 def parse_options(kind: type[Any], words: Sequence[str]) -> Any:
@@ -53,9 +52,12 @@ def _value(name: str, text: str, kind: Any) -> Any:
     for each in (int, float):
         if each in wanted:
             try:
-                return each(text)
+                number = each(text)
             except ValueError:
-                raise UsageError(f"{name} is {text!r}: a number is wanted") from None
+                number = math.nan
+            if math.isfinite(number):
+                return number
+            raise UsageError(f"{name} is {text!r}: a {'whole ' if each is int else ''}number is wanted")
     return Path(text) if Path in wanted else text
 
 
@@ -87,8 +89,8 @@ def start(
 ) -> str:
     """Ask for the machines, and follow them until interrupted; they go on without us. The run's name."""
     settings.check()
-    if settings.preempt or settings.isolate:
-        raise UsageError("--preempt and --isolate are for machines played here: leave them out, or use --on local")
+    if settings.preempt or settings.isolate or settings.workers is not None:
+        raise UsageError("--preempt, --isolate and --workers are for machines played here: leave them out of a cloud")
     run = name or new_name(settings.script)
     kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": on, "options": list(options)}
     folder = RunFolder.create(run, kept)
@@ -99,15 +101,50 @@ def start(
             rehearse(on, job, cluster, options, say)
             return run
         backend = open_backend(on, job, cluster, options)
+        with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
+            ledger.append([_event("run-started", resumed=False, script=settings.script)])
+            following = Following(cluster, backend, ledger, say=say, over=_ending(folder).exists)
+            say(
+                f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
+                f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
+            )
+            _begin(following, backend, run)
+            begun = True
+            _follow(following, run)
+    except _LeftOver as error:
         begun = True
+        raise DeepvmError(str(error)) from None
+    except KeyboardInterrupt:
+        begun = not dry_run
+        raise
     finally:
         if not begun:
             folder.remove()
-    with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
-        ledger.append([_event("run-started", resumed=False, script=settings.script)])
-        say(f"run {run}: its machines cost ${cluster.hourly_usd:.4f}/h until deepvm run --down {run}")
-        _Followed(cluster, backend, ledger, say).follow()
     return run
+
+
+class _LeftOver(DeepvmError):
+    """A start that failed, and whose machines could not be ended."""
+
+
+def _begin(following: Following, backend: Backend, run: str) -> None:
+    """All of the machines, or nothing that would be paid for."""
+    try:
+        following.begin()
+    except DeepvmError as error:
+        try:
+            backend.down()
+        except DeepvmError as left:
+            raise _LeftOver(f"{error}; then {left}, or try deepvm run --down {run}") from None
+        raise
+
+
+def _follow(following: Following, run: str) -> None:
+    try:
+        following.follow()
+    except DeepvmError as error:
+        hint = "" if "--down" in str(error) else f": its machines cost money until deepvm run --down {run}"
+        raise DeepvmError(f"{error}{hint}") from None
 
 
 def end(name: str) -> None:
@@ -118,6 +155,7 @@ def end(name: str) -> None:
         raise UsageError(f"run {name} is one of this machine, where nothing outlives deepvm run: Ctrl-C ends it")
     settings = Settings.from_json(found["settings"])
     cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
+    _send_away(folder)
     if found["on"] == "ec2":
         from deepvm.runtime.ec2 import Ec2Backend, Ec2Settings
         from deepvm.runtime.ec2_place import region_of
@@ -126,56 +164,42 @@ def end(name: str) -> None:
         Ec2Backend.find(folder.name, region_of(cloud, cluster), settings=cloud).down()
     else:
         open_backend(found["on"], _job(folder, cluster, settings), cluster, found["options"]).down()
-    with Ledger.open(folder.ledger, write=True) as ledger:
-        ledger.append([_event("run-ended", outcome="interrupted", why="ended by deepvm run --down")])
+    _close(folder)
 
 
-class _Followed:
-    def __init__(self, cluster: Cluster, backend: Backend, ledger: Ledger, say: Say) -> None:
-        self._cluster, self._backend, self._ledger, self._say = cluster, backend, ledger, say
-        self._replanner = Replanner()
+def _ending(folder: RunFolder) -> Path:
+    """There from when a run is being ended: who follows it would bring its machines back."""
+    return folder.path / "ending"
 
-    def follow(self) -> None:
-        self._backend.up(self._cluster.machines)
-        for machine in self._cluster.machines:
-            self._tell("machine-asked", machine.name, **about(machine))
-        while True:
-            time.sleep(LOOK_S)
-            try:
-                for change in self._backend.poll():
-                    self._changed(change)
-            except NoCapacity as error:
-                self._without(error)
-            except SourceFailed as error:  # it may answer later
-                self._say(str(error))
 
-    def _changed(self, change: Change) -> None:
-        machine = next((m for m in self._cluster.machines if m.name == change.machine), None)
-        if machine is None:
-            return
-        if change.state == "up":
-            self._tell("machine-up", machine.name, at_s=change.at_s, **about(machine))
-        else:
-            self._tell("machine-down", machine.name, at_s=change.at_s, why=change.why)
-        self._say(f"{machine.name} is {change.state}{f' ({change.why})' if change.why else ''}")
-        if change.state == "down" and change.why in REPLACED:
-            try:
-                self._backend.up([machine])
-            except NoCapacity as error:
-                self._without(error)
+def _send_away(folder: RunFolder) -> None:
+    _ending(folder).touch(mode=0o600)
+    deadline_s = time.monotonic() + LEAVES_S
+    while folder.ledger.exists() and being_written(folder.ledger) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
 
-    def _without(self, error: NoCapacity) -> None:
-        found = self._replanner.instead_of(self._cluster, error.machine, str(error))
-        if found is None:
-            self._say(f"{error}; nothing else fits the budget, so it is waited for")
-            return
-        self._cluster, changes = found
-        self._tell("replanned", error.machine.name, changes=list(changes))
-        self._say("; ".join(changes))
-        self._backend.up([m for m in self._cluster.machines if m.name == error.machine.name])
 
-    def _tell(self, kind: str, machine: str, *, at_s: float | None = None, **data: Any) -> None:
-        self._ledger.append([Event(at_s=at_s or time.time(), kind=kind, machine=machine, data=data)])
+def _close(folder: RunFolder) -> None:
+    """Write down that it is over."""
+    if not folder.ledger.exists():
+        return  # it was interrupted before anything was asked for
+    try:
+        with Ledger.open(folder.ledger, write=True) as ledger:
+            up: dict[str | None, bool] = {}
+            for event in ledger.events():
+                if event.kind == "run-ended":
+                    return
+                if event.kind in ("machine-up", "machine-down"):
+                    up[event.machine] = event.kind == "machine-up"
+            gone = [name for name, is_up in up.items() if is_up]
+            ledger.append(
+                [
+                    *(Event(at_s=time.time(), kind="machine-down", machine=m, data={"why": "stopped"}) for m in gone),
+                    _event("run-ended", outcome="interrupted", why="ended by deepvm run --down"),
+                ]
+            )
+    except LedgerError as error:
+        raise DeepvmError(f"run {folder.name} is ended, but that cannot be written down: {error}") from None
 
 
 def _job(folder: RunFolder, cluster: Cluster, settings: Settings) -> Job:
