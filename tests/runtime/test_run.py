@@ -36,12 +36,19 @@ STEPS = 60
 pytestmark = pytest.mark.timeout(300)  # whole runs, on machines that may be busy
 
 
-def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     options = ["--preempt", "at:step:12:worker/1:notice=1s", "--json"]
     words = words_for(tmp_path, "run", STEPS, "--step-s", "0.08", options=options)
     with running(tmp_path, words, name="run") as run:
         run.until(lambda: run.events("restored"), "a restore")
         run.until_step(max(event.data["step"] for event in run.events("restored")) + 2)
+        monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
+        assert deepvm(["run", "--report", "run", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["outcome"] == "running"
+        assert deepvm(["run", "--resume", "run", "--json"]) == 1
+        assert "that run still goes on" in json.loads(capsys.readouterr().out)["error"]["message"]
         run.interrupt()
         code, out, err = run.end()
     assert code == 130, err

@@ -31,6 +31,7 @@ from deepvm.runtime.templates import Template
 
 log = logging.getLogger("deepvm.runtime")
 
+ENDED_BY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 NODE_READY_S, NODE_STOP_S = 60.0, 60.0
 LEAVE_BEFORE_S = 0.25  # the machine's end, so that the group hears of it from us
 WITHOUT_TIME_S = 30.0  # what is left where a notice does not say it: the least that any cloud gives
@@ -39,13 +40,17 @@ WITHOUT_TIME_S = 30.0  # what is left where a notice does not say it: the least 
 def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    for number in ENDED_BY:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         here = Here(given)
         if not here.fork_template():
             return 0  # a worker, whose script has ended
-        return here.run()
+        try:
+            return here.run()
+        finally:
+            for number in ENDED_BY:  # it ends anyway
+                signal.signal(number, signal.SIG_IGN)
     except DeepvmError as error:
         print(f"deepvm: {error}", file=sys.stderr)
         return error.exit_code
