@@ -70,9 +70,20 @@ class Relay:
         moto.request("POST", "/moto-api/reset", b"")
         moto.getresponse().read()
         moto.close()
-        for forgotten in (self.requests, self.history, self.lose, self.refuse):
+        self.forget()
+
+    def tidy(self):
+        """The same for less, after a test that left nothing: EC2 forgets ended machines after an hour, moto never."""
+        from moto.ec2.models import ec2_backends
+
+        if remains():
+            self.reset()
+        ec2_backends[ACCOUNT][REGION].reservations.clear()
+        self.forget()
+
+    def forget(self):
+        for forgotten in (self.requests, self.history, self.lose, self.refuse, self.first):
             forgotten.clear()
-        self.first.clear()
 
     def asked(self, action):
         return [request for request in self.requests if request["Action"] == action]

@@ -89,9 +89,7 @@ def relay() -> Iterator[ec2_server.Relay]:
 @contextmanager
 def ec2(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
     relay: ec2_server.Relay = request.getfixturevalue("relay")
-    if ec2_server.remains():  # of a test that failed
-        relay.reset()
-    relay.history.clear()
+    relay.tidy()
     from deepvm.runtime import ec2 as module
     from deepvm.runtime.ec2 import Ec2Backend, Ec2Settings
 

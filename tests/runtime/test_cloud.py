@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def relay() -> Iterator[ec2_server.Relay]:
 
 @pytest.fixture
 def ec2(relay: ec2_server.Relay) -> ec2_server.Relay:
-    relay.reset()
+    relay.tidy()
     return relay
 
 
@@ -73,10 +74,15 @@ def here(
     (tmp_path / "train.py").write_text("print('trains')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(following, "LOOK_S", 0.01)
+    monkeypatch.setattr(following, "LOOK_S", 0.1)
     monkeypatch.setattr(following, "ASK_AGAIN_S", 0.05)
     monkeypatch.setattr(ec2_module, "TROUBLE_EVERY_S", 0.0)
     return tmp_path
+
+
+def eventually(ready: Callable[[], Any], what: str) -> None:
+    """Looked at now and then: a ledger is opened each time."""
+    wait_until(lambda: time.sleep(0.05) or ready(), what, 60)
 
 
 def runs(here: Path) -> list[str]:
@@ -125,7 +131,7 @@ def started(on: str, options: list[str], here: Path) -> Iterator[list[str]]:
     thread = threading.Thread(target=follow)
     thread.start()
     try:
-        wait_until(lambda: errors or (said and len(up(here)) == 4), "all are up")
+        eventually(lambda: errors or (said and len(up(here)) == 4), "all are up")
         assert errors == []
         yield said
     finally:
@@ -222,9 +228,9 @@ def test_a_run_is_followed_into_the_ledger_and_down_leaves_nothing_of_it(
         assert said[0] == ("run r1: 4 machines are asked for on ec2; they cost $1.2461/h until deepvm run --down r1")
         lost = ec2_server.machines_of(ec2, "r1")["worker/1"]["InstanceId"]
         ec2_server.preempt(lost)
-        wait_until(lambda: "worker/1" not in up(here), "the loss")
+        eventually(lambda: "worker/1" not in up(here), "the loss")
         ec2_server.maintain_all()
-        wait_until(lambda: "worker/1" in up(here), "its replacement")
+        eventually(lambda: "worker/1" in up(here), "its replacement")
         assert [event.data["why"] for event in events(here, "machine-down")] == ["preempted"]
         assert "worker/1 is down (preempted)" in said
         assert deepvm_command(["run", "--down", "r1"]) == 0  # while it is followed: nothing is brought back
@@ -245,8 +251,8 @@ def test_ctrl_c_leaves_the_machines_and_says_how_to_end_them(
     command = [sys.executable, "-c", "from deepvm.cli import main; main()", *words("ec2", on_moto(ec2))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
     try:
-        wait_until(lambda: process.poll() is not None or len(ec2.asked("CreateFleet")) == 2, "the fleets", 60)
-        wait_until(lambda: process.poll() is not None or len(events(here, "machine-asked")) == 4, "all are asked", 60)
+        eventually(lambda: process.poll() is not None or len(ec2.asked("CreateFleet")) == 2, "the fleets")
+        eventually(lambda: process.poll() is not None or len(events(here, "machine-asked")) == 4, "all are asked")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -306,7 +312,7 @@ def test_a_fleet_that_finds_none_is_replanned_with_another_type(ec2: ec2_server.
         trouble = {"EventSubType": "launchSpecTemporarilyBlacklisted", "EventDescription": "no capacity"}
         ec2.history.append({"EventInformation": trouble, "Timestamp": "2026-11-16T00:00:00Z"})
         ec2_server.preempt(ec2_server.machines_of(ec2, "r1")["worker/1"]["InstanceId"])
-        wait_until(lambda: up(here).get("worker/1", "g4dn.xlarge") != "g4dn.xlarge", "another type")
+        eventually(lambda: up(here).get("worker/1", "g4dn.xlarge") != "g4dn.xlarge", "another type")
         (replanned,) = events(here, "replanned")
         first, second = replanned.data["changes"]
         assert replanned.machine == "worker/1"
@@ -344,12 +350,12 @@ def test_skypilots_machines_are_replaced_from_here_and_waited_for_where_there_ar
     with started("skypilot", list(SKY), here) as said:
         sky.sold_out.add("deepvm-r1-worker-1")
         del sky.alive["deepvm-r1-worker-1"]
-        wait_until(lambda: any("nothing else fits the budget, so it is waited for" in text for text in said), "a wait")
+        eventually(lambda: any("nothing else fits the budget, so it is waited for" in text for text in said), "a wait")
         assert {event.machine for event in events(here, "replanned")} == {"worker/1"}
         launches = len(sky.of("launch"))
-        wait_until(lambda: len(sky.of("launch")) > launches, "another attempt")
+        eventually(lambda: len(sky.of("launch")) > launches, "another attempt")
         sky.sold_out.clear()
-        wait_until(lambda: "worker/1" in up(here), "its replacement")
+        eventually(lambda: "worker/1" in up(here), "its replacement")
         cloud.end("r1")
     assert sky.alive == {}
     assert up(here) == {}
