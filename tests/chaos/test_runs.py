@@ -120,6 +120,31 @@ def test_a_memory_node_that_is_killed_comes_back_with_what_it_had(tmp_path: Path
     assert weights(tmp_path, "run") == undisturbed(tmp_path, 240)
 
 
+def test_a_machine_that_hangs_is_given_up_and_replaced(tmp_path: Path) -> None:
+    words = words_for(tmp_path, "run", 60, "--step-s", "0.05")
+    with running(tmp_path, words, name="run") as run:
+        run.until_step(25)
+        folder = str(tmp_path / "runs" / "run" / "machines" / "worker-1")
+        frozen = [pid for pid in pids_of(run) if of_folder(pid, folder)]
+        assert len(frozen) >= 2, "its machine and its trainer"
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        code, _, err = run.end()
+    assert code == 0, err
+    first = run.events("machine-down")[0]
+    assert (first.machine, first.data["why"]) == ("worker/1", "lost")
+    assert weights(tmp_path, "run") == undisturbed(tmp_path, 60)
+    check_repeats(run.events())
+
+
+def of_folder(pid: int, folder: str) -> bool:
+    """Whether a process, but not its keeper, writes the log of a machine."""
+    with contextlib.suppress(OSError):
+        keeper = b"tied.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return not keeper and os.readlink(f"/proc/{pid}/fd/1") == f"{folder}/log.txt"
+    return False
+
+
 class Bare(LocalBackend):
     """A market that has no more of a type, once one of it was lost; ``gone`` are all that it has none of."""
 

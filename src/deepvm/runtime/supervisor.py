@@ -9,7 +9,7 @@ import contextlib
 import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from deepvm.errors import DeepvmError, UsageError
@@ -26,6 +26,7 @@ TICK_S = 0.05
 FAILURES = 3  # of a machine in a row, before anything trained on it
 ASK_AGAIN_S = 5.0  # where the market has none
 MOST_EVENTS = 10_000  # at once: machines are looked at in between
+SILENT_S, NEVER_S = 10.0, 300.0  # a machine that is up and not with the hub any more, or never was
 TRAINERS_STOP_S, KEEPERS_STOP_S = 5.0, 60.0  # keepers write on what only their memory has
 
 
@@ -65,6 +66,9 @@ class Supervisor:
         self._losses = self._world_size = 0
         self._asked: set[str] = set()  # machines that the backend knows
         self._ask_again_s: dict[str, float] = {}
+        self._met: set[str] = set()  # machines that are up and were with the hub
+        self._missed_s: dict[str, float] = {}  # since when those are not that are up
+        self._given_up: set[str] = set()
         self.interrupted = self._hurry = False
 
     # --- from outside ---------------------------------------------------------------------------------------------
@@ -109,6 +113,7 @@ class Supervisor:
             if (worn := self._worn_out()) is not None:
                 return worn
             self._break_on_purpose()
+            self._give_up_the_silent()
             self._ask_again()
             self._show()
             time.sleep(TICK_S)
@@ -174,10 +179,14 @@ class Supervisor:
         place = self._places.get(change.machine)
         if place is None:
             return
+        if change.state == "down" and change.machine in self._given_up:
+            self._given_up.discard(change.machine)
+            change = replace(change, why="lost")
         if change.state == "up":
             place.state, place.since_s, place.up_at_s = "up", change.at_s, change.at_s
             self._tell("machine-up", change.machine, at_s=change.at_s, **about(place.machine))
             return
+        self._met.discard(change.machine)
         trained = self._down(change)
         self._hub.lost(change.machine)
         if change.why == "failed" and not trained:
@@ -195,6 +204,17 @@ class Supervisor:
         place.state, place.since_s = "down", change.at_s
         self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
         return trained
+
+    def _give_up_the_silent(self) -> None:
+        """A machine that hangs is up for its backend, and of no use to anybody: it is ended, and replaced."""
+        now_s, connected = time.monotonic(), set(self._hub.connected)
+        self._met |= connected
+        up = {name for name, place in self._places.items() if place.up_at_s is not None}
+        self._missed_s = {name: self._missed_s.get(name, now_s) for name in up - connected}
+        for name, since_s in self._missed_s.items():
+            if now_s - since_s > (SILENT_S if name in self._met else NEVER_S):
+                self._given_up.add(name)
+                self._backend.down([name], within_s=0.0)
 
     def _worn_out(self) -> Outcome | None:
         for name, place in self._places.items():
