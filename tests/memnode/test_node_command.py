@@ -15,6 +15,7 @@ from urllib.error import HTTPError
 import pytest
 from memnode_client import BLOCK, DEEPVM, Client, NodeProcess, chunks_of, content, manifest_of, wait_until
 
+from deepvm.cli import app
 from deepvm.errors import StoreError, StoreUnavailable
 from deepvm.memnode import wire
 from deepvm.memnode.wire import Kind
@@ -129,20 +130,23 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         (["--status", "127.0.0.1:1"], 1, "no memory node answers"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(words: list[str], code: int, sentence: str) -> None:
-    told = run(*words)
-    assert told.returncode == code
-    assert sentence in told.stderr
-    assert "Traceback" not in told.stderr
-    assert len(told.stderr.strip().splitlines()) == 1
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.run(["memory-node", *words]) == code
+    told = capsys.readouterr().err
+    assert sentence in told
+    assert "Traceback" not in told
+    assert len(told.strip().splitlines()) == 1
 
 
-def test_a_port_in_use_is_said(tmp_path: Path) -> None:
+def test_a_port_in_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        told = run("--listen", f"127.0.0.1:{other.getsockname()[1]}", "--capacity", "16MB")
-    assert told.returncode == 1
-    assert "cannot listen on" in told.stderr
-    assert "Address already in use" in told.stderr
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        assert app.run(["memory-node", "--listen", address, "--capacity", "16MB"]) == 1
+    told = capsys.readouterr().err
+    assert "cannot listen on" in told
+    assert "Address already in use" in told
 
 
 def test_the_wire_s_answers_fit_into_its_limits(tmp_path: Path) -> None:
