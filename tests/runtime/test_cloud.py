@@ -280,13 +280,13 @@ def test_an_unknown_run_or_one_of_this_machine_is_not_ended(here: Path, capsys: 
     ("code", "told"),
     [
         ("InvalidParameterValue", "AWS refused to create fleet in us-east-1 (InvalidParameterValue)"),
-        ("InsufficientInstanceCapacity", "no on-demand t3.xlarge is to be had for memory/0"),
+        ("InsufficientInstanceCapacity", "nothing else fits the budget, and the other machines would meet there"),
     ],
 )
 def test_a_start_that_fails_leaves_nothing_and_its_name_is_free(
     ec2: ec2_server.Relay, here: Path, capsys: pytest.CaptureFixture[str], code: str, told: str
 ) -> None:
-    ec2.refuse.append(("CreateFleet", code))
+    ec2.refuse += [("CreateFleet", code)] * 100  # whatever the type
     assert deepvm_command(words("ec2", on_moto(ec2))) == 1
     assert told in capsys.readouterr().err
     assert (ec2_server.remains(), runs(here)) == ([], [])
@@ -316,12 +316,21 @@ def test_a_fleet_that_finds_none_is_replanned_with_another_type(ec2: ec2_server.
         (replanned,) = events(here, "replanned")
         first, second = replanned.data["changes"]
         assert replanned.machine == "worker/1"
-        assert first.startswith("worker/1 is a spot g4dn.2xlarge at $0.4022/h instead of g4dn.xlarge at $0.3599/h: ")
+        assert first.startswith("worker/1 is g4dn.2xlarge (spot, $0.4022/h) instead of g4dn.xlarge ($0.3599/h): ")
         assert second == "the cluster costs $1.2884/h instead of $1.2461/h, of a budget of $1.3000/h"
         assert f"{first}; {second}" in said
         types = {name: row["InstanceType"] for name, row in ec2_server.machines_of(ec2, "r1").items()}
         assert types == up(here)
         assert sorted(types.values()) == ["g4dn.2xlarge", "g4dn.xlarge", "g4dn.xlarge", "t3.xlarge"]
+        cloud.end("r1")
+    assert ec2_server.remains() == []
+
+
+def test_a_place_to_meet_that_is_not_to_be_had_is_replanned_first(ec2: ec2_server.Relay, here: Path) -> None:
+    ec2.refuse.append(("CreateFleet", "InsufficientInstanceCapacity"))
+    with started("ec2", on_moto(ec2), here):
+        assert [event.machine for event in events(here, "replanned")] == ["memory/0"]
+        assert up(here)["memory/0"] == ec2_server.machines_of(ec2, "r1")["memory/0"]["InstanceType"] != "t3.xlarge"
         cloud.end("r1")
     assert ec2_server.remains() == []
 
