@@ -49,6 +49,7 @@ class Link:
         self._on_notice, self._on_end = on_notice, on_end
         self._changed = threading.Condition()
         self._group: Group | None = None
+        self.joined = False  # asked for a place in a group that was not taken yet
         self._endpoints: dict[int, str] = {}
         self._broken: dict[int, str] = {}
         self._over = 0  # the last round that was finished by all
@@ -73,6 +74,11 @@ class Link:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+
+    def join(self) -> None:
+        """Ask for a place in the next group."""
+        self.say("join")
+        self.joined = True
 
     def say(self, what: str, **fields: Any) -> None:
         """Gone where the hub is."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from typing import Any
 
 from deepvm.errors import DeepvmError
 from deepvm.memnode.access import read_token
+from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.events import Event
 from deepvm.runtime.lines import Gone
 from deepvm.runtime.link import Link
@@ -151,7 +153,8 @@ class Here:
         """Import torch, once for the agent and the template; before there are threads. Not so in the template's
         workers, where this returns when their work is done."""
         if self.link.role != "memory":
-            self.link.say("join")  # so that the group is formed, and survivors start their workers, while we import
+            if math.isinf(parse_after_loss(str(self.job["after_loss"])).wait_s):  # else survivors train meanwhile
+                self.link.join()  # so that the group is formed, and survivors start their workers, while we import
             script = str(self.job["script"])
             first_path = os.path.dirname(os.path.realpath(script))
             self._template = Template.fork_here(first_path=first_path, in_fork=self.link.forget)

@@ -21,11 +21,10 @@ _LOOK_S = 1.0
 
 
 class HubRendezvous(RendezvousHandler):
-    """``link`` has said already that it joins the first round."""
+    """``link`` may have joined the first round already, while this was imported."""
 
     def __init__(self, link: Link, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
         self._link, self._run, self._timeout_s = link, run, timeout_s
-        self._joined = True
         self.group: Group | None = None
         self._store: TCPStore | None = None
 
@@ -41,9 +40,9 @@ class HubRendezvous(RendezvousHandler):
         while time.monotonic() < deadline:
             over = 0 if self.group is None else self.group.number
             self._store = None
-            if not self._joined:
-                self._link.say("join")
-            self._joined = False
+            if not self._link.joined:
+                self._link.join()
+            self._link.joined = False
             group = self._await_group(over, deadline)
             self.group = group
             endpoint = self._endpoint(group)
