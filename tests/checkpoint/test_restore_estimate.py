@@ -67,7 +67,10 @@ def _restore_s(work: Work, url: str) -> float:
     return time.perf_counter() - began
 
 
-@pytest.mark.parametrize(("count", "connections"), [(1, 2), (1, 4), (2, 2)])
+@pytest.mark.parametrize(
+    ("count", "connections"),
+    [pytest.param(1, 2, marks=pytest.mark.chaos), pytest.param(1, 4, marks=pytest.mark.chaos), (2, 2)],
+)
 def test_a_restore_takes_about_as_long_as_estimated(count: int, connections: int) -> None:
     work = Work()
     work.step()

@@ -149,6 +149,7 @@ def test_a_port_in_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Address already in use" in told
 
 
+@pytest.mark.chaos
 def test_the_wire_s_answers_fit_into_its_limits(tmp_path: Path) -> None:
     """Many runs with long names, many steps: the lists stay within a frame's meta."""
     with NodeProcess(tmp_path, capacity="128MiB") as node:

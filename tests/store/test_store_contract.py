@@ -209,6 +209,7 @@ def test_two_checkpoints_are_written_at_once(store: Store) -> None:
     assert all(read(store, step=s) == data[s] for s in data)
 
 
+@pytest.mark.chaos
 def test_a_thousand_saves_with_retention_leave_no_growth(
     place: Place, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
