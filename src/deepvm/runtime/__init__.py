@@ -1,4 +1,4 @@
-"""A plan made real. So far: templates, processes with torch imported that fork workers."""
+"""A plan made real: machines, their hub and their ledger, and templates that fork workers."""
 
 from deepvm.runtime.templates import DEFAULT_PRELOAD, Template, Worker
 

@@ -21,7 +21,7 @@ from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.events import Event
 from deepvm.runtime.folder import RunFolder, new_name
 from deepvm.runtime.following import Following, Say
-from deepvm.runtime.here import Settings
+from deepvm.runtime.here import STATES_IN_MEMORY, Settings
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.ledger_file import LedgerError, being_written
 
@@ -216,7 +216,7 @@ def _job(folder: RunFolder, cluster: Cluster, settings: Settings) -> Job:
         after_loss=settings.after_loss,
         batch=settings.batch,
         planned_world_size=len(cluster.trainers),
-        memory_bytes=settings.memory_bytes or int(2.2 * (cluster.checkpoint_bytes or 300_000_000)),
+        memory_bytes=settings.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
         durable=settings.durable,
         max_restarts=settings.max_restarts,
     )

@@ -121,8 +121,8 @@ class Group(Protocol):
         """Further variables of the workers that are started now."""
         ...
 
-    def excuses(self, pids: Sequence[int]) -> bool:
-        """Whether these workers failed because others were lost, and are started again whatever was before."""
+    def excuses(self) -> bool:
+        """Whether this node's workers failed because others were lost, and are started again whatever was before."""
         ...
 
 
@@ -137,10 +137,9 @@ class TemplateAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
-        if self._group is not None and result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            assert self._pcontext is not None  # noqa: S101 - it was just looked at
-            if self._group.excuses(list(self._pcontext.pids().values())):
-                return RunResult(state=WorkerState.HEALTHY)  # the rendezvous says that the group is another one now
+        failed = result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+        if failed and self._group is not None and self._group.excuses():
+            return RunResult(state=WorkerState.HEALTHY)  # the rendezvous says that the group is another one now
         return result
 
     def _exit_barrier(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy.loss import AfterLoss
-from deepvm.policy.notice import NoticePolicy, at_notice
+from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
 from deepvm.runtime.guests import Guest, free_place
@@ -45,7 +45,6 @@ class Hub:
         token: str,
         job: Mapping[str, Any],
         after_loss: AfterLoss,
-        at_notice: NoticePolicy | None = None,
         listen: str = "127.0.0.1:0",
     ) -> None:
         self.machines = {machine.name: machine for machine in machines}
@@ -54,7 +53,7 @@ class Hub:
         self.failed: str | None = None
         self.failures: dict[str, str] = {}  # machines whose workers failed for good, and what they said
         self.finished = threading.Event()
-        self._token, self._job, self._at_notice = token, dict(job), at_notice or NoticePolicy()
+        self._token, self._job = token, dict(job)
         self._membership = Membership([m.name for m in machines if m.trains], after_loss)
         self._guests: dict[str, Guest] = {}
         self._lock = threading.RLock()
@@ -248,7 +247,6 @@ class Hub:
             seconds_left=seconds_left,
             unsaved_steps=(self.progress.step or 0) - (self.progress.saved_step or 0),
             save_s=self.progress.save_s,
-            policy=self._at_notice,
         )
         self._tell("decision", guest.name, choice=decision.choice, why=decision.why)
         self._tell_members(

@@ -132,7 +132,7 @@ class Here:
         ]  # fmt: skip
         if self.job.get("durable"):
             command += ["--durable", str(self.job["durable"])]
-        node = subprocess.Popen(command, start_new_session=False)
+        node = subprocess.Popen(command)
         try:
             deadline = time.monotonic() + NODE_READY_S
             while not (ready.exists() and (address := ready.read_text().strip())):

@@ -39,8 +39,7 @@ class HubGroup:
         self._logged_bytes = self._log_file.stat().st_size if self._log_file.exists() else 0
         return self._environment(group.stores if group is not None else ())
 
-    def excuses(self, pids: Sequence[int]) -> bool:
-        del pids
+    def excuses(self) -> bool:
         try:
             self._link.say("failing", error=self.last_words())
         except Gone:
