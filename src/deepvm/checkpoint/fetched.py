@@ -47,7 +47,7 @@ def memory_for(store: Store, manifest: Manifest) -> Staging:
     """Where a checkpoint from this store is to come: the segment itself, where it was fetched into one."""
     if isinstance(store, FetchedStore) and store.holds(manifest):
         return FetchedMemory(store, manifest.size_bytes)
-    return Staging(manifest.size_bytes, warm=False)
+    return Staging(manifest.size_bytes, warm=False, inherited=True)  # tensors that stay in it are the trainer's
 
 
 class FetchedMemory(Staging):

@@ -65,8 +65,12 @@ class OnDemand:
             if entry in self._homes:  # tied to something that is no parameter of a module
                 self._homes[entry].append(source.memory.address + source.layout.entries[entry].start)
         order, hurried = self._order(now, late)
+        # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
+        # for an instant, and a forward that shares them with it takes longer than one after the other.
+        self._together: Sequence[int] = ()
         if isinstance(source.store, InPlace):
             self._plan_loans()
+            self._together = order[:hurried]
         self._arrival = Arrival(source.store, source.manifest, self._place, order, hurried=hurried)
         try:
             self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
@@ -203,8 +207,9 @@ class OnDemand:
     # --- arrivals -----------------------------------------------------------------------------------------------
 
     def _wait(self, chunks: Sequence[int]) -> None:
+        together, self._together = self._together, ()
         try:
-            self._arrival.wait(chunks, self._source.deadline_s)
+            self._arrival.wait(together or chunks, self._source.deadline_s)
         except Exception as error:
             raise self._failed(error) from error
 

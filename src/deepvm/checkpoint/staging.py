@@ -35,15 +35,19 @@ def view_of(address: int, length: int) -> memoryview:
 
 class Staging:
     """Memory as large as a checkpoint; warm, unless it is not to be touched before it is used. ``over`` is memory that
-    is there already."""
+    is there already. A forked process (a loader's worker) has no part in it, unless it is ``inherited``: or else the
+    next save would copy every page once more, for the worker's sake.
 
-    def __init__(self, size_bytes: int, *, warm: bool = True, over: memoryview | None = None) -> None:
+    Pages are small on purpose. Huge ones copy no faster here, and where a hypervisor takes free memory back they come
+    cold: 4 s instead of 0.7 s for 1.5 GB.
+    """
+
+    def __init__(
+        self, size_bytes: int, *, warm: bool = True, over: memoryview | None = None, inherited: bool = False
+    ) -> None:
         self.size_bytes = size_bytes
         self.mapped_bytes = _pages_up(max(1, size_bytes))
-        self._map: mmap.mmap | memoryview = mmap.mmap(-1, self.mapped_bytes) if over is None else over
-        if isinstance(self._map, mmap.mmap):
-            with suppress(OSError, AttributeError, ValueError):
-                self._map.madvise(mmap.MADV_HUGEPAGE)
+        self._map: mmap.mmap | memoryview = _private(self.mapped_bytes, inherited) if over is None else over
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if warm:
@@ -79,6 +83,15 @@ class Staging:
         if isinstance(self._map, mmap.mmap):
             with suppress(OSError, AttributeError, ValueError):
                 self._map.madvise(mmap.MADV_DONTNEED, start, length)
+
+
+def _private(size_bytes: int, inherited: bool) -> mmap.mmap:
+    """Memory of this process alone: its first touch takes two thirds of what shared memory's takes."""
+    found = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if not inherited:
+        with suppress(OSError, AttributeError):  # not on every system
+            found.madvise(mmap.MADV_DONTFORK)
+    return found
 
 
 def _pages_up(size_bytes: int) -> int:

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from deepvm.errors import DeepvmError, NotFound, UsageError
@@ -23,6 +24,7 @@ from deepvm.store.base import check_run
 from deepvm.store.urls import KNOWN, open_stores
 from deepvm.units import format_bytes, parse_seconds
 
+NICENESS = 10  # the trainer's import keeps its core; the network is what a fetch waits for
 KEEP_S = 600.0  # a trainer that has not come in ten minutes does not come; its memory is of more use to others
 INTERRUPTED = 130
 
@@ -32,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    with suppress(OSError):
+        os.nice(NICENESS)
     logging.basicConfig(format="deepvm-fetch: %(message)s", level=logging.INFO, stream=sys.stderr)
     try:
         return _run(given, stop)

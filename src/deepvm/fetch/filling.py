@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ class Filling:
         if path == segment.default_path(path.name):
             segment.make_folder(path.parent)
         self._fd = self._create()
+        self._writing = threading.Lock()
         self._head = Head(
             state=State.CHOOSING,
             pid=os.getpid(),
@@ -106,7 +108,8 @@ class Filling:
     def put(self, chunk: int, offset: int, data: memoryview) -> None:
         """A chunk that is verified, at its place in the checkpoint."""
         at, done = self._head.data_offset + offset, 0
-        with _explained(self.path, self._head.size_bytes):
+        # One at a time: the kernel writes to one place in a file at a time, too, but spins for its turn.
+        with self._writing, _explained(self.path, self._head.size_bytes):
             while done < len(data):
                 done += os.pwrite(self._fd, data[done:], at + done)
             os.pwrite(self._fd, b"\1", self._head.flags_offset + chunk)

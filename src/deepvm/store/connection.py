@@ -172,8 +172,7 @@ class Connection:
         if frame.body_bytes != len(into):
             self.broken = True
             raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
-        self._receive_exactly(into, deadline_s)
-        if xxhash.xxh3_64_intdigest(into) != digest:
+        if self._receive_hashed(into, deadline_s) != digest:
             raise Corrupt(
                 f"chunk {meta.get('chunk')} of step {meta.get('step')} is not what was saved, at {self.address}"
             )
@@ -283,6 +282,16 @@ class Connection:
         decoded = wire.decode_meta(meta)
         self.broken = intact
         return frame, decoded
+
+    def _receive_hashed(self, into: memoryview, deadline_s: float) -> int:
+        """Fill ``into`` and return its digest, taken piece by piece while each is still in the core's cache."""
+        hasher = xxhash.xxh3_64()
+        for start in range(0, len(into), _HASHED_BYTES):
+            piece = into[start : start + _HASHED_BYTES]
+            self._receive_exactly(piece, deadline_s)
+            deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
+            hasher.update(piece)
+        return hasher.intdigest()
 
     def _receive_exactly(self, into: memoryview, deadline_s: float) -> None:
         received = 0

@@ -1,0 +1,64 @@
+"""Memory for saves and for restores: whose it is, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from deepvm.checkpoint.staging import Staging
+
+SIZE = 64 * 4096
+
+
+def _pages_in_memory(staging: Staging) -> int:
+    """How many pages of it this process has, as the kernel counts them."""
+    first = staging.address // 4096
+    with open("/proc/self/pagemap", "rb") as pagemap:
+        pagemap.seek(first * 8)
+        entries = pagemap.read(staging.mapped_bytes // 4096 * 8)
+    return sum(entries[i + 7] >> 7 for i in range(0, len(entries), 8))
+
+
+def _in_a_fork(staging: Staging) -> int:
+    """What a forked process finds in the first byte, or the signal that ends it."""
+    pid = os.fork()
+    if not pid:
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # the test runner's handler would print a trace
+        os._exit(staging.view[0])
+    status = os.waitpid(pid, 0)[1]
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def test_it_is_touched_once_or_not_at_all() -> None:
+    assert _pages_in_memory(Staging(SIZE)) == 64
+    assert _pages_in_memory(Staging(SIZE, warm=False)) == 0
+
+
+def test_a_forked_process_has_no_part_in_a_save_s_memory() -> None:
+    staging = Staging(SIZE)
+    staging.view[0] = 42
+    assert _in_a_fork(staging) == -signal.SIGSEGV
+    assert staging.view[0] == 42
+
+
+def test_a_forked_process_sees_what_was_restored_and_cannot_change_it() -> None:
+    staging = Staging(SIZE, warm=False, inherited=True)
+    staging.view[0] = 42
+    assert _in_a_fork(staging) == 42
+    pid = os.fork()
+    if not pid:
+        staging.view[0] = 7
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert staging.view[0] == 42
+
+
+@pytest.mark.parametrize(("kept", "left"), [((), 0), (((4096 * 3, 4096 * 2),), 2), (((4096 * 3 + 8, 8),), 1)])
+def test_what_nobody_kept_goes_back_to_the_system(kept: tuple[tuple[int, int], ...], left: int) -> None:
+    staging = Staging(SIZE)
+    staging.view[4096 * 3 + 8] = 42
+    staging.release_all_but([(staging.address + start, length) for start, length in kept])
+    assert _pages_in_memory(staging) == left
+    assert staging.view[4096 * 3 + 8] == (42 if kept else 0)
