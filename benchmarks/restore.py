@@ -40,6 +40,9 @@ def run(options: Options) -> Result:
         totals = {name: values for name, values in overlap.items() if name.startswith(network)}
         what = f"process start to next finished step, overlapped fetch over one stage after another ({network})"
         found += _compared(what, totals, f"{network}, overlapped", f"{network}, one after another", 0.65)
+        left = [1 - a / b for a, b in zip(totals[f"{network}, one after another: restore"],
+                                          totals[f"{network}, one after another"], strict=True)]  # fmt: skip
+        found.append(measurement(f"{network}: the stages but the restore, over one after another", left, unit="times"))
     try:
         with scratch_folder() as scratch:
             limited = restore_flows.measure(scratch, max(3, rounds // 3))
@@ -70,6 +73,8 @@ def _here(times: Samples, size_bytes: int) -> list[Measurement]:
               "torch.load: first loss", 0.50),
         ratio("warm file to first loss, lazy, over safetensors + assign", "file, lazy: first loss",
               "safetensors + assign: first loss", 1.05),
+        ratio("verifying the parameters in a mapped file and nothing else, over safetensors + assign", "verifying",
+              "safetensors + assign: first loss"),
         ratio("warm file to first loss, eager, over torch.load + load_state_dict", "file: first loss",
               "torch.load: first loss"),
         ratio("first loss with the optimizer deferred, over a full eager restore", "node, lazy: first loss",
