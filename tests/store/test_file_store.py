@@ -19,6 +19,7 @@ import pytest
 from saving import CHUNK, manifest_of, payload, put, read, safetensors_payload, save
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
+from deepvm.store.aside import Aside
 from deepvm.store.files import FileStore
 
 
@@ -119,6 +120,65 @@ def test_a_deleted_file_that_somebody_reads_is_never_written_over(tmp_path: Path
         save(store, payload(3 * CHUNK, 2), step=2)
         assert (link.read_bytes() if how == "linked" else bytes(view)) == data
     store.close()
+
+
+def _blocks_written(store: FileStore, data: bytes, step: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The chunks that reach the disk when this is saved."""
+    written = []
+    with monkeypatch.context() as patch:
+        real = Aside.write
+        patch.setattr(Aside, "write", lambda aside, pieces, at: (written.append(at), real(aside, pieces, at))[1])
+        save(store, data, step=step)
+    return len(written) - 1  # the manifest
+
+
+def _changed(data: bytes, at: int, length: int | None = None) -> bytes:
+    changed = bytearray(data[:length]) + bytes(max(0, (length or 0) - len(data)))
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("length", [8 * CHUNK + 7, 6 * CHUNK + 3, 9 * CHUNK], ids=["same", "shorter", "longer"])
+def test_what_is_the_same_in_a_file_written_over_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    first = payload(8 * CHUNK + 7, 1)
+    then = _changed(first, 2 * CHUNK + 5, length)
+    with contextlib.closing(FileStore(tmp_path)) as store:
+        save(store, first, step=1)
+        assert _blocks_written(store, first, 2, monkeypatch) == 9  # there is no file to write over yet
+        store.delete("run-a", 1)
+        at_the_end = {8 * CHUNK + 7: 0, 6 * CHUNK + 3: 1, 9 * CHUNK: 1}[length]
+        assert _blocks_written(store, then, 3, monkeypatch) == 1 + at_the_end
+        assert read(store, step=3) == then
+        assert read(store, step=2) == first
+        store.delete("run-a", 2)
+        assert _blocks_written(store, payload(8 * CHUNK + 7, 5), 4, monkeypatch) == 9
+        assert read(store, step=4) == payload(8 * CHUNK + 7, 5)
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut off", "manifest damaged"])
+def test_a_file_that_was_tampered_with_is_written_over_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    data = payload(4 * CHUNK, 1)
+    with contextlib.closing(FileStore(tmp_path)) as store:
+        for step in (1, 2):
+            save(store, data, step=step)
+        time.sleep(0.02)  # the file system's clock has ticks
+        path = tmp_path / "run-a" / "step-000000000001.safetensors"
+        if how == "manifest damaged":
+            path.with_suffix(".json").write_bytes(b"{")
+        else:
+            with path.open("r+b") as file:
+                if how == "flipped":
+                    file.seek(CHUNK)
+                    file.write(bytes([data[CHUNK] ^ 1]))
+                else:
+                    file.truncate(3 * CHUNK)
+        store.delete("run-a", 1)
+        assert _blocks_written(store, data, 3, monkeypatch) == 4
+        assert read(store, step=3) == data
 
 
 def test_a_store_that_only_deletes_keeps_nothing(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deepvm.errors import StoreUnavailable
+from deepvm.store.base import Manifest
 
 WRITE_BYTES = 2**20  # larger pieces into new files were up to five times slower with fsync
 MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
@@ -23,6 +24,8 @@ MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
 
 class Aside:
     """A file that no reader looks at, locked for as long as its writer lives."""
+
+    was: Manifest | None = None  # the checkpoint that it was, where its bytes are still that one's
 
     def __init__(self, directory: Path, name: str) -> None:
         for _ in range(100):  # a cleaner may catch the file between its creation and its lock
@@ -36,7 +39,7 @@ class Aside:
         raise StoreUnavailable(f"files in {directory} vanish as they are made: is something cleaning it?")
 
     @classmethod
-    def recycled(cls, data: Path) -> Aside | None:
+    def recycled(cls, data: Path, was: Manifest | None) -> Aside | None:
         """Take a checkpoint's file out of the readers' sight, if no reader has it open or mapped, nor linked."""
         try:
             fd = os.open(data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -44,6 +47,7 @@ class Aside:
             return None
         spare = cls.__new__(cls)
         spare.fd, spare.path = fd, data.with_name(f".{data.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+        spare.was = was
         try:
             if not lock_if_free(fd):
                 raise OSError(errno.EWOULDBLOCK, "locked by another")
@@ -56,6 +60,16 @@ class Aside:
             pass
         spare.discard()
         return None
+
+    def has(self, chunk: int, offset: int, length: int, digest: int) -> bool:
+        """Whether a chunk is here already: it was the same in the checkpoint that this file was."""
+        was = self.was
+        return (
+            was is not None
+            and chunk < len(was.digests)
+            and was.digests[chunk] == digest
+            and was.span(chunk) == (offset, length)
+        )
 
     def resize(self, size_bytes: int) -> None:
         """Have all the room now, so that a full disk is known before the first byte."""

@@ -122,19 +122,21 @@ class FileStore:
 
     def delete(self, run: str, step: int) -> None:
         """The manifest goes first. A store that also writes to this run keeps one deleted file to write over next
-        (1.3 to 1.8 times as fast as a new file), where nobody can still be reading it."""
+        (1.3 to 1.8 times as fast as a new file, and what is the same in both need not be written), where nobody can
+        still be reading it."""
         directory = self._directory(run)
         with explained(directory):
             if not directory.is_dir():
                 return
             with _locked(directory):
+                was = self._untouched(run, step)
                 gone = _unlink(directory / (stem(step) + MANIFEST))
                 data = directory / (stem(step) + DATA)
                 with self._lock:
                     spare_wanted = gone and run in self._spares and self._spares[run] is None
                 if spare_wanted:
                     _sync_directory(directory)  # before its bytes change, the manifest must be gone for good
-                spare = Aside.recycled(data) if spare_wanted else None
+                spare = Aside.recycled(data, was) if spare_wanted else None
                 if spare is None:
                     _unlink(data)
                     return
@@ -143,6 +145,17 @@ class FileStore:
                     self._spares[run], spare = spare, None
             if spare is not None:
                 spare.discard()
+
+    def _untouched(self, run: str, step: int) -> Manifest | None:
+        """The manifest of a checkpoint whose bytes nobody has written to since it was published."""
+        place = self._directory(run)
+        try:
+            manifest = self.manifest(run, step)
+            data, note = (os.stat(place / (stem(step) + suffix)) for suffix in (DATA, MANIFEST))
+        except (StoreError, OSError):
+            return None
+        whole = data.st_size == manifest.size_bytes and data.st_mtime_ns <= note.st_mtime_ns
+        return manifest if whole else None
 
     def close(self) -> None:
         with self._lock:
@@ -163,10 +176,11 @@ class FileWriter:
         self._aside: Aside | None = aside
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
-        offset = self._tally.span(chunk, sum(piece.nbytes for piece in pieces))
-        aside = self._open()
-        with explained(aside.path, self._tally.size_bytes):
-            aside.write(pieces, offset)
+        length = sum(piece.nbytes for piece in pieces)
+        offset, aside = self._tally.span(chunk, length), self._open()
+        if not aside.has(chunk, offset, length, digest):
+            with explained(aside.path, self._tally.size_bytes):
+                aside.write(pieces, offset)
         self._tally.took(chunk, digest)
 
     def publish(self, manifest: Manifest) -> None:
