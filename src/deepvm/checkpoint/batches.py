@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from deepvm import variables
 from deepvm.checkpoint import environment, ranks
 from deepvm.errors import UnknownName, UsageError
-
-KEEP_GLOBAL, KEEP_LOCAL = "keep-global-batch", "keep-local-batch"
-BATCH_POLICIES = (KEEP_GLOBAL, KEEP_LOCAL)
+from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL, KEEP_LOCAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +34,7 @@ def share_of_batch(
     it: ``policy`` from DEEPVM_BATCH, else keep-global-batch; ``planned_world_size`` from DEEPVM_PLANNED_WORLD_SIZE,
     else the present number of ranks.
     """
-    policy = policy or environment.told(environment.BATCH) or KEEP_GLOBAL
+    policy = policy or environment.told(variables.BATCH) or KEEP_GLOBAL
     if policy not in BATCH_POLICIES:
         raise UnknownName("batch policy", policy, BATCH_POLICIES)
     _, world_size = ranks.rank_and_world_size()
@@ -66,10 +65,10 @@ def share_of_batch(
 
 
 def _planned_world_size() -> int | None:
-    text = environment.told(environment.PLANNED_WORLD_SIZE)
+    text = environment.told(variables.PLANNED_WORLD_SIZE)
     if text is None:
         return None
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{environment.PLANNED_WORLD_SIZE} is {text!r}, and should be a number of ranks") from None
+        raise UsageError(f"{variables.PLANNED_WORLD_SIZE} is {text!r}, and should be a number of ranks") from None

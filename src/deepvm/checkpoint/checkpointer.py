@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from deepvm import variables
 from deepvm.checkpoint import environment, ranks
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.deciding import Deciding, NoticeFile
@@ -91,8 +92,8 @@ class Checkpointer:
         self._last_saved_step = 0
         self._replay, self._replaying = replay, False
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
-        self._told = Told(environment.told(environment.EVENTS), self._rank, self._world_size)
-        notice_file = environment.told(environment.NOTICE_FILE)
+        self._told = Told(environment.told(variables.EVENTS), self._rank, self._world_size)
+        notice_file = environment.told(variables.NOTICE_FILE)
         self._notices = NoticeFile(notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=notice_file is not None)
         self._notice_ends_s: float | None = None

@@ -5,19 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from deepvm import variables
 from deepvm.errors import UsageError
 from deepvm.policy import SavePolicy, parse_policy
 from deepvm.store.base import Store, check_run
 from deepvm.store.urls import open_stores
-
-STORE = "DEEPVM_STORE"  # URLs with spaces between them, in order of nearness
-RUN = "DEEPVM_RUN"
-POLICY = "DEEPVM_POLICY"
-TOKEN, RUN_KEY = "DEEPVM_TOKEN", "DEEPVM_RUN_KEY"
-EVENTS = "DEEPVM_EVENTS"  # a file
-NOTICE_FILE = "DEEPVM_NOTICE_FILE"
-BATCH = "DEEPVM_BATCH"
-PLANNED_WORLD_SIZE = "DEEPVM_PLANNED_WORLD_SIZE"
 
 DEFAULT_RUN = "default"
 DEFAULT_POLICY = "every 60s"
@@ -33,25 +25,27 @@ def the_stores(given: str | Sequence[str] | Store | None, *, token: str | None, 
         return (given,)
     urls = given
     if urls is None:
-        text = told(STORE)
+        text = told(variables.STORE)
         if text is None:
             raise UsageError(
-                f"nobody says where checkpoints go: give Checkpointer(state, store=URL), or set {STORE} "
+                f"nobody says where checkpoints go: give Checkpointer(state, store=URL), or set {variables.STORE} "
                 "(deepvm run does), for example to file:///tmp/checkpoints"
             )
         urls = text.split()
-    return open_stores(urls, token=token or os.environ.get(TOKEN), key=key or os.environ.get(RUN_KEY))
+    return open_stores(
+        urls, token=token or os.environ.get(variables.TOKEN), key=key or os.environ.get(variables.RUN_KEY)
+    )
 
 
 def the_run(given: str | None) -> str:
-    return check_run(given if given is not None else told(RUN) or DEFAULT_RUN)
+    return check_run(given if given is not None else told(variables.RUN) or DEFAULT_RUN)
 
 
 def the_policy(given: SavePolicy | str | None) -> SavePolicy:
     if given is None:
-        text = told(POLICY)
+        text = told(variables.POLICY)
         try:
             return parse_policy(text or DEFAULT_POLICY)
         except UsageError as error:
-            raise UsageError(f"{POLICY}: {error}") from None
+            raise UsageError(f"{variables.POLICY}: {error}") from None
     return parse_policy(given) if isinstance(given, str) else given

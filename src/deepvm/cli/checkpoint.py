@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from deepvm import variables
 from deepvm.cli.render import JsonFlag, console, print_json, stderr, table
 from deepvm.errors import Corrupt, NotFound, UsageError
 from deepvm.store import Manifest, Store, open_store
@@ -201,7 +202,7 @@ def _opened(url: str, token_file: Path | None) -> Iterator[Store]:
     from deepvm.memnode.access import read_token
 
     token = read_token(token_file)
-    store = open_store(url, token=token, key=os.environ.get("DEEPVM_RUN_KEY") or None)
+    store = open_store(url, token=token, key=os.environ.get(variables.RUN_KEY) or None)
     try:
         yield store
     finally:

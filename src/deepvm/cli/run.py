@@ -13,6 +13,7 @@ import typer
 
 from deepvm.cli.render import JsonFlag, stderr
 from deepvm.errors import UnknownName, UsageError
+from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
 from deepvm.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ def command(
         str, typer.Option("--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do.")
     ] = "wait",
     batch: Annotated[
-        str, typer.Option("--batch", help="keep-global-batch or keep-local-batch when ranks come and go.")
-    ] = "keep-global-batch",
+        str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when ranks come and go.")
+    ] = KEEP_GLOBAL,
     durable: Annotated[str | None, typer.Option("--durable", metavar="URL", help="Also keep checkpoints here.")] = None,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="How often workers that fail by themselves are started again.")

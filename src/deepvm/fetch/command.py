@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from deepvm import variables
 from deepvm.errors import DeepvmError, NotFound, UsageError
 from deepvm.fetch import segment
 from deepvm.fetch.filling import Filling
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="deepvm-fetch",
         description="Pull a run's newest checkpoint into shared memory while the trainer still starts. Start it beside "
         "the trainer, as the same user; deepvm.Checkpointer.restore() finds it by the run's name.",
-        epilog="DEEPVM_TOKEN and DEEPVM_RUN_KEY open memory nodes, as they do for the trainer. "
+        epilog=f"{variables.TOKEN} and {variables.RUN_KEY} open memory nodes, as they do for the trainer. "
         "Exit codes: 0 done, or no checkpoint yet; 1 failed; 2 bad usage.",
     )
     parser.add_argument("stores", nargs="+", metavar="STORE_URL", help=f"nearest first: {', '.join(KNOWN)}")
@@ -73,7 +74,7 @@ def _run(given: argparse.Namespace, stop: threading.Event) -> int:
     if keep_s <= 0:
         raise UsageError("--keep-s 0 would fetch a checkpoint and drop it: give the trainer some time")
     path = segment.default_path(run) if given.into is None else given.into.absolute()
-    token, key = os.environ.get("DEEPVM_TOKEN"), os.environ.get("DEEPVM_RUN_KEY")
+    token, key = os.environ.get(variables.TOKEN), os.environ.get(variables.RUN_KEY)
     stores = open_stores(given.stores, token=token, key=key)
     try:
         found = pull(stores, run, given.step, path, stop=stop)

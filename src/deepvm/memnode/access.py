@@ -8,15 +8,14 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+from deepvm import variables
 from deepvm.errors import UsageError
-
-TOKEN_VARIABLE = "DEEPVM_TOKEN"  # noqa: S105 - the variable's name, not its value
 
 
 def read_token(path: Path | None, environment: Mapping[str, str] | None = None) -> str | None:
     """The token of ``--token-file``, else of the environment, else none."""
     if path is None:
-        return (os.environ if environment is None else environment).get(TOKEN_VARIABLE) or None
+        return (os.environ if environment is None else environment).get(variables.TOKEN) or None
     try:
         with path.open(encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode

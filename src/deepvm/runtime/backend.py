@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from deepvm.errors import DeepvmError
+from deepvm.policy.batch import KEEP_GLOBAL
 from deepvm.runtime.cluster import Machine
 
 
@@ -31,7 +32,7 @@ class Job:
     token_file: Path
     policy: str  # when to save
     after_loss: str = "wait"
-    batch: str = "keep-global-batch"
+    batch: str = KEEP_GLOBAL
     planned_world_size: int = 1
     memory_bytes: int = 0  # for checkpoints, on each machine that keeps them; 0: as much as its role can spare
     durable: str | None = None  # a store's URL

@@ -31,7 +31,6 @@ KINDS = frozenset(
         "replanned", "restored", "step", "save",
     }
 )  # fmt: skip
-EVENTS_FILE_VARIABLE = "DEEPVM_EVENTS"  # where a trainer's checkpointer appends them, a line each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

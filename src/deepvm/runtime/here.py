@@ -12,6 +12,7 @@ from typing import Any
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.memnode.access import read_token
 from deepvm.policy import parse_policy
+from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Cluster, cluster_of, scaled
@@ -31,7 +32,6 @@ STATES_IN_MEMORY = 2.2  # two buffers, and the last blocks' rest
 MOST_OF_MEMORY = 0.25  # of this machine, for all memory nodes that it plays
 LEAST_MEMORY_BYTES = 64_000_000
 WORDS_BYTES = 1_000  # of a machine that does not start
-BATCHES = ("keep-global-batch", "keep-local-batch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ class Settings:
     rank: int = 1  # of the plan's recommendations
     policy: str = "every 10s or at notice"
     after_loss: str = "wait"
-    batch: str = "keep-global-batch"
+    batch: str = KEEP_GLOBAL
     preempt: str = ""
     seed: int = 0
     workers: int | None = None  # machines that train, at most
@@ -61,8 +61,8 @@ class Settings:
             )
         parse_policy(self.policy)
         parse_after_loss(self.after_loss)
-        if self.batch not in BATCHES:
-            raise UsageError(f"{self.batch!r} is no policy for batches: {' or '.join(BATCHES)}")
+        if self.batch not in BATCH_POLICIES:
+            raise UsageError(f"{self.batch!r} is no policy for batches: {' or '.join(BATCH_POLICIES)}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"{self.workers} machines that train: at least one")
         if self.bandwidth_bits_per_s is not None and not self.isolate:

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deepvm import variables
 from deepvm.errors import DeepvmError
 from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
@@ -177,14 +178,14 @@ class Here:
         self.save_now.unlink(missing_ok=True)
         urls = [f"memory://{','.join(stores)}", *([self.job["durable"]] if self.job.get("durable") else [])]
         return {
-            "DEEPVM_STORE": " ".join(urls),
-            "DEEPVM_RUN": str(self.job["run"]),
-            "DEEPVM_POLICY": str(self.job["policy"]),
-            "DEEPVM_BATCH": str(self.job["batch"]),
-            "DEEPVM_PLANNED_WORLD_SIZE": str(self.job["planned_world_size"]),
-            "DEEPVM_EVENTS": str(self.events),
-            "DEEPVM_NOTICE_FILE": str(self.save_now),
-            "DEEPVM_TOKEN": self._token,
+            variables.STORE: " ".join(urls),
+            variables.RUN: str(self.job["run"]),
+            variables.POLICY: str(self.job["policy"]),
+            variables.BATCH: str(self.job["batch"]),
+            variables.PLANNED_WORLD_SIZE: str(self.job["planned_world_size"]),
+            variables.EVENTS: str(self.events),
+            variables.NOTICE_FILE: str(self.save_now),
+            variables.TOKEN: self._token,
         }
 
     def _pass_on(self, line: str) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepvm import variables
 from deepvm.errors import DeepvmError, MissingExtra, SourceFailed, UnknownName, UsageError
 from deepvm.runtime.backend import Change, Job, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.skypilot_tasks import (
     HUB_VARIABLE,
-    TOKEN_VARIABLE,
     SkyPilotSettings,
     cluster_name,
     hub_machine,
@@ -170,7 +170,7 @@ class SkyPilotBackend:
         token = self._job.token_file.read_text(encoding="utf-8").strip()
         task = self._ask(self._sky.Task.from_yaml, os.fspath(path))
         task.update_envs({HUB_VARIABLE: self.hub or ""})
-        task.update_secrets({TOKEN_VARIABLE: token, **self._job.env})
+        task.update_secrets({variables.TOKEN: token, **self._job.env})
         return str(self._ask(self._sky.launch, task, cluster_name=name))
 
     def _arrival(self, name: str, asked: _Asked, ended: set[str]) -> None:

@@ -18,18 +18,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from deepvm import variables
 from deepvm.errors import UsageError
 from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Cluster, Machine
 
-TOKEN_VARIABLE = "DEEPVM_TOKEN"  # noqa: S105 - the variable's name
 HUB_VARIABLE = "DEEPVM_HUB"
 
 _RUN = re.compile(r"[a-zA-Z0-9]([-_.a-zA-Z0-9]{0,62}[a-zA-Z0-9])?")  # what SkyPilot takes in a cluster's name
 _VARIABLE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _PLAIN_BLOCK = re.compile(r"(?:[!-~][ -~]*\n)(?:[ -~]+\n)*")  # what YAML's literal style gives back unchanged
 _TRUTHS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})  # no words to YAML 1.1, in any case
-_TAKEN = frozenset({TOKEN_VARIABLE, HUB_VARIABLE, "DEEPVM_FIRST", "DEEPVM_JOB"})
+_TAKEN = frozenset({variables.TOKEN, HUB_VARIABLE, "DEEPVM_FIRST", "DEEPVM_JOB"})
 _FILES = {"worker": "workers", "anchor": "anchor", "memory": "memory"}
 _NOTICES = frozenset({"aws", "gcp", "azure"})
 
@@ -128,7 +128,7 @@ def task_text(
         "workdir": workdir,
         "resources": resources,
         "envs": envs,
-        "secrets": dict.fromkeys([TOKEN_VARIABLE, *job.env], ""),  # their values are given at the launch
+        "secrets": dict.fromkeys([variables.TOKEN, *job.env], ""),  # their values are given at the launch
         "setup": _setup(settings),
         "run": _run(role, job, settings, hub=hub if has_hub else None, spot=first.market == "spot"),
     }
@@ -186,11 +186,11 @@ def _run(role: str, job: Job, settings: SkyPilotSettings, *, hub: str | None, sp
     text = f"""\
 set -eu
 umask 077
-: "${{{TOKEN_VARIABLE}:?is empty, give it with --secret {TOKEN_VARIABLE}}}"
+: "${{{variables.TOKEN}:?is empty, give it with --secret {variables.TOKEN}}}"
 folder=$HOME/.deepvm/runs/{job.run}
 mkdir -p "$folder"
-printf '%s\\n' "${TOKEN_VARIABLE}" > "$folder/token"
-unset {TOKEN_VARIABLE}
+printf '%s\\n' "${variables.TOKEN}" > "$folder/token"
+unset {variables.TOKEN}
 name={role}/$((DEEPVM_FIRST + SKYPILOT_NODE_RANK))
 address=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")
 python=$HOME/.deepvm/venv/bin/python

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from deepvm import variables
 from deepvm.checkpoint.dcp.metadata import Contents, decode, decode_object
 from deepvm.checkpoint.dcp.reads import Read, read_all
 from deepvm.checkpoint.dcp.steps import step_of, tells_step
@@ -57,7 +58,8 @@ class DeepvmReader(StorageReader):
         return tells_step(checkpoint_id)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        token, key = self._token or os.environ.get("DEEPVM_TOKEN"), self._key or os.environ.get("DEEPVM_RUN_KEY")
+        token = self._token or os.environ.get(variables.TOKEN)
+        key = self._key or os.environ.get(variables.RUN_KEY)
         self.close()
         self._stores = open_stores(self._url, token=token, key=key)
         try:

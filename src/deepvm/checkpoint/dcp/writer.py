@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from deepvm import variables
 from deepvm.checkpoint.dcp.metadata import FORMAT, encode, encode_object
 from deepvm.checkpoint.dcp.plan import FilePlan, RankShare, plan_file, tensor_items
 from deepvm.checkpoint.dcp.region import Segment, filled
@@ -137,7 +138,8 @@ class DeepvmWriter(StorageWriter):
         return self._step
 
     def _open(self) -> Store:
-        token, key = self._token or os.environ.get("DEEPVM_TOKEN"), self._key or os.environ.get("DEEPVM_RUN_KEY")
+        token = self._token or os.environ.get(variables.TOKEN)
+        key = self._key or os.environ.get(variables.RUN_KEY)
         return open_store(self._url, token=token, key=key)
 
     # --- writing ----------------------------------------------------------------------------------------------------
