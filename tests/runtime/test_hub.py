@@ -220,6 +220,7 @@ def test_lines_that_are_no_events_cost_nothing_but_themselves(hub: Hub, come: Ca
     assert "worker/0" in hub.connected
 
 
+@pytest.mark.chaos
 def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiting(
     hub: Hub, come: Callable[..., Link]
 ) -> None:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.events import KINDS, Event
+from deepvm.runtime.events import KINDS, LATEST_S, Event
 from deepvm.runtime.ledger import Ledger, LedgerError
 
 CLUSTER = Cluster(
@@ -129,7 +129,7 @@ _JSON = st.recursive(
 )
 _EVENTS = st.builds(
     Event,
-    at_s=st.floats(allow_nan=False, allow_infinity=False),
+    at_s=st.floats(-LATEST_S, LATEST_S),
     kind=st.sampled_from(sorted(KINDS)),
     machine=st.none() | st.text(),
     data=st.dictionaries(st.text(), _JSON, max_size=4),

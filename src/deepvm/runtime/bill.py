@@ -135,11 +135,14 @@ class Meter:
         )  # fmt: skip
 
 
+MOST = 1e15  # no price, duration or count of a run is larger
+
+
 def number(value: object) -> float | None:
-    """A finite number that is not negative; None where it is missing or anything else."""
+    """A number that is not negative, and of which many can be added; None where it is missing or anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and value >= 0 else None
+    return float(value) if 0 <= value <= MOST else None
 
 
 def _known(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,14 @@ KINDS = frozenset(
 )  # fmt: skip
 
 
+LATEST_S = 1e11  # some three thousand years from 1970: what is told of later is no event
+
+
+def is_time(at_s: float) -> bool:
+    """Whether something can have happened then."""
+    return abs(at_s) <= LATEST_S  # not so of NaN
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
     at_s: float  # since 1970

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import queue
 import socket
 import threading
@@ -21,7 +20,7 @@ from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.events import Event
+from deepvm.runtime.events import Event, is_time
 from deepvm.runtime.guests import Guest, free_place
 from deepvm.runtime.lines import Gone, Lines, greet
 from deepvm.runtime.membership import Membership, Round
@@ -209,7 +208,7 @@ class Hub:
     def _event(self, guest: Guest, message: dict[str, Any]) -> None:
         try:
             event = Event.from_line(str(message["line"]))
-            if not math.isfinite(event.at_s):
+            if not is_time(event.at_s):
                 raise ValueError(f"no event happens at {event.at_s}")
             event = Event(at_s=event.at_s, kind=event.kind, machine=guest.name, data=event.data)
             self.progress.see(event)

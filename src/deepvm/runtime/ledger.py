@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.events import Event
+from deepvm.runtime.events import Event, is_time
 from deepvm.runtime.ledger_file import (
     FORMAT,
     LedgerError,
@@ -174,7 +174,7 @@ class Ledger:
 
 
 def _row(event: Event) -> tuple[float, str, str | None, str]:
-    if not math.isfinite(event.at_s):
+    if not is_time(event.at_s):
         raise UsageError(f"an event of kind {event.kind} happened at {event.at_s}, which is no time")
     try:
         data = json.dumps(dict(event.data), allow_nan=False)

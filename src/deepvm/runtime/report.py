@@ -11,13 +11,14 @@ from typing import Any
 from deepvm.errors import UsageError
 from deepvm.runtime.bill import Bill, Meter, number
 from deepvm.runtime.cluster import Cluster
-from deepvm.runtime.events import Event
+from deepvm.runtime.events import Event, is_time
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.recovery import LOSSES, Loss, Pause, Restore, count_lost, find_pauses, merged_restores
 from deepvm.runtime.saves import Checkpoints, Saves
 from deepvm.runtime.steps import StepColumns
 
 FORMAT = "deepvm-report/1"
+INSTANT_S = 1e-3  # a rate over less than this says nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +166,7 @@ class _Story:
 
     def see(self, event: Event) -> None:
         at_s, kind, data = event.at_s, event.kind, event.data
-        if not math.isfinite(at_s):
+        if not is_time(at_s):
             return
         if kind == "run-started":
             self.meter.see(event, self.sessions[-1][1] if self.sessions else at_s)
@@ -251,7 +252,7 @@ class _Story:
             useful_machine_s=steps.useful_machine_s,
             forecast=Forecast(
                 planned_usd_per_hour=self.cluster.hourly_usd,
-                usd_per_hour=bill.usd / (wall_s / 3600) if bill.usd is not None and wall_s > 0 else None,
+                usd_per_hour=bill.usd / (wall_s / 3600) if bill.usd is not None and wall_s >= INSTANT_S else None,
                 planned_pause_s=self.cluster.restore_s,
                 median_pause_s=_median(pause.seconds for pause in pauses if pause.recovered),
                 median_restore_s=_median(r.seconds for r in restores if r.seconds is not None),

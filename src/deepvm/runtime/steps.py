@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from deepvm.runtime.bill import number
 
-_LARGEST = 2**62
+LARGEST = 2**62
 
 
 class StepColumns:
@@ -23,7 +23,7 @@ class StepColumns:
 
     def add(self, at_s: float, data: Mapping[str, Any]) -> None:
         step, seconds, world_size = data.get("step"), data.get("seconds"), data.get("world_size")
-        if type(step) is not int or abs(step) > _LARGEST:
+        if type(step) is not int or abs(step) > LARGEST:
             return
         self._at_s.append(at_s)
         self._step.append(step)
