@@ -32,9 +32,13 @@ def the_stores(given: str | Sequence[str] | Store | None, *, token: str | None, 
                 "(deepvm run does), for example to file:///tmp/checkpoints"
             )
         urls = text.split()
-    return open_stores(
-        urls, token=token or os.environ.get(variables.TOKEN), key=key or os.environ.get(variables.RUN_KEY)
-    )
+    token, key = the_secrets(token, key)
+    return open_stores(urls, token=token, key=key)
+
+
+def the_secrets(token: str | None, key: str | None) -> tuple[str | None, str | None]:
+    """What opens memory nodes, and a run at them."""
+    return token or os.environ.get(variables.TOKEN), key or os.environ.get(variables.RUN_KEY)
 
 
 def the_run(given: str | None) -> str:

@@ -129,11 +129,11 @@ class FileStore:
             if not directory.is_dir():
                 return
             with _locked(directory):
-                was = self._untouched(run, step)
-                gone = _unlink(directory / (stem(step) + MANIFEST))
-                data = directory / (stem(step) + DATA)
                 with self._lock:
-                    spare_wanted = gone and run in self._spares and self._spares[run] is None
+                    spare_wanted = run in self._spares and self._spares[run] is None
+                was = self._untouched(run, step) if spare_wanted else None
+                spare_wanted &= _unlink(directory / (stem(step) + MANIFEST))
+                data = directory / (stem(step) + DATA)
                 if spare_wanted:
                     _sync_directory(directory)  # before its bytes change, the manifest must be gone for good
                 spare = Aside.recycled(data, was) if spare_wanted else None

@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from deepvm import variables
 from deepvm.checkpoint.dcp.metadata import Contents, decode, decode_object
 from deepvm.checkpoint.dcp.reads import Read, read_all
 from deepvm.checkpoint.dcp.steps import step_of, tells_step
+from deepvm.checkpoint.environment import the_secrets
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.header import read_header
@@ -58,8 +58,7 @@ class DeepvmReader(StorageReader):
         return tells_step(checkpoint_id)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        token = self._token or os.environ.get(variables.TOKEN)
-        key = self._key or os.environ.get(variables.RUN_KEY)
+        token, key = the_secrets(self._token, self._key)
         self.close()
         self._stores = open_stores(self._url, token=token, key=key)
         try:

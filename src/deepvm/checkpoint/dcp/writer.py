@@ -20,12 +20,12 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from deepvm import variables
 from deepvm.checkpoint.dcp.metadata import FORMAT, encode, encode_object
 from deepvm.checkpoint.dcp.plan import FilePlan, RankShare, plan_file, tensor_items
 from deepvm.checkpoint.dcp.region import Segment, filled
 from deepvm.checkpoint.dcp.steps import step_of, tells_step
 from deepvm.checkpoint.dcp.ways import Way, way_into
+from deepvm.checkpoint.environment import the_secrets
 from deepvm.checkpoint.layout import disguise
 from deepvm.checkpoint.senders import Base
 from deepvm.checkpoint.transfer import MemoryTransfer, Sent
@@ -138,8 +138,7 @@ class DeepvmWriter(StorageWriter):
         return self._step
 
     def _open(self) -> Store:
-        token = self._token or os.environ.get(variables.TOKEN)
-        key = self._key or os.environ.get(variables.RUN_KEY)
+        token, key = the_secrets(self._token, self._key)
         return open_store(self._url, token=token, key=key)
 
     # --- writing ----------------------------------------------------------------------------------------------------
