@@ -30,7 +30,7 @@ demo: install
 	@DEEPVM=$(BIN)/deepvm sh examples/demo.sh
 
 test: install
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 chaos: install
 	@$(BIN)/python -m pytest -m chaos

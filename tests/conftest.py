@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
+
+os.environ.pop("COLUMNS", None)  # a process that runs tests beside others has 80, and rich would keep to it for good
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -252,6 +252,28 @@ def test_two_sessions_that_save_one_step_never_mix(tmp_path: Path) -> None:
     assert [name for name in files(tmp_path) if ".tmp-" in name] == []
 
 
+def test_a_file_that_a_cleaner_caught_before_its_lock_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, cleaners = fcntl.flock, []
+
+    def flock(fd: int, how: int) -> None:
+        if not cleaners:
+            (caught,) = tmp_path.iterdir()
+            cleaners.append((caught, os.open(caught, os.O_RDWR)))
+            real(cleaners[0][1], how)
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    found = Aside(tmp_path, "step-1.json")
+    ((caught, cleaner),) = cleaners
+    caught.unlink()
+    os.close(cleaner)
+    assert found.path.exists()
+    found.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_crash_between_the_two_renames_leaves_no_manifest_of_other_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,14 +28,13 @@ class Aside:
     was: Manifest | None = None  # the checkpoint that it was, where its bytes are still that one's
 
     def __init__(self, directory: Path, name: str) -> None:
-        for _ in range(100):  # a cleaner may catch the file between its creation and its lock
+        for _ in range(100):  # a cleaner may catch a file between its creation and its lock
             path = directory / f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            lock_if_free(fd)
-            if os.fstat(fd).st_nlink:
+            if lock_if_free(fd) and os.fstat(fd).st_nlink:
                 self.fd, self.path = fd, path
                 return
-            os.close(fd)
+            os.close(fd)  # a cleaner has it: it is gone, or about to go
         raise StoreUnavailable(f"files in {directory} vanish as they are made: is something cleaning it?")
 
     @classmethod
