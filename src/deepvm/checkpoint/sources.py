@@ -1,7 +1,7 @@
 """The tensors that only an optimizer's step changes: where they are, and how to copy all of them fast.
 
-Large ones are copied by several threads. Small ones are copied by one that does not let go of the interpreter's lock:
-handing it over takes longer than the copy.
+Several threads copy, large tensors in pieces and small ones many at a time: a call for each would take longer than its
+copy, and so would handing over the interpreter's lock for each.
 """
 
 from __future__ import annotations
@@ -9,56 +9,47 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
+from typing import TypeAlias
 
 import torch
 
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging, copy_bytes, copy_small
 
-SMALL_BYTES = 64 * 1024
+SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
+BATCH_BYTES = 512 * 1024
 PIECE_BYTES = 4 * 2**20
 COPY_THREADS = min(4, os.cpu_count() or 1)
 COPY_S = 600.0  # no copy takes so long
 
-Span = tuple[int, int, int]  # to, from, length
+Span: TypeAlias = tuple[int, int, int]  # to, from, length
+Job: TypeAlias = Callable[[], object]
+_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes are bytes, whatever they stand for
 versions_of = attrgetter("_version")
 
 
 class Copier:
-    """Copies spans of memory with several threads, the calling one among them."""
+    """Does copies with several threads, the calling one among them."""
 
     def __init__(self, threads: int = COPY_THREADS) -> None:
-        self._work: queue.SimpleQueue[tuple[Iterator[Span], threading.Semaphore] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Iterator[Job], threading.Semaphore] | None] = queue.SimpleQueue()
         self._helpers = [
             threading.Thread(target=self._help, name="deepvm-copy", daemon=True) for _ in range(threads - 1)
         ]
         for helper in self._helpers:
             helper.start()
 
-    def copy(self, spans: Sequence[Span]) -> int:
-        """Copy all spans; the bytes copied."""
-        pieces = iter(
-            [
-                (to + at, source + at, min(PIECE_BYTES, length - at))
-                for to, source, length in spans
-                if length >= SMALL_BYTES
-                for at in range(0, length, PIECE_BYTES)
-            ]
-        )
+    def do(self, jobs: Iterable[Job]) -> None:
+        shared = iter(jobs)
         done = threading.Semaphore(0)
         for _ in self._helpers:
-            self._work.put((pieces, done))
-        copied = 0
-        for to, source, length in spans:
-            copied += length
-            if length < SMALL_BYTES:
-                copy_small(to, source, length)
-        _copy_all(pieces)
+            self._work.put((shared, done))
+        _do_all(shared)
         for _ in self._helpers:
             done.acquire(timeout=COPY_S)
-        return copied
 
     def close(self) -> None:
         for _ in self._helpers:
@@ -66,14 +57,25 @@ class Copier:
 
     def _help(self) -> None:
         while (work := self._work.get()) is not None:
-            pieces, done = work
-            _copy_all(pieces)
+            jobs, done = work
+            _do_all(jobs)
             done.release()
 
 
-def _copy_all(pieces: Iterator[Span]) -> None:
-    for to, source, length in pieces:  # one iterator for all threads: taking from it is one step under the GIL
-        copy_bytes(to, source, length)
+def _do_all(jobs: Iterator[Job]) -> None:
+    for job in jobs:  # one iterator for all threads: taking from it is one step under the GIL
+        job()
+
+
+def _in_pieces(span: Span) -> list[Job]:
+    to, source, length = span
+    starts = range(0, length, PIECE_BYTES)
+    return [partial(copy_bytes, to + at, source + at, min(PIECE_BYTES, length - at)) for at in starts]
+
+
+def _one_by_one(spans: Sequence[Span]) -> None:
+    for to, source, length in spans:
+        copy_small(to, source, length)
 
 
 class Sources:
@@ -89,18 +91,16 @@ class Sources:
         self.in_chunk = bytearray(
             any(entry >= 0 and self.live[entry] for entry, _, _ in parts) for parts in pieces.parts
         )
-        self._everything = [
-            (staging.address + entry.start, address, entry.bytes)
-            for entry, address in zip(pieces.layout.entries, self.addresses, strict=True)
-            if address
-        ]
+        self._everything = self._jobs(tensors)
+        self._everything_bytes = sum(t.nbytes for t in self.tensors)
 
     def versions(self) -> list[int]:
         return list(map(versions_of, self.tensors))
 
     def copy_everything(self) -> int:
-        """Copy all live tensors to their places in staging memory."""
-        return self._copier.copy(self._everything)
+        """Copy all live tensors to their places in staging memory; the bytes copied."""
+        self._copier.do(self._everything)
+        return self._everything_bytes
 
     def copy_chunks(self, chunks: Sequence[int]) -> int:
         """Copy the live parts of some chunks."""
@@ -110,7 +110,32 @@ class Sources:
             for entry, offset, length in self.pieces.parts[chunk]
             if entry >= 0 and self.live[entry]
         ]
-        return self._copier.copy(spans)
+        small = [span for span in spans if span[2] < SMALL_BYTES]
+        pieces = [job for span in spans if span[2] >= SMALL_BYTES for job in _in_pieces(span)]
+        self._copier.do([partial(_one_by_one, small), *pieces])
+        return sum(length for _, _, length in spans)
 
     def address(self, entry: int, offset: int) -> int:
         return self.addresses[entry] + offset - self.pieces.layout.entries[entry].start
+
+    def _jobs(self, tensors: Sequence[torch.Tensor | None]) -> list[Job]:
+        """The copies of all live tensors: those of small ones in batches that are one call each."""
+        jobs: list[Job] = []
+        copies: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        room = BATCH_BYTES
+        for tensor, entry in zip(tensors, self.pieces.layout.entries, strict=True):
+            if tensor is None or not tensor.nbytes:
+                continue
+            if tensor.nbytes >= SMALL_BYTES or tensor.numel() >= SMALL_COUNT:
+                jobs += _in_pieces((self.staging.address + entry.start, tensor.data_ptr(), tensor.nbytes))
+                continue
+            unit = _UNITS.get(tensor.element_size(), torch.int64)
+            flat = tensor.detach().reshape(-1).view(unit)
+            copies.append(self.staging.tensor(entry.start, unit, tuple(flat.shape)))
+            sources.append(flat)
+            room -= tensor.nbytes
+            if room <= 0:
+                jobs.append(partial(torch._foreach_copy_, copies, sources))
+                copies, sources, room = [], [], BATCH_BYTES
+        return [*jobs, partial(torch._foreach_copy_, copies, sources)] if copies else jobs
