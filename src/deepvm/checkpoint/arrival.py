@@ -93,6 +93,8 @@ class Arrival:
     def wait(self, chunks: Collection[int], timeout_s: float) -> None:
         """Until these are there and verified. Raises what keeps any chunk from coming: a state that lacks a part is
         not worth waiting for another."""
+        if self._failure is None and self.has(chunks):
+            return
         with self._changed:
             for chunk in chunks:
                 if not self._taken[chunk]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -74,8 +75,21 @@ def can_be_awaited(tensor: object) -> bool:
 
 def uncompiled(work: Callable[..., None], *arguments: Any) -> None:
     """Call something that torch.compile, where it is in use, must not look into."""
-    dynamo = sys.modules.get("torch._dynamo")  # not imported for this: it takes a second
-    (work if dynamo is None else dynamo.disable(work))(*arguments)
+    if sys.modules.get("torch._dynamo") is None:  # not imported for this: it takes a second
+        work(*arguments)
+    else:
+        _disabled()(work, *arguments)
+
+
+@cache
+def _disabled() -> Callable[..., None]:
+    """Made once: making it takes longer than most of what is called with it."""
+
+    def call(work: Callable[..., None], *arguments: Any) -> None:
+        work(*arguments)
+
+    found: Callable[..., None] = sys.modules["torch._dynamo"].disable(call)
+    return found
 
 
 def _come_all(parameters: Iterable[torch.nn.Parameter]) -> None:

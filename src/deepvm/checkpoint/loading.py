@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,25 @@ from deepvm.errors import CheckpointError, Corrupt
 RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
 
 
-def tensors_in(memory: Staging, layout: Layout) -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint, as a view of the memory that holds it, or will."""
-    return {e.name: memory.tensor(e.start, DTYPES[e.dtype], e.shape) for e in layout.entries}
+class TensorsIn(Mapping[str, torch.Tensor]):
+    """Every tensor of a checkpoint, as a view of the memory that holds it, or will; made when it is asked for."""
+
+    def __init__(self, memory: Staging, layout: Layout) -> None:
+        self._memory, self._layout = memory, layout
+        self._made: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        found = self._made.get(name)
+        if found is None:
+            entry = self._layout.entries[self._layout.by_name[name]]
+            found = self._made[name] = self._memory.tensor(entry.start, DTYPES[entry.dtype], entry.shape)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout.by_name)
+
+    def __len__(self) -> int:
+        return len(self._layout.by_name)
 
 
 def load(components: dict[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any]) -> Adopted:

@@ -222,7 +222,7 @@ class OnDemand:
     def _arrive(self, parameter: torch.nn.Parameter) -> None:
         found = self._of_parameter.get(id(parameter))
         if found is not None:
-            self._wait(self._pieces.chunks_of([found[1]]))
+            self._wait(self._pieces.chunks_of_one(found[1]))
             del self._of_parameter[id(parameter)]
             if found[1] in self._loans:
                 self._loans[found[1]].begin()

@@ -35,11 +35,13 @@ class Pieces:
         """The chunks that hold some tensors, in the order of the tensors."""
         found: dict[int, None] = {}
         for entry in entries:
-            where = self.layout.entries[entry]
-            if where.bytes:
-                end = chunk_count(where.start + where.bytes, self.chunk_bytes)
-                found.update(dict.fromkeys(range(where.start // self.chunk_bytes, end)))
+            found.update(dict.fromkeys(self.chunks_of_one(entry)))
         return list(found)
+
+    def chunks_of_one(self, entry: int) -> range:
+        where = self.layout.entries[entry]
+        first = where.start // self.chunk_bytes
+        return range(first, chunk_count(where.start + where.bytes, self.chunk_bytes) if where.bytes else first)
 
     @cached_property
     def parts(self) -> list[list[tuple[int, int, int]]]:

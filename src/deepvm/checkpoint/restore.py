@@ -14,7 +14,7 @@ from deepvm.checkpoint import ranks
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.fetched import memory_for
 from deepvm.checkpoint.layout import read_header
-from deepvm.checkpoint.loading import check, load, tensors_in
+from deepvm.checkpoint.loading import TensorsIn, check, load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
@@ -173,7 +173,7 @@ class _Fetched:
 
     def load(self, components: dict[str, Any]) -> bool:
         """Give the components their state, or let it come to them."""
-        tensors = tensors_in(self._memory, self._layout)
+        tensors = TensorsIn(self._memory, self._layout)
         check(components, tensors, self._skeleton)
         if not self._lazy:
             load(components, tensors, self._skeleton).release_others(self._memory)
