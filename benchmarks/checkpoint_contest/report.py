@@ -49,6 +49,9 @@ def measurements(found: Measured) -> list[Measurement]:
     ratio("stall, published over deepvm", theirs["at_once"], ours["at_once"], **target(at_least=8))
     remote_target = {} if w.remote_times is None else {"at_least": w.remote_times}
     ratio("until in remote memory, published over deepvm", theirs["remote"], ours["remote"], **remote_target)
+    if w.targets:
+        at_iperf3 = [size / rate for rate in found.iperf3]
+        ratio("until in remote memory, published over the bytes at iperf3's rate", theirs["remote"], at_iperf3)
     ratio("until durable, published over deepvm", theirs["durable"], ours["durable"], **target(at_least=6))
     memcpy = found.of(LIMITS, "memcpy")
     ratio("stall when the optimizer steps at once, over one memcpy", ours["at_once"], memcpy, **target(below=1.3))
