@@ -337,7 +337,7 @@ def test_a_lost_hub_ends_the_run_with_a_sentence(ec2, job):
     hub = next(i["InstanceId"] for i in of_run(ec2) if tags(i)["deepvm:machine"] == "memory/0")
     ec2.client.terminate_instances(InstanceIds=[hub])
     assert [c.machine for c in made.poll()] == ["memory/0"]
-    with pytest.raises(Exception, match=r"memory/0 is lost, .* --resume digits-1"):
+    with pytest.raises(Exception, match=r"memory/0 is lost, .* --down digits-1"):
         made.up([m for m in cluster.machines if m.name == "memory/0"])
 
 

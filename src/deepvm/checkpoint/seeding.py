@@ -71,12 +71,13 @@ def _seed(seed: int, done: list[str], not_done: list[str]) -> None:
     random.seed(seed)
     torch.manual_seed(seed)  # every GPU's, too, at once or when CUDA starts
     seeded = "Python, torch" + (", CUDA" if torch.cuda.is_available() else "")
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(seed)
+    if "numpy" in sys.modules:
+        import numpy.random  # comes by itself at its first use, and would be unseeded then
+
+        numpy.random.seed(seed)
         seeded += ", NumPy"
     else:
-        not_done.append("NumPy's generator: numpy.random is not imported yet; numpy.random.seed(seed) when it is")
+        not_done.append("NumPy's generator: numpy is not imported yet; numpy.random.seed(seed) when it is")
     done.append(f"generators: {seeded}")
 
 

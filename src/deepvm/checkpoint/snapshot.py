@@ -68,8 +68,7 @@ class Snapshot:
             unsent = [c for c, n in enumerate(self._waiting) if n and self._sources.in_chunk[c] and not self._moved[c]]
             self.check_untorn()  # what is sent already, too: after this, nobody can tell
             if unsent:
-                everything = len(unsent) >= 0.9 * sum(self._sources.in_chunk)
-                copied = self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
+                copied = self._copy(unsent)
                 for chunk in unsent:
                     self._moved[chunk] = 1
                     self._views[chunk] = None
@@ -79,6 +78,14 @@ class Snapshot:
             for lock in held:
                 lock.release()
             self._gate.set()
+
+    def _copy(self, unsent: Sequence[int]) -> int:
+        everything = len(unsent) >= 0.9 * sum(self._sources.in_chunk)
+        try:
+            return self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
+        except Exception as error:  # training goes on without this save
+            self.torn = f"the state could not be copied: {error}"
+            return 0
 
     def check_untorn(self) -> None:
         """That no tensor which is read where it is has changed since the snapshot was taken."""

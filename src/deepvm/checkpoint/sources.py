@@ -35,7 +35,7 @@ class Copier:
     """Does copies with several threads, the calling one among them."""
 
     def __init__(self, threads: int = COPY_THREADS) -> None:
-        self._work: queue.SimpleQueue[tuple[Iterator[Job], threading.Semaphore] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._helpers = [
             threading.Thread(target=self._help, name="deepvm-copy", daemon=True) for _ in range(threads - 1)
         ]
@@ -43,13 +43,15 @@ class Copier:
             helper.start()
 
     def do(self, jobs: Iterable[Job]) -> None:
-        shared = iter(jobs)
-        done = threading.Semaphore(0)
+        """Returns when all are done; raises what kept one from it."""
+        work = _Work(iter(jobs))
         for _ in self._helpers:
-            self._work.put((shared, done))
-        _do_all(shared)
+            self._work.put(work)
+        work.share()
         for _ in self._helpers:
-            done.acquire(timeout=COPY_S)
+            work.shared.acquire(timeout=COPY_S)
+        if work.failure is not None:
+            raise work.failure
 
     def close(self) -> None:
         for _ in self._helpers:
@@ -57,14 +59,23 @@ class Copier:
 
     def _help(self) -> None:
         while (work := self._work.get()) is not None:
-            jobs, done = work
-            _do_all(jobs)
-            done.release()
+            work.share()
+            work.shared.release()
 
 
-def _do_all(jobs: Iterator[Job]) -> None:
-    for job in jobs:  # one iterator for all threads: taking from it is one step under the GIL
-        job()
+class _Work:
+    """Jobs that several threads share: taking one from the iterator is one step under the GIL."""
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._jobs, self.shared = jobs, threading.Semaphore(0)
+        self.failure: Exception | None = None
+
+    def share(self) -> None:
+        try:
+            for job in self._jobs:
+                job()
+        except Exception as error:
+            self.failure = error
 
 
 def _in_pieces(span: Span) -> list[Job]:
@@ -127,7 +138,8 @@ class Sources:
         for tensor, entry in zip(tensors, self.pieces.layout.entries, strict=True):
             if tensor is None or not tensor.nbytes:
                 continue
-            if tensor.nbytes >= SMALL_BYTES or tensor.numel() >= SMALL_COUNT:
+            plain = type(tensor) is torch.Tensor and not tensor.is_complex()
+            if not plain or tensor.nbytes >= SMALL_BYTES or tensor.numel() >= SMALL_COUNT:
                 jobs += _in_pieces((self.staging.address + entry.start, tensor.data_ptr(), tensor.nbytes))
                 continue
             unit = _UNITS.get(tensor.element_size(), torch.int64)

@@ -177,7 +177,7 @@ class Ec2Backend(Ec2Run):
         if self._wanted and self._hub in names:
             raise DeepvmError(
                 f"{self._hub} is lost, and the other machines know no other place to meet: "
-                f"end the run with deepvm run --down {self._run}, then go on with deepvm run --resume {self._run}"
+                f"end the run with deepvm run --down {self._run}, and start another"
             )
         cap, hourly = self._settings.max_usd_per_hour, sum(machine.usd_per_hour for machine in wanted.values())
         if cap is not None and hourly > cap:
