@@ -152,6 +152,7 @@ class Senders:
                 job.senders -= 1
                 if job.senders == 0:
                     job.finished.set()
+            del job  # and the snapshot with it
         self._close(connection)
 
     def _close(self, connection: Connection | None) -> None:

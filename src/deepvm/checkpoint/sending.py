@@ -116,6 +116,7 @@ class Sending:
                 self._status.stall_s += handle.stall_s
                 if self.snapshot is snapshot:
                     self.snapshot = None
+                del work, snapshot, extra
                 self._idle.set()
         self._tiers.end()
 

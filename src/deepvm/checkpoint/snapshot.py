@@ -13,7 +13,6 @@ tensor changed before it was read is torn, says so, and is never committed.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -41,14 +40,11 @@ class Snapshot:
     ) -> None:
         self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
         self._stable, self._arrivals = stable, arrivals
-        self._live_versions = sources.versions()
+        sources.mark()
         self._stable_versions = {entry: versions_of(tensor) for entry, tensor in stable.items()}
-        self._locks = [threading.Lock() for _ in range(self.pieces.count)]
         self._moved = bytearray(self.pieces.count)  # live parts are in staging memory now
         self._waiting = list(copies)  # how many nodes still have to get the chunk from this rank
         self._views: list[list[memoryview] | None] = [None] * self.pieces.count
-        self._gate = threading.Event()
-        self._gate.set()
         self.frozen = False
         self.torn: str | None = None
         self.unseen: set[str] = set()  # stable tensors that changed though torch's counters say they did not
@@ -61,8 +57,9 @@ class Snapshot:
             return 0
         if self._arrivals is not None:
             self._arrivals.hold()  # on the GPU; nothing waits here
-        self._gate.clear()  # senders stand still: the copy has the memory's bandwidth and the cores
-        held = [lock for lock, waiting in zip(self._locks, self._waiting, strict=True) if waiting and lock.acquire()]
+        self._sources.gate.clear()  # senders stand still
+        locks = self._sources.locks
+        held = [lock for lock, waiting in zip(locks, self._waiting, strict=True) if waiting and lock.acquire()]
         try:
             copied = 0
             unsent = [c for c, n in enumerate(self._waiting) if n and self._sources.in_chunk[c] and not self._moved[c]]
@@ -77,7 +74,7 @@ class Snapshot:
         finally:
             for lock in held:
                 lock.release()
-            self._gate.set()
+            self._sources.gate.set()
 
     def _copy(self, unsent: Sequence[int]) -> int:
         everything = len(unsent) >= 0.9 * sum(self._sources.in_chunk)
@@ -92,7 +89,7 @@ class Snapshot:
         if self.frozen or self.torn is not None:
             return
         on_device = self._arrivals is not None and self._arrivals.changed()
-        if on_device or self._sources.versions() != self._live_versions:
+        if on_device or self._sources.changed():
             self.torn = "a tensor was changed in place before it was saved, other than by the optimizer's step"
 
     def raise_if_torn(self) -> None:
@@ -111,8 +108,8 @@ class Snapshot:
 
     def digest(self, chunk: int) -> int:
         self.ready(chunk)
-        self._gate.wait(GATE_S)
-        with self._locks[chunk]:
+        self._sources.gate.wait(GATE_S)
+        with self._sources.locks[chunk]:
             self._compare_stable(chunk)
             views = self._chunk_views(chunk)
             if len(views) == 1:
@@ -125,14 +122,14 @@ class Snapshot:
     def hand_over(self, chunk: int, offset: int, send: Callable[[Sequence[memoryview]], int]) -> int:
         """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
         self.ready(chunk)
-        self._gate.wait(GATE_S)
-        with self._locks[chunk]:
+        self._sources.gate.wait(GATE_S)
+        with self._sources.locks[chunk]:
             if not offset:
                 self._compare_stable(chunk)
             return send(from_offset(self._chunk_views(chunk), offset))
 
     def sent(self, chunk: int) -> None:
-        with self._locks[chunk]:
+        with self._sources.locks[chunk]:
             self._waiting[chunk] -= 1
 
     def readable(self, chunk: int) -> bool:

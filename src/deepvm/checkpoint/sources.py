@@ -1,7 +1,7 @@
 """The tensors that only an optimizer's step changes: where they are, and how to copy all of them fast.
 
 Several threads copy, large tensors in pieces and small ones many at a time: a call for each would take longer than its
-copy, and so would handing over the interpreter's lock for each.
+copy, and so would handing over the interpreter's lock for each. What every save needs is made once, with the plan.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Copier:
 
     def __init__(self, threads: int = COPY_THREADS) -> None:
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._shared = threading.Semaphore(0)  # released by each helper that found no more to do
         self._helpers = [
             threading.Thread(target=self._help, name="deepvm-copy", daemon=True) for _ in range(threads - 1)
         ]
@@ -49,7 +50,7 @@ class Copier:
             self._work.put(work)
         work.share()
         for _ in self._helpers:
-            work.shared.acquire(timeout=COPY_S)
+            self._shared.acquire(timeout=COPY_S)
         if work.failure is not None:
             raise work.failure
 
@@ -60,14 +61,14 @@ class Copier:
     def _help(self) -> None:
         while (work := self._work.get()) is not None:
             work.share()
-            work.shared.release()
+            self._shared.release()
 
 
 class _Work:
     """Jobs that several threads share: taking one from the iterator is one step under the GIL."""
 
     def __init__(self, jobs: Iterator[Job]) -> None:
-        self._jobs, self.shared = jobs, threading.Semaphore(0)
+        self._jobs = jobs
         self.failure: Exception | None = None
 
     def share(self) -> None:
@@ -102,11 +103,20 @@ class Sources:
         self.in_chunk = bytearray(
             any(entry >= 0 and self.live[entry] for entry, _, _ in parts) for parts in pieces.parts
         )
+        self.locks = [threading.Lock() for _ in range(pieces.count)]  # of chunks, while they are read or move
+        self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
+        self.gate.set()
+        self.marked = [0] * len(self.tensors)  # the tensors' versions, when the last snapshot was taken
         self._everything = self._jobs(tensors)
         self._everything_bytes = sum(t.nbytes for t in self.tensors)
 
-    def versions(self) -> list[int]:
-        return list(map(versions_of, self.tensors))
+    def mark(self) -> None:
+        """Remember the tensors as they are now."""
+        self.marked[:] = map(versions_of, self.tensors)
+
+    def changed(self) -> bool:
+        """Whether torch has seen a change since the last mark."""
+        return self.marked != list(map(versions_of, self.tensors))
 
     def copy_everything(self) -> int:
         """Copy all live tensors to their places in staging memory; the bytes copied."""

@@ -75,8 +75,8 @@ class Taking:
         captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
         if self._last is not None:
             self._unwatched |= self._last.unseen
+            self._last = None  # its memory is for the next one
         stable: dict[int, torch.Tensor] = {}
-        seen: dict[str, tuple[int, int]] = {}
         for name, entry, frozen in plan.others:
             tensor = captured.tensors[name]
             mark = (tensor.data_ptr(), tensor._version)
@@ -84,8 +84,7 @@ class Taking:
                 stable[entry] = tensor
             else:
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
-            seen[name] = mark
-        self._seen = seen
+            self._seen[name] = mark
         arrivals = self._start_arrivals(plan, captured)
         self._last = Snapshot(plan.sources, stable, self._copies(plan.pieces), arrivals)
         return self._last, captured.texts

@@ -10,7 +10,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,8 @@ CONNECT_S = 10.0
 ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
 _HASHED_BYTES = 2**19  # sent and hashed at once: fits into the cache of a core, so memory is read only once
-_PIECES = 64  # memory views handed to the kernel at once; more than that costs more than it saves
+_HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
+_VIEWS = 64  # memory views handed to the kernel at once; more than that costs more than it saves
 
 Send = Callable[[Sequence[memoryview]], int]
 HandOver = Callable[[int, Send], int]
@@ -39,15 +40,22 @@ def parse_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def first_bytes(views: Sequence[memoryview], most: int) -> list[memoryview]:
-    """Some memory, up to so many bytes of it."""
-    found = []
+def pieces_of(views: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
+    """Some memory in pieces of at most so many bytes, and of as many views as the kernel is handed at once."""
+    piece: list[memoryview] = []
+    left = most
     for view in views:
-        if most <= 0:
-            break
-        found.append(view[:most])
-        most -= len(view)
-    return found
+        start = 0
+        while start < len(view):
+            part = view[start : start + left]
+            piece.append(part)
+            start += len(part)
+            left -= len(part)
+            if not left or len(piece) == _VIEWS:
+                yield piece
+                piece, left = [], most
+    if piece:
+        yield piece
 
 
 class Connection:
@@ -193,11 +201,16 @@ class Connection:
         hasher = xxhash.xxh3_64()
 
         def send(views: Sequence[memoryview]) -> int:
-            views = first_bytes(views, _HASHED_BYTES)
-            count = self._send_some(views)
-            for view in first_bytes(views, count):
-                hasher.update(view)
-            return count
+            sent = 0
+            for piece in pieces_of(views, _HASHED_BYTES):
+                whole, count = sum(map(len, piece)), self._send_some(piece)
+                if count:
+                    for view in piece if count == whole else next(pieces_of(piece, count)):
+                        hasher.update(view)
+                sent += count
+                if count < whole or sent >= _HELD_BYTES:
+                    break
+            return sent
 
         self._send_chunk(length, hand_over, send)
         digest = hasher.intdigest()
@@ -248,7 +261,7 @@ class Connection:
         try:
             if isinstance(self._sock, ssl.SSLSocket):
                 return self._sock.send(views[0])
-            return self._sock.sendmsg(views[:_PIECES], [], socket.MSG_DONTWAIT)
+            return self._sock.sendmsg(views[:_VIEWS], [], socket.MSG_DONTWAIT)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             return 0
         except OSError as error:
