@@ -105,9 +105,7 @@ class FetchedStore:
         offset = check_length(manifest, chunk, into)
         found = self._holds(manifest)
         if found is not None and found.await_chunk(chunk):
-            if found.is_in_place(offset, into):
-                found.populate(offset, len(into))
-            else:
+            if not found.is_in_place(offset, into):
                 found.read(offset, into)
             try:
                 verify_chunk(manifest, chunk, into, self.url)

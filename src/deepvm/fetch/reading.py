@@ -18,7 +18,6 @@ from deepvm.fetch.segment import About, Head, State
 CHOOSE_S = 5.0  # so long a trainer waits for a fetcher that has not chosen yet
 STALL_S = 5.0  # a fetcher that brings nothing for so long is waited for no longer
 _PAUSE_S = 0.001
-_POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_..., Linux 5.14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +114,6 @@ class Segment:
         """Whether a buffer is the mapping's own memory at this offset."""
         return self._mapped is not None and not into.readonly and _address_of(into) == self._address + offset
 
-    def populate(self, offset: int, length: int) -> None:
-        """Map the pages of a part that is there: one call instead of a fault for each, in a third of the time."""
-        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
-        _madvise(self._address + start, offset + length - start, _POPULATE_WRITE if self.alone else _POPULATE_READ)
-
     # --- the end ------------------------------------------------------------------------------------------------
 
     def done(self) -> bool:
@@ -185,14 +179,5 @@ def _is_locked(fd: int) -> bool:
     return False
 
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-
 def _address_of(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
-
-
-def _madvise(address: int, length: int, advice: int) -> None:
-    """Kernels that do not know it map the pages when they are used."""
-    _libc.madvise(address, length, advice)
