@@ -38,11 +38,15 @@ def run(options: Options) -> Result:
     ]  # fmt: skip
     for network in sorted({name.partition(",")[0] for name in overlap}, reverse=True):
         totals = {name: values for name, values in overlap.items() if name.startswith(network)}
-        what = f"process start to next finished step, overlapped fetch over one stage after another ({network})"
-        found += _compared(what, totals, f"{network}, overlapped", f"{network}, one after another", 0.65)
-        left = [1 - a / b for a, b in zip(totals[f"{network}, one after another: restore"],
-                                          totals[f"{network}, one after another"], strict=True)]  # fmt: skip
+        apart = totals[f"{network}, {restore_overlap.APART}"]
+        for kind in (restore_overlap.OVERLAPPED, restore_overlap.ON_DEMAND):
+            ratios = [a / b for a, b in zip(totals[f"{network}, {kind}"], apart, strict=True)]
+            what = f"process start to next finished step, {kind}, over one stage after another ({network})"
+            found.append(measurement(what, ratios, unit="times", below=0.65))
+        restores = totals[f"{network}, {restore_overlap.APART}: restore"]
+        left = [1 - a / b for a, b in zip(restores, apart, strict=True)]
         found.append(measurement(f"{network}: the stages but the restore, over one after another", left, unit="times"))
+        found += [measurement(name, values) for name, values in totals.items()]
     try:
         with scratch_folder() as scratch:
             limited = restore_flows.measure(scratch, max(3, rounds // 3))

@@ -1,10 +1,10 @@
 """From the start of a process to its next finished training step: GPT-2 small with AdamW, restored from a memory node.
 
-Once with the stages one after another (interpreter and imports, model, restore, step), and once with ``deepvm-fetch``
-started at the same moment as the trainer. Both kinds are the same program, and every round has one of each, over two
-networks: loopback, where bytes cost nothing but the processors' time, and 5 Gbit/s, which is what a g4dn.xlarge (the
-paper's worker) may use for as long as it likes. The second needs root: two network namespaces, joined by a link with a
-token bucket (tc, tbf).
+Once with the stages one after another (interpreter and imports, model, restore, step), once with ``deepvm-fetch``
+started at the same moment as the trainer, and once with that and a restore on demand, whose step begins before all
+bytes are there. All are the same program, and every round has one of each, over three networks: loopback, where bytes
+cost nothing but the processors' time, and what a g4dn.xlarge and a g5.xlarge (the paper's workers) may use for as long
+as they like, 5 and 2.5 Gbit/s. These need root: two network namespaces, joined by a link with a token bucket (tc, tbf).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 SEED = 7
 RUN = "overlap"
 TOKENS = (1, 65)  # a short sequence: the step is a step, and not what is measured
-KINDS = {"one after another": False, "overlapped": True}
-RATE_BIT_PER_S = 5 * 10**9
-LIMITED = f"{RATE_BIT_PER_S / 1e9:g} Gbit/s"
+APART, OVERLAPPED, ON_DEMAND = "one after another", "overlapped", "overlapped and on demand"
+KINDS = (APART, OVERLAPPED, ON_DEMAND)
+RATES_BIT_PER_S = (5 * 10**9, 2_500_000_000)
 TRAINER, NODE = "10.78.0.1", "10.78.0.2"
 CAPACITY_BYTES = 4 * 10**9
 DEADLINE_S = 120
@@ -37,9 +37,10 @@ def measure(rounds: int) -> dict[str, list[float]]:
     The first round, which fills caches, is not counted. Without root there is no limited network."""
     found = _measure("loopback", rounds)
     try:
-        with _link() as (trainer, node):
-            prefixes = [("ip", "netns", "exec", name) for name in (trainer, node)]
-            found.update(_measure(LIMITED, rounds, f"{NODE}:0", *prefixes))
+        for rate in RATES_BIT_PER_S:
+            with _link(rate) as (trainer, node):
+                prefixes = [("ip", "netns", "exec", name) for name in (trainer, node)]
+                found.update(_measure(f"{rate / 1e9:g} Gbit/s", rounds, f"{NODE}:0", *prefixes))
     except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
         print(f"overlap: no limited network, namespaces and tc need root ({error})", file=sys.stderr, flush=True)
     return found
@@ -63,8 +64,8 @@ def _measure(
             url = f"memory://{memory_node.address}"
             _finish(_start([*trainer, sys.executable, __file__, "save", url]))
             for number in range(rounds + 1):
-                for kind in chance.sample(sorted(KINDS), len(KINDS)):
-                    times = _resume(url, trainer, fetch=KINDS[kind])
+                for kind in chance.sample(KINDS, len(KINDS)):
+                    times = _resume(url, trainer, kind)
                     shown = " ".join(f"{what or 'total'} {seconds:.2f}" for what, seconds in times.items())
                     print(
                         f"{time.strftime('%H:%M:%S')} overlap: {network}, {kind}: {shown}", file=sys.stderr, flush=True
@@ -77,20 +78,21 @@ def _measure(
     return found
 
 
-def _resume(url: str, prefix: Sequence[str], *, fetch: bool) -> dict[str, float]:
+def _resume(url: str, prefix: Sequence[str], kind: str) -> dict[str, float]:
     """One start of a trainer: seconds in total, under "", and of its stages."""
     began_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     fetcher = None
-    if fetch:
+    if kind != APART:
         fetcher = _start([*prefix, sys.executable, "-m", "deepvm.fetch", "--run", RUN, url])
     try:
-        told = json.loads(_finish(_start([*prefix, sys.executable, __file__, "resume", url])))
+        command = [*prefix, sys.executable, __file__, "resume on demand" if kind == ON_DEMAND else "resume", url]
+        told = json.loads(_finish(_start(command)))
     finally:
         if fetcher is not None:
             fetcher.terminate()  # it has ended, unless the trainer failed
             fetcher.communicate(timeout=DEADLINE_S)
     stages = {stage["name"]: stage["ended_s"] - stage["began_s"] for stage in told["timeline"]["stages"]}
-    assert ("fetch" in stages) == fetch, told
+    assert ("fetch" in stages) == (kind != APART), told
     return {"": told["finished_s"] - began_s, **stages}
 
 
@@ -123,7 +125,7 @@ def _token(scratch: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _link() -> Iterator[tuple[str, str]]:
+def _link(bit_per_s: int) -> Iterator[tuple[str, str]]:
     """Namespaces for trainer and node, and a link between them that carries so much and no more towards the trainer."""
     trainer, node = (f"deepvm-{role}-{os.getpid()}" for role in ("overlap", "memory"))
     try:
@@ -134,7 +136,7 @@ def _link() -> Iterator[tuple[str, str]]:
             _run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", device)
             _run("ip", "-n", name, "link", "set", device, "up")
             _run("ip", "-n", name, "link", "set", "lo", "up")
-        limit = f"root tbf rate {RATE_BIT_PER_S}bit burst 4mb latency 50ms"
+        limit = f"root tbf rate {bit_per_s}bit burst 4mb latency 50ms"
         _run("ip", "netns", "exec", node, "tc", "qdisc", "add", "dev", "to-trainer", *limit.split())
         yield trainer, node
     finally:
@@ -177,14 +179,14 @@ def save(url: str) -> None:
         ckpt.save(1).wait("durable", DEADLINE_S)
 
 
-def resume(url: str) -> None:
+def resume(url: str, *, lazy: bool) -> None:
     import torch  # noqa: F401 - before deepvm, which then can tell import and model apart
 
     import deepvm
 
     model, optimizer = _model()
     ckpt = deepvm.Checkpointer({"model": model, "optimizer": optimizer}, url, run=RUN, policy="every 1h")
-    assert ckpt.restore() == 1
+    assert ckpt.restore(lazy=lazy) == 1
     _step(model, optimizer)
     finished_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     print(json.dumps({"finished_s": finished_s, "timeline": ckpt.timeline().to_json()}), flush=True)
@@ -192,4 +194,7 @@ def resume(url: str) -> None:
 
 
 if __name__ == "__main__":
-    {"save": save, "resume": resume}[sys.argv[1]](sys.argv[2])
+    if sys.argv[1] == "save":
+        save(sys.argv[2])
+    else:
+        resume(sys.argv[2], lazy=sys.argv[1] != "resume")
