@@ -54,6 +54,31 @@ def test_what_a_step_changes_at_once_is_saved_as_it_was(node: MemoryNode, dtype:
         assert torch.equal(found, was)
 
 
+def test_what_no_optimizer_owns_is_saved_as_it_was_whatever_its_form(node: MemoryNode) -> None:
+    values = {
+        "needs a gradient": torch.randn(5, requires_grad=True),
+        "strided": torch.randn(6, 7).t(),
+        "every other": torch.arange(20)[::2],
+        "one": torch.tensor(True),
+        "none": torch.empty(0, 3),
+        "of eight bits": torch.randn(9).to(torch.float8_e4m3fn),
+        "conjugate": torch.randn(4, dtype=torch.complex64).conj(),
+        "a parameter": torch.nn.Parameter(torch.randn(3)),
+    }
+    with Checkpointer(values, f"memory://{node.address}", run="a", on_error="raise") as ckpt:
+        for number in (1, 2):  # the second finds the places of the first
+            truth = {name: value.detach().clone() for name, value in values.items()}
+            handle = ckpt.save(number)
+            with torch.no_grad():
+                for value in values.values():
+                    value.copy_(value == 0)
+            handle.wait("remote", timeout_s=30)
+            assert ckpt.restore() == number
+            values.update(ckpt.state)
+            for name, was in truth.items():
+                assert torch.equal(values[name].to(torch.complex64), was.to(torch.complex64)), name
+
+
 def test_a_copy_that_fails_fails_its_save_and_not_the_step(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped, hand_over = threading.Event(), Snapshot.hand_over
 

@@ -131,6 +131,8 @@ class Snapshot:
     def sent(self, chunk: int) -> None:
         with self._sources.locks[chunk]:
             self._waiting[chunk] -= 1
+            if not self._waiting[chunk]:
+                self._views[chunk] = None  # there are many, and the trainer would wait until they are gone
 
     def readable(self, chunk: int) -> bool:
         """Whether the chunk's bytes are still those of the snapshot."""

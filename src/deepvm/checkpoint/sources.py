@@ -31,6 +31,12 @@ _UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes are bytes, wh
 versions_of = attrgetter("_version")
 
 
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a call for its copy alone would take longer than the copy, so that it is copied with others."""
+    plain = type(tensor) is torch.Tensor and not tensor.is_complex()
+    return plain and tensor.nbytes < SMALL_BYTES and tensor.numel() < SMALL_COUNT
+
+
 class Copier:
     """Does copies with several threads, the calling one among them."""
 
@@ -148,8 +154,7 @@ class Sources:
         for tensor, entry in zip(tensors, self.pieces.layout.entries, strict=True):
             if tensor is None or not tensor.nbytes:
                 continue
-            plain = type(tensor) is torch.Tensor and not tensor.is_complex()
-            if not plain or tensor.nbytes >= SMALL_BYTES or tensor.numel() >= SMALL_COUNT:
+            if not is_small(tensor):
                 jobs += _in_pieces((self.staging.address + entry.start, tensor.data_ptr(), tensor.nbytes))
                 continue
             unit = _UNITS.get(tensor.element_size(), torch.int64)

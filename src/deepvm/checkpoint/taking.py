@@ -14,10 +14,10 @@ import torch
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.capture import Capture, Captured
 from deepvm.checkpoint.device import Arrivals, DeviceCopies
-from deepvm.checkpoint.layout import Layout, make_layout, spec_of
+from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot, stage
-from deepvm.checkpoint.sources import Copier, Sources
+from deepvm.checkpoint.sources import Copier, Sources, is_small
 from deepvm.checkpoint.staging import Staging, same_bytes
 from deepvm.errors import CheckpointError, OverBudget
 from deepvm.units import format_bytes
@@ -33,6 +33,8 @@ class _Plan:
     pieces: Pieces
     text_bytes: int  # of the skeleton for which the header was planned
     sources: Sources
+    small: list[str]  # buffers and the like: copied in one call to their
+    places: list[torch.Tensor]  # in staging memory
     others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
     on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
 
@@ -77,6 +79,9 @@ class Taking:
             self._unwatched |= self._last.unseen
             self._last = None  # its memory is for the next one
         stable: dict[int, torch.Tensor] = {}
+        if plan.small:
+            with torch.no_grad():
+                torch._foreach_copy_(plan.places, [captured.tensors[name] for name in plan.small])
         for name, entry, frozen in plan.others:
             tensor = captured.tensors[name]
             mark = (tensor.data_ptr(), tensor._version)
@@ -198,7 +203,7 @@ class Taking:
             pieces = Pieces(layout, self._chunk_bytes())
             self._seen = {}
         owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
-        others, on_device = [], []
+        small, others, on_device = [], [], []
         owned = _owned_addresses(state)
         # Parameters alone: batch norm changes its buffers without torch's version counters noticing.
         frozen = _frozen_addresses(state) - owned
@@ -209,10 +214,17 @@ class Taking:
                 on_device.append((name, entry, tensor.data_ptr() if tensor.data_ptr() in owned else 0))
             elif readable and tensor.data_ptr() in owned:
                 owned_tensors[entry] = tensor
+            elif readable and tensor.data_ptr() in frozen:
+                others.append((name, entry, True))
+            elif is_small(tensor):
+                small.append(name)
             else:
-                others.append((name, entry, readable and tensor.data_ptr() in frozen))
-        sources = Sources(pieces, owned_tensors, self._warm(pieces.layout), self._copier)
-        return _Plan(pieces, text_bytes, sources, others, on_device)
+                others.append((name, entry, False))
+        staging = self._warm(pieces.layout)
+        entries = [pieces.layout.entries[pieces.layout.by_name[name]] for name in small]
+        places = [staging.tensor(where.start, DTYPES[where.dtype], where.shape) for where in entries]
+        sources = Sources(pieces, owned_tensors, staging, self._copier)
+        return _Plan(pieces, text_bytes, sources, small, places, others, on_device)
 
     def _check_budget(self, layout: Layout) -> None:
         if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
