@@ -133,7 +133,6 @@ def test_every_way_to_exit_with_zero_is_success(tmp_path: Path, end: str) -> Non
     assert time.monotonic() - began < 60
 
 
-@pytest.mark.chaos
 def test_an_error_of_the_script_is_shown_as_its_own(tmp_path: Path, own_temporary_files: dict[str, str]) -> None:
     path = script(tmp_path, "def bake():\n    raise ValueError('the oven is cold')\nbake()\n", prologue="")
     done = subprocess.run(

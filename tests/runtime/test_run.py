@@ -66,7 +66,6 @@ def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weigh
     assert weights(tmp_path, "run") == undisturbed(tmp_path, STEPS)
 
 
-@pytest.mark.chaos
 def test_a_worker_that_fails_by_itself_is_quoted_and_not_started_for_ever(tmp_path: Path) -> None:
     """In a terminal of 80 columns, which shows the machines meanwhile."""
     words = words_for(tmp_path, "run", 30, "--fail-at", "12", "--step-s", "0.05", options=["--max-restarts", "1"])

