@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -117,3 +119,27 @@ def test_a_failed_job_is_raised_and_the_next_ones_are_done(threads: int) -> None
     finally:
         copier.close()
     assert sorted(done) == list(range(100))
+
+
+def test_a_copy_after_one_that_was_interrupted_is_whole_when_it_returns() -> None:
+    """Ctrl-C during a save, and then a last save: common, and nothing of it may be half."""
+    main = threading.current_thread()
+    done: list[int] = []
+
+    def interrupted() -> None:
+        if threading.current_thread() is main:
+            raise KeyboardInterrupt
+
+    def slow_beside(number: int) -> None:
+        time.sleep(0.01 if threading.current_thread() is main else 0.3)
+        done.append(number)
+
+    copier = Copier(threads=2)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            copier.do([interrupted] * 1000)  # of which this thread gets one
+        time.sleep(0.1)  # the helper has finished its part
+        copier.do([partial(slow_beside, number) for number in range(10)])
+        assert sorted(done) == list(range(10))
+    finally:
+        copier.close()

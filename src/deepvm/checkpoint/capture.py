@@ -166,7 +166,6 @@ class Capture:
         self._parts: dict[str, _Part] = {}
         self._components: list[tuple[str, int]] = []
         self._tensors: dict[str, torch.Tensor] = {}
-        self._texts: dict[str, str] = {}
 
     def take(self, components: Mapping[str, Any]) -> Captured:
         known = [(name, id(component)) for name, component in components.items()]
@@ -177,9 +176,9 @@ class Capture:
         self._components = known
         self._parts = {name: _part(name, component) for name, component in components.items()}
         tensors = Tensors()
-        self._texts = {name: part.full(tensors) for name, part in self._parts.items()}
+        texts = {name: part.full(tensors) for name, part in self._parts.items()}
         self._tensors = dict(tensors)
-        return Captured(tensors=self._tensors, texts=self._texts, same=False, replaced={})
+        return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
     def _again(self) -> Captured | None:
         texts: dict[str, str] = {}
@@ -193,9 +192,7 @@ class Capture:
         if not replaced.keys() <= self._tensors.keys():
             return None
         self._tensors.update(replaced)
-        if texts != self._texts:  # or else those of the last time do, and these go at once
-            self._texts = texts
-        return Captured(tensors=self._tensors, texts=self._texts, same=True, replaced=replaced)
+        return Captured(tensors=self._tensors, texts=texts, same=True, replaced=replaced)
 
 
 def _part(name: str, component: Any) -> _Part:

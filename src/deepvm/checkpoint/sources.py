@@ -42,7 +42,6 @@ class Copier:
 
     def __init__(self, threads: int = COPY_THREADS) -> None:
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._shared = threading.Semaphore(0)  # released by each helper that found no more to do
         self._helpers = [
             threading.Thread(target=self._help, name="deepvm-copy", daemon=True) for _ in range(threads - 1)
         ]
@@ -56,7 +55,7 @@ class Copier:
             self._work.put(work)
         work.share()
         for _ in self._helpers:
-            self._shared.acquire(timeout=COPY_S)
+            work.shared.acquire(timeout=COPY_S)
         if work.failure is not None:
             raise work.failure
 
@@ -67,14 +66,14 @@ class Copier:
     def _help(self) -> None:
         while (work := self._work.get()) is not None:
             work.share()
-            self._shared.release()
+            work.shared.release()
 
 
 class _Work:
     """Jobs that several threads share: taking one from the iterator is one step under the GIL."""
 
     def __init__(self, jobs: Iterator[Job]) -> None:
-        self._jobs = jobs
+        self._jobs, self.shared = jobs, threading.Semaphore(0)  # its own: a copy that was interrupted owes nothing
         self.failure: Exception | None = None
 
     def share(self) -> None:
