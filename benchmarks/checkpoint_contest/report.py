@@ -56,6 +56,7 @@ def measurements(found: Measured) -> list[Measurement]:
     memcpy = found.of(LIMITS, "memcpy")
     ratio("stall when the optimizer steps at once, over one memcpy", ours["at_once"], memcpy, **target(below=1.3))
     ratio("stall after a long step, over one memcpy", ours["long_step"], memcpy, **target(below=0.15))
+    ratio("one look at every tensor's address and version, over one memcpy", found.of(LIMITS, "look"), memcpy)
     if w.name != "lora":  # where nothing is sent there is no rate
         rates = [size / s for s in ours["remote"]]
         ratio("rate into remote memory, over iperf3 -l 1M", rates, found.iperf3, **target(at_least=0.8))
