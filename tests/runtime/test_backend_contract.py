@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -57,9 +57,14 @@ def local(folder: Path, _: pytest.FixtureRequest) -> Iterator[Place]:
     def command(of: Machine) -> list[str]:
         return [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", of.name]
 
+    def found(name: str) -> list[int]:
+        words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in marked(given)}
+        return [pid for pid, its in words.items() if its[-2:-1] == [name.encode()]]
+
     def lose(name: str) -> None:
-        for pid in marked(given):
-            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[-2] == name.encode():
+        """What was started an instant ago may have no environment yet, by which it is found."""
+        for pid in wait_until(lambda: found(name), f"a process of {name}"):
+            with suppress(ProcessLookupError):  # it ended with the one before
                 os.kill(pid, signal.SIGKILL)
 
     backend = LocalBackend(given, command=command)
