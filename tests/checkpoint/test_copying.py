@@ -129,6 +129,7 @@ def test_a_copy_after_one_that_was_interrupted_is_whole_when_it_returns() -> Non
     def interrupted() -> None:
         if threading.current_thread() is main:
             raise KeyboardInterrupt
+        time.sleep(0.005)
 
     def slow_beside(number: int) -> None:
         time.sleep(0.01 if threading.current_thread() is main else 0.3)
@@ -137,8 +138,8 @@ def test_a_copy_after_one_that_was_interrupted_is_whole_when_it_returns() -> Non
     copier = Copier(threads=2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            copier.do([interrupted] * 1000)  # of which this thread gets one
-        time.sleep(0.1)  # the helper has finished its part
+            copier.do([interrupted] * 20)  # while the helper sleeps over one, this thread gets another
+        time.sleep(0.2)  # the helper has finished its part
         copier.do([partial(slow_beside, number) for number in range(10)])
         assert sorted(done) == list(range(10))
     finally:

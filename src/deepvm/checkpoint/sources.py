@@ -111,17 +111,17 @@ class Sources:
         self.locks = [threading.Lock() for _ in range(pieces.count)]  # of chunks, while they are read or move
         self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
         self.gate.set()
-        self.marked = [0] * len(self.tensors)  # the tensors' versions, when the last snapshot was taken
+        self._marked = [0] * len(self.tensors)  # the tensors' versions, when the last snapshot was taken
         self._everything = self._jobs(tensors)
         self._everything_bytes = sum(t.nbytes for t in self.tensors)
 
     def mark(self) -> None:
         """Remember the tensors as they are now."""
-        self.marked[:] = map(versions_of, self.tensors)
+        self._marked[:] = map(versions_of, self.tensors)
 
     def changed(self) -> bool:
         """Whether torch has seen a change since the last mark."""
-        return self.marked != list(map(versions_of, self.tensors))
+        return self._marked != list(map(versions_of, self.tensors))
 
     def copy_everything(self) -> int:
         """Copy all live tensors to their places in staging memory; the bytes copied."""

@@ -33,8 +33,8 @@ class _Plan:
     pieces: Pieces
     text_bytes: int  # of the skeleton for which the header was planned
     sources: Sources
-    small: list[str]  # buffers and the like: copied in one call to their
-    places: list[torch.Tensor]  # in staging memory
+    small: list[str]  # names of small tensors that no optimizer owns, buffers for one: copied in one call
+    places: list[torch.Tensor]  # where in staging memory each of these goes
     others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
     on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
 
