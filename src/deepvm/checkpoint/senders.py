@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -82,10 +82,14 @@ class Job:
         """Whether it hardly pays to look first. Only asked of chunks that nobody has hashed yet."""
         return not self.digests[chunk] and (self.base is None or chunk in self.base.changing)
 
-    def next(self, most: int) -> list[int]:
+    def next(self, most: int, before_waiting: Callable[[], None]) -> list[int]:
         """The chunks that a sender deals with next: none at the end, and so many at most that others have some, too."""
         taken: list[int] = []
-        chunk = self.waiting.get()
+        try:
+            chunk = self.waiting.get_nowait()
+        except queue.Empty:
+            before_waiting()
+            chunk = self.waiting.get()
         most = min(most, 1 + self.waiting.qsize() // (2 * max(1, self.senders)))
         while chunk is not None:
             taken.append(chunk)
@@ -190,7 +194,7 @@ class Senders:
         kept: list[int] = []
         most = AT_ONCE if job.offering and can_offer(connection) else 1
         unseen = DIGEST_AFTER in connection.features and most == 1  # whether chunks may be sent before they are hashed
-        while (chunks := job.next(most)) and job.failure is None:
+        while (chunks := job.next(most, connection.flush)) and job.failure is None:
             changed: list[int] = []
             for chunk in chunks:
                 if unseen and job.likely_changed(chunk):

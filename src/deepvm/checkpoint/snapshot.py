@@ -21,7 +21,7 @@ import xxhash
 from deepvm.checkpoint.device import Arrivals
 from deepvm.checkpoint.layout import DTYPES, Layout
 from deepvm.checkpoint.sources import Sources, versions_of
-from deepvm.checkpoint.staging import Staging, copy_bytes, same_bytes, view_of
+from deepvm.checkpoint.staging import Staging, copy_bytes, same_bytes
 from deepvm.errors import CheckpointError
 
 _NEXT = "from the next save on it is copied every time"
@@ -44,7 +44,6 @@ class Snapshot:
         self._stable_versions = {entry: versions_of(tensor) for entry, tensor in stable.items()}
         self._moved = bytearray(self.pieces.count)  # live parts are in staging memory now
         self._waiting = list(copies)  # how many nodes still have to get the chunk from this rank
-        self._views: list[list[memoryview] | None] = [None] * self.pieces.count
         self.frozen = False
         self.torn: str | None = None
         self.unseen: set[str] = set()  # stable tensors that changed though torch's counters say they did not
@@ -68,7 +67,6 @@ class Snapshot:
                 copied = self._copy(unsent)
                 for chunk in unsent:
                     self._moved[chunk] = 1
-                    self._views[chunk] = None
             self.frozen = True
             return copied
         finally:
@@ -131,8 +129,6 @@ class Snapshot:
     def sent(self, chunk: int) -> None:
         with self._sources.locks[chunk]:
             self._waiting[chunk] -= 1
-            if not self._waiting[chunk]:
-                self._views[chunk] = None  # there are many, and the trainer would wait until they are gone
 
     def readable(self, chunk: int) -> bool:
         """Whether the chunk's bytes are still those of the snapshot."""
@@ -154,25 +150,9 @@ class Snapshot:
                 self.torn = f"{where.name} is frozen and was changed {how}: {_NEXT}"
 
     def _chunk_views(self, chunk: int) -> list[memoryview]:
-        found = self._views[chunk]
-        if found is None:
-            if not self.readable(chunk):
-                raise CheckpointError(f"chunk {chunk} was given up to the optimizer and cannot be read again")
-            found = self._views[chunk] = self._make_views(chunk)
-        return found
-
-    def _make_views(self, chunk: int) -> list[memoryview]:
-        spans: list[list[int]] = []  # address, length; neighbours joined
-        for entry, offset, length in self.pieces.parts[chunk]:
-            if entry >= 0 and self._sources.live[entry] and not self._moved[chunk]:
-                address = self._sources.address(entry, offset)
-            else:
-                address = self.staging.address + offset
-            if spans and spans[-1][0] + spans[-1][1] == address:
-                spans[-1][1] += length
-            else:
-                spans.append([address, length])
-        return [view_of(address, length) for address, length in spans]
+        if not self.readable(chunk):
+            raise CheckpointError(f"chunk {chunk} was given up to the optimizer and cannot be read again")
+        return self._sources.views(chunk, moved=bool(self._moved[chunk]))
 
 
 def from_offset(views: list[memoryview], offset: int) -> Sequence[memoryview]:

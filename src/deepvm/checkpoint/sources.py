@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.staging import Staging, copy_bytes, copy_small
+from deepvm.checkpoint.staging import Staging, copy_bytes, copy_small, view_of
 
 SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
 BATCH_BYTES = 512 * 1024
@@ -112,6 +112,7 @@ class Sources:
         self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
         self.gate.set()
         self._marked = [0] * len(self.tensors)  # the tensors' versions, when the last snapshot was taken
+        self._views: dict[tuple[int, bool], list[memoryview]] = {}
         self._everything = self._jobs(tensors)
         self._everything_bytes = sum(t.nbytes for t in self.tensors)
 
@@ -140,6 +141,25 @@ class Sources:
         pieces = [job for span in spans if span[2] >= SMALL_BYTES for job in _in_pieces(span)]
         self._copier.do([partial(_one_by_one, small), *pieces])
         return sum(length for _, _, length in spans)
+
+    def views(self, chunk: int, *, moved: bool) -> list[memoryview]:
+        """The memory of a chunk; ``moved``: the copies of live tensors in the place of the tensors. Made once, since
+        it takes longer than to send what they show of small tensors. For whoever holds the chunk's lock."""
+        found = self._views.get((chunk, moved))
+        if found is None:
+            found = self._views[chunk, moved] = self._make_views(chunk, moved)
+        return found
+
+    def _make_views(self, chunk: int, moved: bool) -> list[memoryview]:
+        spans: list[list[int]] = []  # address, length; neighbours joined
+        for entry, offset, length in self.pieces.parts[chunk]:
+            live = entry >= 0 and self.live[entry] and not moved
+            address = self.address(entry, offset) if live else self.staging.address + offset
+            if spans and spans[-1][0] + spans[-1][1] == address:
+                spans[-1][1] += length
+            else:
+                spans.append([address, length])
+        return [view_of(address, length) for address, length in spans]
 
     def address(self, entry: int, offset: int) -> int:
         return self.addresses[entry] + offset - self.pieces.layout.entries[entry].start

@@ -123,10 +123,10 @@ class MemoryTransfer:
             snapshot, step, layout.size_bytes, pieces.chunk_bytes,
             layout=layout.fingerprint, base=base, digests=digests, attempt=attempt, offering=offering, lean=lean,
         )  # fmt: skip
-        self._enqueue(jobs, [chunk for chunk in mine if chunk >= pieces.of_header])
         for node, job in jobs.items():
             self._sender(node).start(job)
         try:
+            self._enqueue(jobs, [chunk for chunk in mine if chunk >= pieces.of_header])
             extras = self._control.exchange(
                 step, attempt, layout.size_bytes, layout.fingerprint, extra, ends, lean=lean
             )

@@ -15,6 +15,7 @@ from deepvm.memnode.runs import Run
 from deepvm.memnode.source import Overtaken, Source
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 60.0
+ANSWER_S = 0.002  # a writer that begins at once takes the processor from the answer to whoever committed
 
 
 class Sink(Protocol):
@@ -59,7 +60,8 @@ class Lane:
         with self._changed:
             if self._jobs.pop(run.name, None) is not None:
                 self.skipped += 1
-            self._jobs[run.name] = _Job(run, checkpoint, lambda: self._write(run, checkpoint), run.name)
+            begins_s = time.monotonic() + ANSWER_S
+            self._jobs[run.name] = _Job(run, checkpoint, lambda: self._write(run, checkpoint), run.name, begins_s)
             self._changed.notify_all()
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:

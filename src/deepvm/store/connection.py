@@ -27,6 +27,7 @@ PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
 _HASHED_BYTES = 2**19  # sent and hashed at once: fits into the cache of a core, so memory is read only once
 _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
 _VIEWS = 64  # memory views handed to the kernel at once; more than that costs more than it saves
+_UNHEARD = 8  # chunks sent before their answers are looked at
 
 Send = Callable[[Sequence[memoryview]], int]
 HandOver = Callable[[int, Send], int]
@@ -47,7 +48,7 @@ def pieces_of(views: Sequence[memoryview], most: int) -> Iterator[list[memoryvie
     for view in views:
         start = 0
         while start < len(view):
-            part = view[start : start + left]
+            part = view if not start and len(view) <= left else view[start : start + left]
             piece.append(part)
             start += len(part)
             left -= len(part)
@@ -78,6 +79,8 @@ class Connection:
         self._requests = 0
         self._answers = 0
         self._outstanding = 0
+        self._held = b""  # small things, which leave together with what comes after them
+        self._full = False  # the kernel took less than it was given
         self._header = bytearray(wire.HEADER.size)
         host, port = parse_address(address)
         try:
@@ -161,9 +164,7 @@ class Connection:
         ``answer_s`` how long the way there and back."""
         deadline_s = time.monotonic() + (self._progress_s if timeout_s is None else timeout_s + answer_s)
         digest = xxhash.xxh3_64_intdigest(body) if body else 0
-        self._send_frame(kind, meta, len(body), digest)
-        if body:
-            self._send_all(memoryview(body))
+        self._send_frame(kind, meta, body, digest)
         frame, answer, content = self._receive(deadline_s)
         if frame.kind is Kind.ERROR:
             wire.raise_error(answer)
@@ -173,7 +174,7 @@ class Connection:
         """Send a request whose answer is a body of known length and digest, and receive it straight into memory,
         verified. The frame's own digest is not asked: it may be that of bytes which were damaged before."""
         deadline_s = time.monotonic() + self._progress_s
-        self._send_frame(kind, meta, 0, 0)
+        self._send_frame(kind, meta, b"", 0)
         frame, answer = self._receive_head(deadline_s)
         if frame.kind is Kind.ERROR:
             wire.raise_error(answer)
@@ -190,43 +191,47 @@ class Connection:
     def put(self, meta: dict[str, Any], length: int, digest: int, hand_over: HandOver) -> None:
         """Send a chunk. ``hand_over(offset, send)`` calls ``send`` with the memory that holds the chunk from an offset
         on, at that moment, and returns what it returns: how many bytes the kernel took."""
-        self._send_frame(Kind.PUT, meta, length, digest)
-        self._send_chunk(length, hand_over, self._send_some)
-        self._outstanding += 1
-        self._take_answers(wait_until=None)
+        self._put(meta, length, digest, hand_over, lambda views: self._send_held(views[:_VIEWS]))
 
     def put_hashing(self, meta: dict[str, Any], length: int, hand_over: HandOver) -> int:
-        """Send a chunk of unknown digest to a node with the feature DIGEST_AFTER; returns the digest."""
-        self._send_frame(Kind.PUT, {**meta, "digest_after": True}, length, 0)
+        """Send a chunk of unknown digest to a node with the feature DIGEST_AFTER; returns the digest, which leaves
+        with the next chunk: where none may come for a while, ``flush``."""
         hasher = xxhash.xxh3_64()
 
         def send(views: Sequence[memoryview]) -> int:
             sent = 0
             for piece in pieces_of(views, _HASHED_BYTES):
-                whole, count = sum(map(len, piece)), self._send_some(piece)
-                if count:
-                    for view in piece if count == whole else next(pieces_of(piece, count)):
-                        hasher.update(view)
+                count = self._send_held(piece)
+                for view in next(pieces_of(piece, count), ()) if self._full else piece:
+                    hasher.update(view)
                 sent += count
-                if count < whole or sent >= _HELD_BYTES:
+                if self._full or sent >= _HELD_BYTES:
                     break
             return sent
 
-        self._send_chunk(length, hand_over, send)
+        self._put({**meta, "digest_after": True}, length, 0, hand_over, send)
         digest = hasher.intdigest()
-        self._send_all(memoryview(wire.DIGEST.pack(digest)))
-        self._outstanding += 1
-        self._take_answers(wait_until=None)
+        self._held += wire.DIGEST.pack(digest)
         return digest
 
-    def _send_chunk(self, length: int, hand_over: HandOver, send: Send) -> None:
+    def _put(self, meta: dict[str, Any], length: int, digest: int, hand_over: HandOver, send: Send) -> None:
+        if self._outstanding >= _UNHEARD:
+            self._take_answers(wait_until=None)
+        self._hold_frame(Kind.PUT, meta, length, digest)
         offset = 0
         while offset < length:
-            self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
+            if self._full:
+                self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
             offset += hand_over(offset, send)
+        self._outstanding += 1
+
+    def flush(self) -> None:
+        """Hand everything to the kernel that is held back for what comes next."""
+        self._send_all(memoryview(b""))
 
     def finish(self) -> None:
         """Wait until every chunk sent so far is acknowledged."""
+        self.flush()
         while self._outstanding:
             self._take_answers(wait_until=time.monotonic() + self._progress_s)
 
@@ -248,24 +253,42 @@ class Connection:
 
     # --- bytes --------------------------------------------------------------------------------------------------
 
-    def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
+    def _hold_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
+        """It leaves together with what is sent next."""
         self._requests += 1
-        self._send_all(memoryview(wire.encode(kind, self._requests, meta, body_bytes, digest)))
+        self._held += wire.encode(kind, self._requests, meta, body_bytes, digest)
+
+    def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes | memoryview, digest: int) -> None:
+        self._hold_frame(kind, meta, len(body), digest)
+        self._send_all(memoryview(body))
 
     def _send_all(self, data: memoryview) -> None:
-        while data:
-            self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
-            data = data[self._send_some([data]) :]
+        while self._held or data:
+            if self._full:
+                self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
+            data = data[self._send_held([data]) :]
+
+    def _send_held(self, views: Sequence[memoryview]) -> int:
+        """Hand to the kernel what waits to leave, and then these; how much of these it took."""
+        held = len(self._held)
+        if not held:
+            return self._send_some(views)
+        count = self._send_some([memoryview(self._held), *views])
+        self._held = self._held[count:]
+        return max(0, count - held)
 
     def _send_some(self, views: Sequence[memoryview]) -> int:
         try:
             if isinstance(self._sock, ssl.SSLSocket):
-                return self._sock.send(views[0])
-            return self._sock.sendmsg(views[:_VIEWS], [], socket.MSG_DONTWAIT)
+                count = self._sock.send(views[0])
+            else:
+                count = self._sock.sendmsg(views, [], socket.MSG_DONTWAIT)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
-            return 0
+            count = 0
         except OSError as error:
             raise self._break(f"went away: {error}") from None
+        self._full = count < sum(map(len, views))
+        return count
 
     def _break(self, how: str) -> StoreUnavailable:
         self.broken = True
