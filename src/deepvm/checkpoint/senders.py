@@ -67,6 +67,7 @@ class Job:
     attempt: int = 0
     offering: bool = False  # what the node may have already, whatever its step and run
     lean: bool = False  # begin though there may be no room for all of it
+    begun: threading.Event = field(default_factory=threading.Event)  # some sender has, or could not
     finished: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
     bytes_sent: int = 0
@@ -146,12 +147,14 @@ class Senders:
             try:
                 if job.failure is None:
                     connection = self._begin(connection, job)
+                    job.begun.set()
                     self._serve(connection, job)
             except BaseException as error:
                 self._close(connection)
                 connection = None
                 with job.lock:
                     job.failure = job.failure or error
+            job.begun.set()
             with job.lock:
                 job.senders -= 1
                 if job.senders == 0:

@@ -131,6 +131,8 @@ class MemoryTransfer:
                 step, attempt, layout.size_bytes, layout.fingerprint, extra, ends, lean=lean
             )
             if self._rank == 0:
+                for job in jobs.values():  # the header takes a while, and leaves last
+                    job.begun.wait(max(0.0, ends - time.monotonic()))
                 write_header(extras)
             self._enqueue(jobs, [chunk for chunk in mine if chunk < pieces.of_header])
         except BaseException as error:
