@@ -161,7 +161,10 @@ class Control:
         """Wait until every chunk has arrived, from whatever rank, and write the manifest: the chunks' digests, and the
         nodes that have no part in it. ``known`` are digests of chunks that this rank sent, 0 for those of others."""
         store = self._store
-        digests, sealed = self._seal(pieces.count, step, down, ends)
+        if known and all(known) and len(store.nodes) == 1:  # it has them all, and compares when it publishes
+            digests, sealed = list(known), list(store.nodes)
+        else:
+            digests, sealed = self._seal(pieces.count, step, down, ends)
         wrong = [chunk for chunk, digest in enumerate(known) if digest and digests[chunk] != digest]
         if wrong:
             raise Corrupt(f"chunk {wrong[0]} of step {step} is not what was sent, at the memory nodes")
