@@ -59,7 +59,10 @@ def measurements(found: Measured) -> list[Measurement]:
     ratio("one look at every tensor's address and version, over one memcpy", found.of(LIMITS, "look"), memcpy)
     if w.name != "lora":  # where nothing is sent there is no rate
         rates = [size / s for s in ours["remote"]]
+        plain = found.of(LIMITS, "transfer_rate")
         ratio("rate into remote memory, over iperf3 -l 1M", rates, found.iperf3, **target(at_least=0.8))
+        ratio("the same of two plain processes that send, receive and hash, over iperf3 -l 1M", plain, found.iperf3)
+        ratio("rate into remote memory, over those two plain processes", rates, plain)
     sizes = [size] * len(found.of(OURS, "trainer_bytes"))
     ratio("extra memory of the trainer, over the state", found.of(OURS, "trainer_bytes"), sizes, **target(below=1.05))
     ratio("memory of the node, over the state", found.of(OURS, "node_bytes"), sizes, note="2 buffers")
@@ -84,6 +87,9 @@ def _limits(found: Measured, title: str) -> Table:
         if found.of(LIMITS, key)
     ]
     rows.append(["iperf3 -l 1M, one stream", "", f"{_median(found.iperf3) / GIB:.2f}"])
+    plain = found.of(LIMITS, "transfer_rate")
+    if plain:
+        rows.append(["two plain processes send, receive and hash", "", f"{_median(plain) / GIB:.2f}"])
     return Table(title=f"{title}: limits", columns=("", "ms (quartiles)", "GiB/s"), rows=rows)
 
 

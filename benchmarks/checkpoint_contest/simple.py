@@ -12,6 +12,7 @@ import torch
 
 from benchmarks import limits
 from benchmarks.checkpoint_contest import Times
+from benchmarks.plain_transfer import PlainTransfer
 from benchmarks.workloads import State
 
 
@@ -29,6 +30,7 @@ class Limits:
     def __init__(self, state: State, scratch: Path, options: dict[str, Any]) -> None:
         del options
         self._memcpy = limits.Memcpy(state.size_bytes)
+        self._transfer = PlainTransfer(self._memcpy.source)
         self._state, self._scratch = state, scratch
 
     def save(self, step: int) -> Times:
@@ -38,6 +40,7 @@ class Limits:
             "disk_new": limits.write_new_s(self._memcpy.source, self._scratch / "new"),
             "disk_over": limits.overwrite_s(self._memcpy.source, self._scratch / "over"),
             "look": self._look_s(),
+            "transfer_rate": self._transfer.bytes_per_s(hashed=True),
         }
 
     def _look_s(self) -> float:
@@ -51,7 +54,8 @@ class Limits:
             list(map(look, tensors))
         return time.perf_counter() - start
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._transfer.close()
 
 
 class Published:

@@ -1,0 +1,87 @@
+"""What any way from the memory of one process into that of another can reach here: bytes sent, received, hashed.
+
+No layout, no commit, nothing else at either end. iperf3 sends one buffer of 1 MiB again and again, which never leaves
+the caches, and looks at nothing; a checkpoint is read from memory, written to memory, and hashed at both ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import xxhash
+
+from benchmarks import limits
+from deepvm.memnode.sockets import tune
+
+CONNECTIONS = 2
+CHUNK_BYTES = 4 * 2**20  # what is hashed to one digest
+PIECE_BYTES = 2**19  # what is sent, or received, and then hashed while it is in the cache
+
+
+class PlainTransfer:
+    """Another process with memory of its own, and connections to it."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory[: len(memory) // CHUNK_BYTES * CHUNK_BYTES]
+        context = multiprocessing.get_context("spawn")
+        self._told, theirs = context.Pipe()
+        self._process = context.Process(target=_receive, args=(theirs, len(self._memory)), daemon=True)
+        self._process.start()
+        port = self._told.recv()
+        self._sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(CONNECTIONS)]
+        for sock in self._sockets:
+            tune(sock)
+
+    def bytes_per_s(self, *, hashed: bool) -> float:
+        self._told.send(hashed)
+        start = time.perf_counter()
+        _together(lambda first: _each(self._memory, first, self._sockets[first].sendall, hashed))
+        assert self._told.recv() == "done"
+        return len(self._memory) / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        self._told.send(None)
+        for sock in self._sockets:
+            sock.close()
+        self._process.join(10)
+
+
+def _receive(told: Connection, size_bytes: int) -> None:
+    memory = limits.warm_memory(size_bytes)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        told.send(listener.getsockname()[1])
+        sockets = [listener.accept()[0] for _ in range(CONNECTIONS)]
+
+    def take(first: int, hashed: bool) -> None:
+        _each(memory, first, lambda piece: sockets[first].recv_into(piece, 0, socket.MSG_WAITALL), hashed)
+
+    while (hashed := told.recv()) is not None:
+        _together(lambda first: take(first, hashed))
+        told.send("done")
+
+
+def _together(work: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _each(memory: memoryview, first: int, move: Callable[[memoryview], object], hashed: bool) -> None:
+    """Move every second chunk, in pieces, and hash it."""
+    for chunk in range(first * CHUNK_BYTES, len(memory), CONNECTIONS * CHUNK_BYTES):
+        digest = xxhash.xxh3_64()
+        for start in range(chunk, chunk + CHUNK_BYTES, PIECE_BYTES):
+            piece = memory[start : start + PIECE_BYTES]
+            move(piece)
+            if hashed:
+                digest.update(piece)
+        digest.intdigest()
