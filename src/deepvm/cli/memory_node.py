@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from pathlib import Path
@@ -103,6 +104,7 @@ def _serve(node: MemoryNode, ready_file: Path | None) -> None:
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
         node.start()
+        gc.freeze()  # modules stay: looking through them again and again would take time from saves
         if ready_file is not None:
             _write_ready(ready_file, node.address)
         while not asked.wait(1):
