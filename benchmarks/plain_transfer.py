@@ -6,6 +6,7 @@ the caches, and looks at nothing; a checkpoint is read from memory, written to m
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import socket
 import threading
@@ -20,6 +21,7 @@ from deepvm.memnode.sockets import tune
 
 CONNECTIONS = 2
 CHUNK_BYTES = 4 * 2**20  # what is hashed to one digest
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 PIECE_BYTES = 2**19  # what is sent, or received, and then hashed while it is in the cache
 
 
@@ -38,9 +40,17 @@ class PlainTransfer:
             tune(sock)
 
     def bytes_per_s(self, *, hashed: bool) -> float:
-        self._told.send(hashed)
+        """Into memory that is there already, hashed at both ends or not at all: what a save does."""
+        return self._move(sender_hashes=hashed, receiver_hashes=hashed, fresh=False)
+
+    def into_fresh_memory_bytes_per_s(self) -> float:
+        """Into memory that was not there before, hashed where it arrives: what an eager restore does."""
+        return self._move(sender_hashes=False, receiver_hashes=True, fresh=True)
+
+    def _move(self, *, sender_hashes: bool, receiver_hashes: bool, fresh: bool) -> float:
         start = time.perf_counter()
-        _together(lambda first: _each(self._memory, first, self._sockets[first].sendall, hashed))
+        self._told.send((receiver_hashes, fresh))
+        _together(lambda first: _each(self._memory, first, self._sockets[first].sendall, sender_hashes))
         assert self._told.recv() == "done"
         return len(self._memory) / (time.perf_counter() - start)
 
@@ -59,12 +69,18 @@ def _receive(told: Connection, size_bytes: int) -> None:
         told.send(listener.getsockname()[1])
         sockets = [listener.accept()[0] for _ in range(CONNECTIONS)]
 
-    def take(first: int, hashed: bool) -> None:
-        _each(memory, first, lambda piece: sockets[first].recv_into(piece, 0, socket.MSG_WAITALL), hashed)
+    def take(memory: memoryview, hashed: bool) -> None:
+        def receive(first: int) -> Callable[[memoryview], int]:
+            return lambda piece: sockets[first].recv_into(piece, 0, socket.MSG_WAITALL)
 
-    while (hashed := told.recv()) is not None:
-        _together(lambda first: take(first, hashed))
+        _together(lambda first: _each(memory, first, receive(first), hashed))
+
+    while (asked := told.recv()) is not None:
+        hashed, fresh = asked
+        into = memoryview(mmap.mmap(-1, size_bytes, flags=_PRIVATE)) if fresh else memory
+        take(into, hashed)
         told.send("done")
+        del into  # giving it back is no part of it
 
 
 def _together(work: Callable[[int], None]) -> None:

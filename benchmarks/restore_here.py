@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 import deepvm
 from benchmarks import limits, workloads
 from benchmarks.checkpoint_contest.ours import MemoryNode, capacity_bytes, rss_bytes
-from deepvm.checkpoint.staging import Staging
+from benchmarks.plain_transfer import PlainTransfer
 
 RUN = "restore"
 TOKENS = (1, 33)  # the first forward: one short sentence
@@ -63,6 +63,7 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
     places = _save(saved, scratch)
     node = MemoryNode(scratch, capacity_bytes(saved.size_bytes))
     iperf3 = limits.Iperf3()
+    plain = PlainTransfer(limits.warm_memory(saved.size_bytes))
     try:
         remote = f"memory://{node.address}"
         with deepvm.Checkpointer({"model": saved.model, "optimizer": saved.optimizer}, remote, run=RUN) as ckpt:
@@ -98,9 +99,10 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
                         found[what if what.startswith("step") else f"{name}: {what}"] += values
             if number:
                 found["iperf3"].append(saved.size_bytes / rate)
-                found["first touch"].append(_first_touch_s(saved.size_bytes))
+                found["plain transfer"].append(saved.size_bytes / plain.into_fresh_memory_bytes_per_s())
                 found["verifying"].append(_verifying_s(next(places["deepvm"].rglob("*.safetensors")), model_bytes))
     finally:
+        plain.close()
         iperf3.close()
         node.close()
     return found, saved.size_bytes
@@ -178,13 +180,6 @@ def _loss(model: torch.nn.Module) -> float:
     tokens = torch.randint(0, 50257, TOKENS, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return float(model.loss(tokens))  # type: ignore[operator]
-
-
-def _first_touch_s(size_bytes: int) -> float:
-    """What the system takes to give a process memory: part of any restore into memory that was not there before."""
-    start = time.perf_counter()
-    Staging(size_bytes)
-    return time.perf_counter() - start
 
 
 def _verifying_s(path: Path, size_bytes: int) -> float:

@@ -57,6 +57,7 @@ def measurements(found: Measured) -> list[Measurement]:
     ratio("stall when the optimizer steps at once, over one memcpy", ours["at_once"], memcpy, **target(below=1.3))
     ratio("stall after a long step, over one memcpy", ours["long_step"], memcpy, **target(below=0.15))
     ratio("one look at every tensor's address and version, over one memcpy", found.of(LIMITS, "look"), memcpy)
+    ratio("one copy of every tensor on all cores and nothing else, over one memcpy", found.of(LIMITS, "copies"), memcpy)
     if w.name != "lora":  # where nothing is sent there is no rate
         rates = [size / s for s in ours["remote"]]
         plain = found.of(LIMITS, "transfer_rate")

@@ -20,7 +20,7 @@ from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging, copy_bytes, copy_small, view_of
 
 SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
-BATCH_BYTES = 512 * 1024
+BATCH_BYTES = 2 * 2**20
 PIECE_BYTES = 4 * 2**20
 COPY_THREADS = min(4, os.cpu_count() or 1)
 COPY_S = 600.0  # no copy takes so long
