@@ -16,7 +16,7 @@ from benchmarks import workloads
 
 # name -> module: class. Several may share a process: "published" takes its switches with each save.
 WHERE = {
-    "limits": "simple:Limits",
+    "limits": "bounds:Limits",
     "torch.save": "simple:TorchSave",
     "safetensors": "simple:Safetensors",
     "DCP save": "dcp:Save",

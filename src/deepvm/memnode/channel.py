@@ -10,9 +10,8 @@ import time
 
 import xxhash
 
-from deepvm.memnode.sockets import tune
+from deepvm.memnode.sockets import HASHED_BYTES, tune
 
-_HASHED_BYTES = 2**19  # received and hashed at once: fits into the cache of a core, where hashing costs half as much
 _TICK_S = 1.0  # how often a thread that waits for its client looks up
 _JUNK = bytearray(2**18)  # what nobody wants is received here, by everybody at once
 
@@ -67,8 +66,8 @@ class Channel:
         """Fill ``into`` and return its digest, taken piece by piece while each is still in the core's cache."""
         deadline = time.monotonic() + self._frame_s
         digest, receive = xxhash.xxh3_64(), self._sock.recv_into
-        for start in range(0, len(into), _HASHED_BYTES):
-            piece = into[start : start + _HASHED_BYTES]
+        for start in range(0, len(into), HASHED_BYTES):
+            piece = into[start : start + HASHED_BYTES]
             try:
                 done = receive(piece, 0, self._flags)
             except OSError:  # the slow way tells what it means

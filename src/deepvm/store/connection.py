@@ -18,13 +18,12 @@ import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
 from deepvm.memnode import wire
-from deepvm.memnode.sockets import tune
+from deepvm.memnode.sockets import HASHED_BYTES, tune
 from deepvm.memnode.wire import Frame, Kind
 
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
-_HASHED_BYTES = 2**19  # sent and hashed at once: fits into the cache of a core, so memory is read only once
 _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
 _VIEWS = 64  # memory views handed to the kernel at once; more than that costs more than it saves
 _UNHEARD = 8  # chunks sent before their answers are looked at
@@ -200,7 +199,7 @@ class Connection:
 
         def send(views: Sequence[memoryview]) -> int:
             sent = 0
-            for piece in pieces_of(views, _HASHED_BYTES):
+            for piece in pieces_of(views, HASHED_BYTES):
                 count = self._send_held(piece)
                 for view in next(pieces_of(piece, count), ()) if self._full else piece:
                     hasher.update(view)
@@ -322,8 +321,8 @@ class Connection:
     def _receive_hashed(self, into: memoryview, deadline_s: float) -> int:
         """Fill ``into`` and return its digest, taken piece by piece while each is still in the core's cache."""
         hasher = xxhash.xxh3_64()
-        for start in range(0, len(into), _HASHED_BYTES):
-            piece = into[start : start + _HASHED_BYTES]
+        for start in range(0, len(into), HASHED_BYTES):
+            piece = into[start : start + HASHED_BYTES]
             self._receive_exactly(piece, deadline_s)
             deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
             hasher.update(piece)
