@@ -201,10 +201,9 @@ def check_no_trace(tmp_path: Path, warm: int, count: int) -> None:
             wait_until(lambda: client.status()["spill_waiting"] == 0)
             assert client.read(count - 1) == content(count - 1, BLOCK + 10)
             status = client.status()
-        after = node.figures()
         assert status["saves"] == count
         assert status["used_bytes"] == 4 * BLOCK
-        assert after["VmRSS"] - before["VmRSS"] < 8_000
-        assert after["fds"] <= before["fds"] + 1
-        assert after["Threads"] <= before["Threads"] + 1
+        assert node.figures()["VmRSS"] - before["VmRSS"] < 8_000
+        for what in ("fds", "Threads"):  # the last clients' leave a moment after them
+            wait_until(lambda what=what: node.figures()[what] <= before[what] + 1)
         assert len(list((tmp_path / "spill" / "run").glob("step-*.json"))) == 2
