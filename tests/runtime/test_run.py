@@ -110,7 +110,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
     token.write_text("t" * 64, encoding="utf-8")
     (tmp_path / "out").mkdir()
     job = Job(
-        run="far", script=TOY, args=("20", str(tmp_path / "out"), "--step-s", "0"), folder=tmp_path, hub="",
+        run="far", script=TOY, args=("20", str(tmp_path / "out"), "--step-s", "0.03"), folder=tmp_path, hub="",
         token_file=token, policy="every 5 steps", memory_bytes=64_000_000, env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     document = tmp_path / "job.json"
