@@ -17,12 +17,11 @@ from multiprocessing.connection import Connection
 import xxhash
 
 from benchmarks import limits
-from deepvm.memnode.sockets import tune
+from deepvm.memnode.sockets import HASHED_BYTES, tune
 
 CONNECTIONS = 2
 CHUNK_BYTES = 4 * 2**20  # what is hashed to one digest
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-PIECE_BYTES = 2**19  # what is sent, or received, and then hashed while it is in the cache
 
 
 class PlainTransfer:
@@ -95,8 +94,8 @@ def _each(memory: memoryview, first: int, move: Callable[[memoryview], object], 
     """Move every second chunk, in pieces, and hash it."""
     for chunk in range(first * CHUNK_BYTES, len(memory), CONNECTIONS * CHUNK_BYTES):
         digest = xxhash.xxh3_64()
-        for start in range(chunk, chunk + CHUNK_BYTES, PIECE_BYTES):
-            piece = memory[start : start + PIECE_BYTES]
+        for start in range(chunk, chunk + CHUNK_BYTES, HASHED_BYTES):
+            piece = memory[start : start + HASHED_BYTES]
             move(piece)
             if hashed:
                 digest.update(piece)
