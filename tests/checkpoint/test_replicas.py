@@ -334,7 +334,7 @@ def test_a_second_attempt_at_a_step_has_nothing_of_the_first(in_process: Callabl
     def put(connection: Any, chunk: int) -> None:
         piece = data[chunk * BLOCK : (chunk + 1) * BLOCK]
         digest = xxhash.xxh3_64_intdigest(piece)
-        connection.put({"step": 1, "chunk": chunk}, BLOCK, digest, lambda offset, send: send([piece[offset:]]))
+        connection.put(1, chunk, piece, digest)
         connection.finish()
 
     old = begin(1)

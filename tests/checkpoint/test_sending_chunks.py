@@ -18,6 +18,7 @@ from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest, chunk_span
 from deepvm.store.connection import Connection, Send
 from deepvm.store.memory import MemoryStore
+from deepvm.store.strips import cut
 from deepvm.store.uploading import begin, seal, seal_and_publish
 
 BLOCK = 2**20
@@ -35,11 +36,11 @@ class Scattered:
 
     def views(self, start: int, end: int) -> Sequence[memoryview]:
         whole, at, found = memoryview(self.data), start, []
-        for cut in self._cuts:
-            if cut > at:
-                found.append(whole[at : min(cut, end)])
-                at = cut
-            if cut >= end:
+        for mark in self._cuts:
+            if mark > at:
+                found.append(whole[at : min(mark, end)])
+                at = mark
+            if mark >= end:
                 break
         return found
 
@@ -49,7 +50,7 @@ class Scattered:
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
         start, length = chunk_span(chunk, SIZE, BLOCK)
-        return send(self.views(start + offset, start + length))
+        return send(cut(self.views(start + offset, start + length)))
 
     def sent(self, chunk: int) -> None: ...
 
@@ -81,39 +82,46 @@ def connection(store: MemoryStore) -> Iterator[Connection]:
         found.close()
 
 
-def hash_and_put(connection: Connection, source: Scattered, chunk: int) -> None:
-    _, length = chunk_span(chunk, SIZE, BLOCK)
-    found = connection.put_hashing(
-        {"step": 1, "chunk": chunk}, length, lambda offset, send: source.hand_over(chunk, offset, send)
-    )
-    assert found == source.digest(chunk)
+def put(connection: Connection, source: Scattered, chunks: Sequence[int], digests: Sequence[int]) -> None:
+    lengths = [chunk_span(chunk, SIZE, BLOCK)[1] for chunk in chunks]
+    found = dict(connection.put_several(1, chunks, lengths, digests, source.hand_over))
+    assert found == {chunk: source.digest(chunk) for chunk in chunks}
 
 
-def put(connection: Connection, source: Scattered, chunk: int) -> None:
-    _, length = chunk_span(chunk, SIZE, BLOCK)
-    connection.put(
-        {"step": 1, "chunk": chunk},
-        length,
-        source.digest(chunk),
-        lambda offset, send: source.hand_over(chunk, offset, send),
-    )
+def hash_and_put(connection: Connection, source: Scattered, *chunks: int) -> None:
+    put(connection, source, chunks, [0] * len(chunks))
 
 
-@pytest.mark.parametrize("way", [hash_and_put, put])
-@pytest.mark.parametrize("buffer_bytes", [None, 5000, 100_000])
+def put_hashed(connection: Connection, source: Scattered, *chunks: int) -> None:
+    put(connection, source, chunks, list(map(source.digest, chunks)))
+
+
+def put_to_an_older_node(connection: Connection, source: Scattered, *chunks: int) -> None:
+    connection.features = frozenset()
+    put_hashed(connection, source, *chunks)
+
+
+def put_half_hashed(connection: Connection, source: Scattered, *chunks: int) -> None:
+    put(connection, source, chunks, [source.digest(chunk) * (chunk % 2) for chunk in chunks])
+
+
+@pytest.mark.parametrize("together", [1, 6])
+@pytest.mark.parametrize("way", [hash_and_put, put_hashed, put_half_hashed, put_to_an_older_node])
+@pytest.mark.parametrize("buffer_bytes", [None, 50_000])
 def test_many_views_and_partial_sends_arrive_as_they_are(
     store: MemoryStore,
     connection: Connection,
-    way: Callable[[Connection, Scattered, int], None],
+    way: Callable[..., None],
     buffer_bytes: int | None,
+    together: int,
 ) -> None:
     if buffer_bytes is not None:  # a kernel that takes little at once
         with socket.socket(fileno=connection.fileno()) as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
             sock.detach()
     source = Scattered()
-    for chunk in range(6):
-        way(connection, source, chunk)
+    for first in range(0, 6, together):
+        way(connection, source, *range(first, first + together))
     connection.finish()
     digests = [source.digest(chunk) for chunk in range(6)]
     manifest = Manifest(
@@ -138,7 +146,7 @@ def test_a_digest_leaves_when_it_is_flushed(store: MemoryStore, connection: Conn
 
 def test_an_answer_that_says_no_is_heard_at_the_end_or_before(connection: Connection) -> None:
     source = Scattered()
-    connection.put({"step": 1, "chunk": 0}, BLOCK, 5, lambda offset, send: source.hand_over(0, offset, send))
+    assert list(connection.put_several(1, [0], [BLOCK], [5], source.hand_over)) == [(0, 5)]
     with pytest.raises(Corrupt, match="chunk 0 is not what was sent"):
         connection.finish()
 

@@ -75,19 +75,23 @@ class Client(NodeClient):
     def begin(self, step: int, size: int, **fields: Any) -> None:
         self.ask(Kind.BEGIN, {"step": step, "size_bytes": size, "layout": "l", "rank": 0, "world_size": 1, **fields})
 
-    def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None, after: bool = False) -> None:
+    def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None) -> None:
+        meta = {"step": step, "chunk": chunk}
+        self._put(Kind.PUT, meta, data, digest_of(data) if digest is None else digest)
+
+    def puts(self, step: int, chunks: dict[int, bytes], digests: dict[int, int] | None = None) -> None:
+        """Several chunks in one frame; with the digests of others, where they are given."""
+        found = {chunk: digest_of(data) for chunk, data in chunks.items()} | (digests or {})
+        body = b"".join(data + wire.DIGEST.pack(found[chunk]) for chunk, data in chunks.items())
+        self._put(Kind.PUTS, {"step": step, "chunks": list(chunks)}, body, 0)
+
+    def _put(self, kind: Kind, meta: dict[str, Any], body: bytes, digest: int) -> None:
         self._request += 1
-        found = digest_of(data) if digest is None else digest
-        meta: dict[str, Any] = {"step": step, "chunk": chunk}
-        if after:
-            frame = wire.encode(Kind.PUT, self._request, {**meta, "digest_after": True}, len(data), 0)
-            self.send(frame + data + wire.DIGEST.pack(found))
-        else:
-            self.send(wire.encode(Kind.PUT, self._request, meta, len(data), found) + data)
-        kind, meta, _ = self._receive()
-        if kind is Kind.ERROR:
-            wire.raise_error(meta)
-        assert kind is Kind.OK
+        self.send(wire.encode(kind, self._request, meta, len(body), digest) + body)
+        found, answer, _ = self._receive()
+        if found is Kind.ERROR:
+            wire.raise_error(answer)
+        assert found is Kind.OK
 
     def send(self, data: bytes) -> None:
         self._sock.sendall(data)

@@ -12,7 +12,7 @@ from memnode_client import BLOCK, Client, chunks_of, content, digest_of, manifes
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.memnode import MemoryNode
-from deepvm.memnode.wire import Kind, ProtocolError
+from deepvm.memnode.wire import MOST_PUT, Kind, ProtocolError
 from deepvm.store.base import Manifest
 
 SIZE = 3 * BLOCK + 100
@@ -43,19 +43,46 @@ def test_a_checkpoint_comes_back_byte_for_byte(node: MemoryNode, client: Client)
     assert status["bytes_out"] > SIZE
 
 
-def test_a_digest_may_follow_its_chunk(node: MemoryNode, client: Client) -> None:
+def test_several_chunks_come_in_one_frame(node: MemoryNode, client: Client) -> None:
     data = content(1, SIZE)
+    chunks = dict(enumerate(chunks_of(data)))
     client.begin(7, SIZE)
-    for number, chunk in enumerate(chunks_of(data)):
-        with pytest.raises(Corrupt):
-            client.put(7, number, chunk, digest=5, after=True)
-        client.put(7, number, chunk, after=True)
+    with pytest.raises(Corrupt, match="chunk 2 "):
+        client.puts(7, chunks, {2: 5})
+    assert client.seal(7, [0, 1]) == [digest_of(chunks[0]), digest_of(chunks[1])]  # those before it are here to stay
+    with pytest.raises(StoreError, match="2 "):
+        client.seal(7, list(chunks))
+    client.puts(7, {3: chunks[3], 2: chunks[2]})
     client.publish(manifest_of(data, "run", 7))
     assert client.read(7) == data
-    client.begin(8, SIZE)
-    with pytest.raises(StoreError, match="no chunk 99"):  # refused, and the connection goes on behind it
-        client.put(8, 99, data[:BLOCK], after=True)
-    assert client.steps() == {7: "remote"}
+    assert clean(node)
+
+
+@pytest.mark.parametrize(
+    ("chunks", "told"),
+    [
+        ({99: bytes(BLOCK)}, "no chunk 99"),
+        ({0: bytes(BLOCK), 1: bytes(BLOCK - 1)}, "were sent"),
+        ({0: bytes(BLOCK), 1: bytes(2 * BLOCK)}, "were sent"),
+        ({0: bytes(BLOCK)}, "no upload"),
+    ],
+)
+def test_chunks_that_are_refused_leave_the_connection_whole(
+    node: MemoryNode, client: Client, chunks: dict[int, bytes], told: str
+) -> None:
+    if told != "no upload":
+        client.begin(8, SIZE)
+    with pytest.raises(StoreError, match=told):
+        client.puts(8, chunks)
+    client.save(9, content(1, SIZE))
+    assert client.steps() == {9: "remote"}
+
+
+@pytest.mark.parametrize("chunks", [None, [], 3, [True], ["0"], [-1], [0.0], list(range(MOST_PUT + 1))])
+def test_lists_of_chunks_that_are_none_are_malformed(client: Client, chunks: object) -> None:
+    client.begin(7, SIZE)
+    with pytest.raises(ProtocolError, match="chunk"):
+        client.ask(Kind.PUTS, {"step": 7, "chunks": chunks})
 
 
 def test_nothing_is_visible_before_the_manifest(node: MemoryNode, client: Client) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from deepvm.memnode import wire
 from deepvm.store.connection import Connection, Send
+from deepvm.store.strips import Strip, views_of
 from deepvm.store.uploading import link, offer
 
 AT_ONCE = 32  # chunks of one offer: they are read twice, and far more would delay the first byte
@@ -87,9 +88,9 @@ def link_known(
 def _proof(source: Source, chunk: int, key: bytes) -> bytes:
     proof = b""
 
-    def prove(views: Sequence[memoryview]) -> int:
+    def prove(strips: Sequence[Strip]) -> int:
         nonlocal proof
-        proof = wire.content_proof(key, views)
+        proof = wire.content_proof(key, views_of(strips))
         return 0
 
     source.hand_over(chunk, 0, prove)

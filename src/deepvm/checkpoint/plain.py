@@ -11,6 +11,7 @@ from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.transfer import Sent
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
+from deepvm.store.strips import Strip, views_of
 
 COMMIT_POLL_S = 0.05
 
@@ -80,8 +81,8 @@ class PlainTransfer:
     def _put(self, writer: Writer, snapshot: Snapshot, chunk: int) -> int:
         digest = snapshot.digest(chunk)
 
-        def put(views: Sequence[memoryview]) -> int:
-            writer.put(chunk, views, digest)
+        def put(strips: Sequence[Strip]) -> int:
+            writer.put(chunk, views_of(strips), digest)
             return 0
 
         snapshot.hand_over(chunk, 0, put)

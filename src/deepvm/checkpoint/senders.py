@@ -12,13 +12,14 @@ from typing import Protocol
 
 from deepvm.checkpoint.offers import AT_ONCE, can_offer, link_known
 from deepvm.errors import NotFound, StoreUnavailable
-from deepvm.memnode.wire import DIGEST_AFTER, Kind
+from deepvm.memnode.wire import PUTS, Kind
 from deepvm.store.base import chunk_span
 from deepvm.store.connection import Connection, Send
 from deepvm.store.memory import MemoryStore
 from deepvm.store.uploading import begin, pack_kept
 
 SENDER_NICENESS = 10  # training keeps its cores; what is not sent in time is copied instead
+PUT_AT_ONCE = 8  # chunks of one frame: they cost little more than the last of them would alone
 KEPT_AT_ONCE = 256  # a node that has them on disk only reads them back before it answers
 
 
@@ -195,9 +196,9 @@ class Senders:
 
     def _serve(self, connection: Connection, job: Job) -> None:
         kept: list[int] = []
-        most = AT_ONCE if job.offering and can_offer(connection) else 1
-        unseen = DIGEST_AFTER in connection.features and most == 1  # whether chunks may be sent before they are hashed
-        while (chunks := job.next(most, connection.flush)) and job.failure is None:
+        offering = job.offering and can_offer(connection)
+        unseen = PUTS in connection.features and not offering  # whether chunks may be sent before they are hashed
+        while (chunks := job.next(AT_ONCE if offering else PUT_AT_ONCE, connection.flush)) and job.failure is None:
             changed: list[int] = []
             for chunk in chunks:
                 if unseen and job.likely_changed(chunk):
@@ -206,10 +207,9 @@ class Senders:
                 job.digests[chunk] = digest = job.digests[chunk] or job.source.digest(chunk)
                 same = job.base is not None and job.base.digests[chunk] == digest
                 (kept if same else changed).append(chunk)
-            if changed and most > 1:
+            if changed and offering:
                 changed = self._link(connection, job, changed)
-            for chunk in changed:
-                self._put(connection, job, chunk)
+            self._put(connection, job, changed)
         connection.finish()
         for start in range(0, len(kept), KEPT_AT_ONCE):
             if job.failure is None:
@@ -226,20 +226,15 @@ class Senders:
             job.bytes_linked += sum(map(job.length, linked))
         return [chunk for chunk in chunks if chunk not in linked]
 
-    def _put(self, connection: Connection, job: Job, chunk: int) -> None:
-        """Send a chunk; one that was not hashed before is read only once, for the kernel and for its digest."""
-        meta, length = {"step": job.step, "chunk": chunk}, job.length(chunk)
-
-        def hand_over(offset: int, send: Send) -> int:
-            return job.source.hand_over(chunk, offset, send)
-
-        if job.digests[chunk]:
-            connection.put(meta, length, job.digests[chunk], hand_over)
-        else:
-            job.digests[chunk] = connection.put_hashing(meta, length, hand_over)
-        with job.lock:
-            job.bytes_sent += length
-        job.source.sent(chunk)
+    def _put(self, connection: Connection, job: Job, chunks: Sequence[int]) -> None:
+        for start in range(0, len(chunks), PUT_AT_ONCE):
+            some = chunks[start : start + PUT_AT_ONCE]
+            lengths, digests = [job.length(chunk) for chunk in some], [job.digests[chunk] for chunk in some]
+            for chunk, digest in connection.put_several(job.step, some, lengths, digests, job.source.hand_over):
+                job.digests[chunk] = digest
+                job.source.sent(chunk)
+            with job.lock:
+                job.bytes_sent += sum(lengths)
 
     def _keep(self, connection: Connection, job: Job, kept: list[int]) -> None:
         assert job.base is not None  # noqa: S101 - nothing is kept without a base
@@ -250,10 +245,9 @@ class Senders:
                 pack_kept(kept, [job.digests[chunk] for chunk in kept]),
             )
         except NotFound:  # the node no longer has the base: send after all what can still be read
-            for chunk in kept:
-                if not job.source.readable(chunk):
-                    raise
-                self._put(connection, job, chunk)
+            if not all(map(job.source.readable, kept)):
+                raise
+            self._put(connection, job, kept)
             connection.finish()
             return
         for chunk in kept:

@@ -13,7 +13,7 @@ tensor changed before it was read is torn, says so, and is never committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import xxhash
@@ -23,6 +23,8 @@ from deepvm.checkpoint.layout import DTYPES, Layout
 from deepvm.checkpoint.sources import Sources, versions_of
 from deepvm.checkpoint.staging import Staging, copy_bytes, same_bytes
 from deepvm.errors import CheckpointError
+from deepvm.store.connection import Send
+from deepvm.store.strips import Strip, from_offset, views_of
 
 _NEXT = "from the next save on it is copied every time"
 GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its trainer
@@ -109,22 +111,19 @@ class Snapshot:
         self._sources.gate.wait(GATE_S)
         with self._sources.locks[chunk]:
             self._compare_stable(chunk)
-            views = self._chunk_views(chunk)
-            if len(views) == 1:
-                return xxhash.xxh3_64_intdigest(views[0])
             hasher = xxhash.xxh3_64()
-            for view in views:
+            for view in views_of(self._strips(chunk)):
                 hasher.update(view)
             return hasher.intdigest()
 
-    def hand_over(self, chunk: int, offset: int, send: Callable[[Sequence[memoryview]], int]) -> int:
+    def hand_over(self, chunk: int, offset: int, send: Send) -> int:
         """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
         self.ready(chunk)
         self._sources.gate.wait(GATE_S)
         with self._sources.locks[chunk]:
             if not offset:
                 self._compare_stable(chunk)
-            return send(from_offset(self._chunk_views(chunk), offset))
+            return send(from_offset(self._strips(chunk), offset))
 
     def sent(self, chunk: int) -> None:
         with self._sources.locks[chunk]:
@@ -149,21 +148,10 @@ class Snapshot:
                 self.unseen.add(where.name)
                 self.torn = f"{where.name} is frozen and was changed {how}: {_NEXT}"
 
-    def _chunk_views(self, chunk: int) -> list[memoryview]:
+    def _strips(self, chunk: int) -> list[Strip]:
         if not self.readable(chunk):
             raise CheckpointError(f"chunk {chunk} was given up to the optimizer and cannot be read again")
-        return self._sources.views(chunk, moved=bool(self._moved[chunk]))
-
-
-def from_offset(views: list[memoryview], offset: int) -> Sequence[memoryview]:
-    """What is left of some memory after its first bytes."""
-    if not offset:
-        return views
-    for i, view in enumerate(views):
-        if offset < len(view):
-            return [view[offset:], *views[i + 1 :]]
-        offset -= len(view)
-    return []
+        return self._sources.strips(chunk, moved=bool(self._moved[chunk]))
 
 
 def stage(staging: Staging, layout: Layout, entry: int, tensor: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging, copy_bytes, copy_small, view_of
+from deepvm.store.strips import Strip, cut
 
 SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
 BATCH_BYTES = 2 * 2**20
@@ -112,7 +113,7 @@ class Sources:
         self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
         self.gate.set()
         self._marked = [0] * len(self.tensors)  # the tensors' versions, when the last snapshot was taken
-        self._views: dict[tuple[int, bool], list[memoryview]] = {}
+        self._strips: dict[tuple[int, bool], list[Strip]] = {}
         self._everything = self._jobs(tensors)
         self._everything_bytes = sum(t.nbytes for t in self.tensors)
 
@@ -142,15 +143,15 @@ class Sources:
         self._copier.do([partial(_one_by_one, small), *pieces])
         return sum(length for _, _, length in spans)
 
-    def views(self, chunk: int, *, moved: bool) -> list[memoryview]:
+    def strips(self, chunk: int, *, moved: bool) -> list[Strip]:
         """The memory of a chunk; ``moved``: the copies of live tensors in the place of the tensors. Made once, since
         it takes longer than to send what they show of small tensors. For whoever holds the chunk's lock."""
-        found = self._views.get((chunk, moved))
+        found = self._strips.get((chunk, moved))
         if found is None:
-            found = self._views[chunk, moved] = self._make_views(chunk, moved)
+            found = self._strips[chunk, moved] = self._make_strips(chunk, moved)
         return found
 
-    def _make_views(self, chunk: int, moved: bool) -> list[memoryview]:
+    def _make_strips(self, chunk: int, moved: bool) -> list[Strip]:
         spans: list[list[int]] = []  # address, length; neighbours joined
         for entry, offset, length in self.pieces.parts[chunk]:
             live = entry >= 0 and self.live[entry] and not moved
@@ -159,7 +160,7 @@ class Sources:
                 spans[-1][1] += length
             else:
                 spans.append([address, length])
-        return [view_of(address, length) for address, length in spans]
+        return cut([view_of(address, length) for address, length in spans])
 
     def address(self, entry: int, offset: int) -> int:
         return self.addresses[entry] + offset - self.pieces.layout.entries[entry].start

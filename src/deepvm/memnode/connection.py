@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from deepvm.memnode.arena import NoRoom
 from deepvm.memnode.channel import Channel, Gone
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.requests import Answer, Requests
+from deepvm.memnode.uploads import Upload
 from deepvm.memnode.wire import Kind
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Connection:
         self._node, self._channel, self.name = node, channel, name
         self._header = memoryview(bytearray(wire.HEADER.size))
         self._meta = memoryview(bytearray(wire.MOST_META_BYTES))
+        self._digest = memoryview(bytearray(wire.DIGEST.size))
         self.busy = False  # between a frame's first byte and its answer
         self._counted_in = self._counted_out = 0
 
@@ -96,6 +99,9 @@ class Connection:
             if frame.kind is Kind.PUT:
                 self._put(requests, frame, meta)
                 answer: Answer = None
+            elif frame.kind is Kind.PUTS:
+                self._puts(requests, frame, meta)
+                answer = None
             elif frame.kind is Kind.MEND:
                 self._mend(requests, frame, meta)
                 answer = None
@@ -133,33 +139,51 @@ class Connection:
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
     def _put(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
-        length = frame.body_bytes
-        chunk = fields.chunk(meta)
-        after = fields.flag(meta, "digest_after")
+        length, chunk = frame.body_bytes, fields.chunk(meta)
         try:
             upload = requests.upload(meta)
             block = upload.start(chunk, length)
         except Refused:
-            self._channel.discard(length + after * wire.DIGEST.size)
+            self._channel.discard(length)
             raise
+        self._receive_chunk(upload, chunk, block, length, lambda: frame.digest)
+
+    def _puts(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
+        """Several chunks, each followed by its digest. Those before one that is refused are here to stay."""
+        left, chunks = frame.body_bytes, fields.chunks(meta)
+        try:
+            upload = requests.upload(meta)
+            lengths = [upload.length(chunk) for chunk in chunks]
+            expected = sum(lengths) + len(chunks) * wire.DIGEST.size
+            if left != expected:
+                raise Refused("failed", f"chunks {chunks} take {expected} bytes, {left} were sent")
+            for chunk, length in zip(chunks, lengths, strict=True):
+                block = upload.start(chunk, length)
+                left -= length + wire.DIGEST.size
+                self._receive_chunk(upload, chunk, block, length, self._receive_digest)
+        except Refused:
+            self._channel.discard(left)
+            raise
+
+    def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int, digest: Callable[[], int]) -> None:
+        """``digest`` is asked when the chunk has been received: what its sender says."""
         whole = False
         try:
             with self._node.arena.view(block, length) as view:
                 found = self._channel.receive_hashed(view)
-                whole = found == (self._digest_after() if after else frame.digest)
+                whole = found == digest()
         finally:
             if not whole:
                 upload.cancel(block)
         if not whole:
             self._node.counters.add(corrupt_chunks=1)
-            self._node.log.warning("corrupt chunk", client=self.name, step=meta.get("step"), chunk=chunk)
+            self._node.log.warning("corrupt chunk", client=self.name, step=upload.begin.step, chunk=chunk)
             raise Refused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
         upload.finish(chunk, block, found)
 
-    def _digest_after(self) -> int:
-        digest = bytearray(wire.DIGEST.size)
-        self._channel.receive(memoryview(digest))
-        return int(wire.DIGEST.unpack(digest)[0])
+    def _receive_digest(self) -> int:
+        self._channel.receive(self._digest)
+        return int(wire.DIGEST.unpack(self._digest)[0])
 
     def _mend(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
         """Whoever may read a checkpoint may bring a damaged chunk of it back: the bytes that its manifest names."""

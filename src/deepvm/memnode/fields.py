@@ -68,6 +68,13 @@ def chunk(meta: Meta) -> int:
     return integer(meta, "chunk", 0, MOST_CHUNKS - 1)
 
 
+def chunks(meta: Meta) -> list[int]:
+    found = meta.get("chunks")
+    if not isinstance(found, list) or not 1 <= len(found) <= wire.MOST_PUT:
+        raise wire.ProtocolError(f"'chunks' must be a list of 1 to {wire.MOST_PUT} chunks")
+    return [chunk({"chunk": one}) for one in found]
+
+
 def timeout_s(meta: Meta) -> float:
     value = meta.get("timeout_s", 0)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:

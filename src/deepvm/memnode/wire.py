@@ -29,9 +29,10 @@ DIGEST = struct.Struct("!Q")
 MOST_META_BYTES = 64 * 2**10
 MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
+MOST_PUT = 16  # chunks of one frame
 NONCE_BYTES = 32
-OFFER, DIGEST_AFTER = "offer", "digest-after"
-FEATURES = (OFFER, DIGEST_AFTER)  # what a node can do that not every node of this version can: told in HELLO
+OFFER, PUTS = "offer", "puts"
+FEATURES = (OFFER, PUTS)  # what a node can do that not every node of this version can: told in HELLO
 
 
 class Kind(IntEnum):
@@ -47,7 +48,7 @@ class Kind(IntEnum):
     BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
     # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
     # of the same step begins anew; {"repair": true}: only while no save is under way
-    PUT = 22  # {"step", "chunk"} + body; {"digest_after": true}: the digest follows the body, as a u64
+    PUT = 22  # {"step", "chunk"} + body
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
@@ -64,14 +65,19 @@ class Kind(IntEnum):
     LINK = (
         36  # {"step"} + body: N indices u32, N digests u64, N proofs of 32 bytes -> DATA: indices u32 that are shared
     )
+    # of nodes with the feature "puts"
+    PUTS = 37  # {"step", "chunks": [indices]} + body: each chunk, followed by its digest u64
     # of the node
     RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
     STATUS = 41  # -> OK {...}
 
 
-# kinds whose body may be as large as a document; PUT, MEND and DATA carry blocks; all others carry none
-_DOCUMENTS = frozenset({Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK})
-_BLOCKS = frozenset({Kind.PUT, Kind.MEND})
+_DOCUMENTS = (Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK)  # DATA: blocks, too
+_MOST_BODY_BYTES = {  # of all other kinds: none
+    **dict.fromkeys(_DOCUMENTS, MOST_DOCUMENT_BYTES),
+    **dict.fromkeys((Kind.PUT, Kind.MEND), MOST_BLOCK_BYTES),
+    Kind.PUTS: MOST_PUT * (MOST_BLOCK_BYTES + DIGEST.size),
+}
 
 
 class ProtocolError(StoreError):
@@ -110,7 +116,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Frame:
     if meta_bytes > MOST_META_BYTES:
         raise ProtocolError(f"meta of {meta_bytes} bytes, the limit is {MOST_META_BYTES}")
     found = Kind(kind)
-    most = MOST_DOCUMENT_BYTES if found in _DOCUMENTS else MOST_BLOCK_BYTES if found in _BLOCKS else 0
+    most = _MOST_BODY_BYTES.get(found, 0)
     if body_bytes > most:
         raise ProtocolError(f"{found.name} with a body of {body_bytes} bytes, the limit is {most}")
     return Frame(found, request, meta_bytes, body_bytes, digest)

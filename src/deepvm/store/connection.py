@@ -20,16 +20,15 @@ from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
 from deepvm.memnode import wire
 from deepvm.memnode.sockets import HASHED_BYTES, tune
 from deepvm.memnode.wire import Frame, Kind
+from deepvm.store.strips import Strip, cut, first_bytes, from_offset
 
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
 _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
-_VIEWS = 64  # memory views handed to the kernel at once; more than that costs more than it saves
-_UNHEARD = 8  # chunks sent before their answers are looked at
 
-Send = Callable[[Sequence[memoryview]], int]
-HandOver = Callable[[int, Send], int]
+Send = Callable[[Sequence[Strip]], int]
+HandOver = Callable[[int, int, Send], int]  # chunk, offset
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -38,24 +37,6 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
         raise UsageError(f"{text!r} is no address of a memory node: write it like 10.0.0.9:7070")
     return host.strip("[]"), int(port)
-
-
-def pieces_of(views: Sequence[memoryview], most: int) -> Iterator[list[memoryview]]:
-    """Some memory in pieces of at most so many bytes, and of as many views as the kernel is handed at once."""
-    piece: list[memoryview] = []
-    left = most
-    for view in views:
-        start = 0
-        while start < len(view):
-            part = view if not start and len(view) <= left else view[start : start + left]
-            piece.append(part)
-            start += len(part)
-            left -= len(part)
-            if not left or len(piece) == _VIEWS:
-                yield piece
-                piece, left = [], most
-    if piece:
-        yield piece
 
 
 class Connection:
@@ -90,6 +71,7 @@ class Connection:
             self._sock = plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
         except (OSError, ssl.SSLError) as error:
             raise StoreUnavailable(f"memory node {address} cannot be reached: {error}") from None
+        self._tls = tls is not None
         self._sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
@@ -187,42 +169,60 @@ class Connection:
 
     # --- chunks, one after the other without waiting ------------------------------------------------------------
 
-    def put(self, meta: dict[str, Any], length: int, digest: int, hand_over: HandOver) -> None:
-        """Send a chunk. ``hand_over(offset, send)`` calls ``send`` with the memory that holds the chunk from an offset
-        on, at that moment, and returns what it returns: how many bytes the kernel took."""
-        self._put(meta, length, digest, hand_over, lambda views: self._send_held(views[:_VIEWS]))
+    def put(self, step: int, chunk: int, data: memoryview, digest: int) -> None:
+        """Send a chunk of memory that stays as it is."""
+        strips = cut([data])
+        self._put(step, chunk, len(data), digest, lambda _, offset, send: send(from_offset(strips, offset)))
 
-    def put_hashing(self, meta: dict[str, Any], length: int, hand_over: HandOver) -> int:
-        """Send a chunk of unknown digest to a node with the feature DIGEST_AFTER; returns the digest, which leaves
-        with the next chunk: where none may come for a while, ``flush``."""
-        hasher = xxhash.xxh3_64()
+    def put_several(
+        self, step: int, chunks: Sequence[int], lengths: Sequence[int], digests: Sequence[int], hand_over: HandOver
+    ) -> Iterator[tuple[int, int]]:
+        """Send up to ``wire.MOST_PUT`` chunks; yields each with its digest when its bytes are with the kernel.
 
-        def send(views: Sequence[memoryview]) -> int:
+        ``hand_over(chunk, offset, send)`` calls ``send`` with the memory that holds a chunk from an offset on, at that
+        moment, and returns what it returns: how many bytes the kernel took. To a node with the feature PUTS all leave
+        in one frame, and those of unknown digest (0) are read only once, for the kernel and for their digest. The last
+        digest then leaves with the next frame: where none may come for a while, ``flush``."""
+        if wire.PUTS not in self.features:
+            for chunk, length, digest in zip(chunks, lengths, digests, strict=True):
+                self._put(step, chunk, length, digest, hand_over)
+                yield chunk, digest
+            return
+        self._take_answers(wait_until=None)
+        body_bytes = sum(lengths) + len(chunks) * wire.DIGEST.size
+        self._hold_frame(Kind.PUTS, {"step": step, "chunks": chunks}, body_bytes, 0)
+        self._outstanding += 1
+        for chunk, length, digest in zip(chunks, lengths, digests, strict=True):
+            hasher = None if digest else xxhash.xxh3_64()
+            self._send_chunk(chunk, length, hand_over, hasher)
+            found = digest if hasher is None else hasher.intdigest()
+            self._held += wire.DIGEST.pack(found)
+            yield chunk, found
+
+    def _put(self, step: int, chunk: int, length: int, digest: int, hand_over: HandOver) -> None:
+        self._take_answers(wait_until=None)
+        self._hold_frame(Kind.PUT, {"step": step, "chunk": chunk}, length, digest)
+        self._outstanding += 1
+        self._send_chunk(chunk, length, hand_over, None)
+
+    def _send_chunk(self, chunk: int, length: int, hand_over: HandOver, hasher: xxhash.xxh3_64 | None) -> None:
+        def send(strips: Sequence[Strip]) -> int:
             sent = 0
-            for piece in pieces_of(views, HASHED_BYTES):
-                count = self._send_held(piece)
-                for view in next(pieces_of(piece, count), ()) if self._full else piece:
-                    hasher.update(view)
+            for size, views in strips:
+                count = self._send_held(views, size)
+                if hasher is not None:
+                    for view in views if count == size else first_bytes(views, count):
+                        hasher.update(view)
                 sent += count
-                if self._full or sent >= _HELD_BYTES:
+                if count < size or sent >= _HELD_BYTES:
                     break
             return sent
 
-        self._put({**meta, "digest_after": True}, length, 0, hand_over, send)
-        digest = hasher.intdigest()
-        self._held += wire.DIGEST.pack(digest)
-        return digest
-
-    def _put(self, meta: dict[str, Any], length: int, digest: int, hand_over: HandOver, send: Send) -> None:
-        if self._outstanding >= _UNHEARD:
-            self._take_answers(wait_until=None)
-        self._hold_frame(Kind.PUT, meta, length, digest)
         offset = 0
         while offset < length:
             if self._full:
                 self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
-            offset += hand_over(offset, send)
-        self._outstanding += 1
+            offset += hand_over(chunk, offset, send)
 
     def flush(self) -> None:
         """Hand everything to the kernel that is held back for what comes next."""
@@ -265,28 +265,25 @@ class Connection:
         while self._held or data:
             if self._full:
                 self._wait(select.POLLOUT, time.monotonic() + self._progress_s)
-            data = data[self._send_held([data]) :]
+            data = data[self._send_held([data], len(data)) :]
 
-    def _send_held(self, views: Sequence[memoryview]) -> int:
+    def _send_held(self, views: Sequence[memoryview], size: int) -> int:
         """Hand to the kernel what waits to leave, and then these; how much of these it took."""
         held = len(self._held)
         if not held:
-            return self._send_some(views)
-        count = self._send_some([memoryview(self._held), *views])
+            return self._send_some(views, size)
+        count = self._send_some([memoryview(self._held), *views], held + size)
         self._held = self._held[count:]
         return max(0, count - held)
 
-    def _send_some(self, views: Sequence[memoryview]) -> int:
+    def _send_some(self, views: Sequence[memoryview], size: int) -> int:
         try:
-            if isinstance(self._sock, ssl.SSLSocket):
-                count = self._sock.send(views[0])
-            else:
-                count = self._sock.sendmsg(views, [], socket.MSG_DONTWAIT)
+            count = self._sock.send(views[0]) if len(views) == 1 or self._tls else self._sock.sendmsg(views)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             count = 0
         except OSError as error:
             raise self._break(f"went away: {error}") from None
-        self._full = count < sum(map(len, views))
+        self._full = count < size
         return count
 
     def _break(self, how: str) -> StoreUnavailable:

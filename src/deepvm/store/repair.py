@@ -10,7 +10,7 @@ from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest
 from deepvm.store.connection import Connection
 from deepvm.store.homes import home_nodes
-from deepvm.store.uploading import begin, seal, sending
+from deepvm.store.uploading import begin, seal
 
 if TYPE_CHECKING:
     from deepvm.store.memory import MemoryStore
@@ -57,7 +57,7 @@ def _copy_share(
     for chunk in mine:
         data = buffer[: manifest.span(chunk)[1]]
         store.read_chunk(manifest, chunk, data)
-        connection.put({"step": step, "chunk": chunk}, len(data), manifest.digests[chunk], sending(data))
+        connection.put(step, chunk, data, manifest.digests[chunk])
         connection.finish()  # before the buffer is filled again
     if seal(connection, step, mine, 0.0) != [manifest.digests[chunk] for chunk in mine]:
         raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from deepvm.errors import Corrupt, StoreError, UsageError
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest, chunk_count
 from deepvm.store.chunks import Tally
-from deepvm.store.connection import Connection, Send
+from deepvm.store.connection import Connection
 from deepvm.store.homes import home_nodes
 
 if TYPE_CHECKING:
@@ -67,11 +67,6 @@ def _of_those(connection: Connection, chunks: Sequence[int], answer: bytes | byt
     if len(answer) % 4 or not set(found) <= set(chunks):
         raise Corrupt(f"memory node {connection.address} speaks of chunks that were not offered")
     return found
-
-
-def sending(data: memoryview) -> Callable[[int, Send], int]:
-    """How a connection is handed memory that stays where it is."""
-    return lambda offset, send: send([data[offset:]])
 
 
 def seal(connection: Connection, step: int, chunks: Sequence[int], timeout_s: float) -> list[int]:
@@ -131,7 +126,7 @@ class MemoryWriter:
         self._tally.span(chunk, len(data))
         for home in home_nodes(chunk, len(store.nodes), store.replicas):
             with self._lock:
-                self._connections[home].put({"step": self._step, "chunk": chunk}, len(data), digest, sending(data))
+                self._connections[home].put(self._step, chunk, data, digest)
         self._tally.took(chunk, digest)
 
     def publish(self, manifest: Manifest) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 import xxhash
 
-from deepvm.checkpoint.snapshot import from_offset
 from deepvm.checkpoint.staging import view_of
 from deepvm.store.base import chunk_count, chunk_span
 from deepvm.store.connection import Send
+from deepvm.store.strips import cut, from_offset
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Region:
         return hasher.intdigest()
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
-        return send(from_offset(self.views(chunk), offset))
+        return send(from_offset(cut(self.views(chunk)), offset))
 
     def sent(self, chunk: int) -> None:
         with self._lock:
