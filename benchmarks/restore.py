@@ -77,6 +77,8 @@ def _here(times: Samples, size_bytes: int) -> list[Measurement]:
               "torch.load: first loss", 0.50),
         ratio("warm file to first loss, lazy, over safetensors + assign", "file, lazy: first loss",
               "safetensors + assign: first loss", 1.05),
+        ratio("safetensors + assign with checksums on all cores beside it, told when both are done, over it without",
+              "safetensors + assign, verified: first loss", "safetensors + assign: first loss"),
         ratio("verifying the parameters in a mapped file and nothing else, over safetensors + assign", "verifying",
               "safetensors + assign: first loss"),
         ratio("warm file to first loss, eager, over torch.load + load_state_dict", "file: first loss",

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.state import Inline, Tensors, flatten
 
 _address = torch.Tensor.data_ptr
@@ -22,7 +23,7 @@ _address = torch.Tensor.data_ptr
 @dataclass(frozen=True)
 class Captured:
     tensors: dict[str, torch.Tensor]
-    texts: dict[str, str]  # each component's skeleton, as JSON
+    texts: dict[str, bytearray]  # each component's skeleton, as JSON; until the next capture
     same: bool  # the tensors are the very same as at the last capture, but for those in ``replaced``
     replaced: dict[str, torch.Tensor]
 
@@ -92,6 +93,9 @@ class _Module:
         )
 
     def full(self, tensors: Tensors) -> str:
+        return apart(lambda: self._full(tensors))
+
+    def _full(self, tensors: Tensors) -> str:
         self._modules = list(self._module.modules())
         self._children = self._child_ids()
         self._seen = _marks(self._tensors())
@@ -125,6 +129,9 @@ class _Optimizer:
         )
 
     def full(self, tensors: Tensors) -> str:
+        return apart(lambda: self._full(tensors))
+
+    def _full(self, tensors: Tensors) -> str:
         state = self._optimizer.state_dict()
         self._numbers = [json.dumps(group["params"]) for group in state["param_groups"]]
         self._state_text = json.dumps(flatten(state["state"], f"{self._name}.state", tensors), allow_nan=False)
@@ -166,6 +173,7 @@ class Capture:
         self._parts: dict[str, _Part] = {}
         self._components: list[tuple[str, int]] = []
         self._tensors: dict[str, torch.Tensor] = {}
+        self._texts: dict[str, bytearray] = {}
 
     def take(self, components: Mapping[str, Any]) -> Captured:
         known = [(name, id(component)) for name, component in components.items()]
@@ -176,23 +184,31 @@ class Capture:
         self._components = known
         self._parts = {name: _part(name, component) for name, component in components.items()}
         tensors = Tensors()
-        texts = {name: part.full(tensors) for name, part in self._parts.items()}
-        self._tensors = dict(tensors)
+        texts = {name: self._kept(name, part.full(tensors)) for name, part in self._parts.items()}
+        self._tensors = tensors
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
     def _again(self) -> Captured | None:
-        texts: dict[str, str] = {}
+        texts: dict[str, bytearray] = {}
         replaced: dict[str, torch.Tensor] = {}
         for name, part in self._parts.items():
             found = part.again()
             if found is None:
                 return None
-            texts[name], tensors = found
+            text, tensors = found
+            texts[name] = self._kept(name, text)
             replaced.update(tensors)
         if not replaced.keys() <= self._tensors.keys():
             return None
         self._tensors.update(replaced)
         return Captured(tensors=self._tensors, texts=texts, same=True, replaced=replaced)
+
+    def _kept(self, name: str, text: str) -> bytearray:
+        """The text, in memory that it keeps from save to save. Elsewhere it would lie in the middle of the trainer's
+        heap until it is sent, and a whole activation would not fit where the last one was."""
+        kept = self._texts.setdefault(name, bytearray())
+        kept[:] = text.encode()
+        return kept
 
 
 def _part(name: str, component: Any) -> _Part:
@@ -205,6 +221,6 @@ def _part(name: str, component: Any) -> _Part:
     return _Plain(name, component)
 
 
-def join(texts: Mapping[str, str]) -> str:
+def join(texts: Mapping[str, bytearray]) -> str:
     """One rank's skeleton."""
-    return "{" + ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items()) + "}"
+    return "{" + ", ".join(f"{json.dumps(name)}: {text.decode()}" for name, text in texts.items()) + "}"

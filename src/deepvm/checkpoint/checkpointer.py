@@ -176,7 +176,7 @@ class Checkpointer:
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
-        extra: dict[str, str] | str = skeletons
+        extra: dict[str, bytearray] | str = skeletons
         if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
             extra = ", ".join(ranks.gather_texts(join(skeletons)))
         self._sending.put(snapshot, handle, extra)

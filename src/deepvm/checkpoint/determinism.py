@@ -24,7 +24,7 @@ VERSION = 1
 class Determinism:
     def __init__(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
         self._state, self._rank, self._world_size = state, rank, world_size
-        self._taken: dict[str, Any] = {}
+        self._taken: dict[str, Any] = {}  # for the manifest
         self._saved: Mapping[str, Any] | None = None
         self._first_iterators = FirstIterators({}, list)
         self._loaders_outside: int | None = None
@@ -32,14 +32,16 @@ class Determinism:
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        self._taken = {
+        pieces, found = kinds(self._state), generators.take()
+        circumstances_now = circumstances.take(self._world_size)
+        self._taken = {"pieces": pieces, "circumstances": circumstances_now, "generators": generators.names(found)}
+        return {
             "version": VERSION,
             "rank": self._rank,
-            "pieces": kinds(self._state),
-            "circumstances": circumstances.take(self._world_size),
-            "generators": generators.take(),
+            "pieces": pieces,
+            "circumstances": circumstances_now,
+            "generators": found,
         }
-        return self._taken
 
     def facts(self) -> dict[str, Any]:
         """The newest that was taken, for people to read in the manifest. For the thread that sends it."""
@@ -52,7 +54,7 @@ class Determinism:
             "state": sorted(pieces),
             "loaders": [name for name, kind in pieces.items() if kind == "loader"],
             "loaders_outside": self._loaders_outside,
-            "generators": generators.names(taken["generators"]),
+            "generators": taken["generators"],
         }
 
     # --- restoring ----------------------------------------------------------------------------------------------

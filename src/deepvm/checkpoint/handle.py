@@ -11,6 +11,7 @@ from deepvm.errors import CheckpointError, UsageError
 
 State = Literal["taken", "staged", "remote", "durable", "skipped", "failed"]
 _ORDER: tuple[State, ...] = ("taken", "staged", "remote", "durable")
+_changed = threading.Condition()  # of all handles: each one's own would be one more thing on the trainer's heap
 
 
 class SaveHandle:
@@ -26,19 +27,18 @@ class SaveHandle:
         self.bytes_kept = 0  # at the nodes already, of an earlier save or of another run, and not sent again
         self.reason: str | None = None
         self.state: State = "taken"
-        self._changed = threading.Condition()
 
     def __repr__(self) -> str:
         return f"SaveHandle(step={self.step}, state={self.state!r}" + (f", {self.reason}" if self.reason else "") + ")"
 
     def advance(self, state: State, reason: str | None = None) -> None:
-        with self._changed:
+        with _changed:
             if self.state in ("skipped", "failed"):
                 return
             if state in _ORDER and _ORDER.index(state) <= _ORDER.index(self.state):
                 return
             self.state, self.reason = state, reason or self.reason
-            self._changed.notify_all()
+            _changed.notify_all()
 
     def wait(self, state: State = "remote", timeout_s: float = 60.0) -> None:
         """Return once the save has come that far. Raises CheckpointError when it cannot, or did not in time."""
@@ -48,8 +48,8 @@ class SaveHandle:
         def settled() -> bool:
             return self.state not in _ORDER or _ORDER.index(self.state) >= _ORDER.index(state)
 
-        with self._changed:
-            if not self._changed.wait_for(settled, timeout_s):
+        with _changed:
+            if not _changed.wait_for(settled, timeout_s):
                 raise CheckpointError(f"step {self.step} is {self.state} and did not become {state} in {timeout_s:g} s")
             if self.state not in _ORDER:
                 raise CheckpointError(f"step {self.step} was {self.state}: {self.reason}")

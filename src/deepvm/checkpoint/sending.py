@@ -23,7 +23,7 @@ from deepvm.errors import CheckpointError, DeepvmError
 log = logging.getLogger("deepvm.checkpoint")
 
 STATE_FORMAT = "deepvm-state/1"
-_Save = tuple[Snapshot, SaveHandle, dict[str, str] | str]
+_Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
 
 
 class Sending:
@@ -66,7 +66,7 @@ class Sending:
         self._idle.clear()
         self.snapshot = snapshot
 
-    def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, str] | str) -> None:
+    def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
         self._saves.put((snapshot, handle, extra))
 

@@ -45,7 +45,7 @@ class Snapshot:
         sources.mark()
         self._stable_versions = {entry: versions_of(tensor) for entry, tensor in stable.items()}
         self._moved = bytearray(self.pieces.count)  # live parts are in staging memory now
-        self._waiting = list(copies)  # how many nodes still have to get the chunk from this rank
+        self._waiting = bytearray(copies)  # how many nodes still have to get the chunk from this rank
         self.frozen = False
         self.torn: str | None = None
         self.unseen: set[str] = set()  # stable tensors that changed though torch's counters say they did not

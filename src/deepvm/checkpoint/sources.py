@@ -68,6 +68,7 @@ class Copier:
         while (work := self._work.get()) is not None:
             work.share()
             work.shared.release()
+            del work  # it would stay on the trainer's heap until the next one
 
 
 class _Work:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from deepvm.checkpoint import ranks
+from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.capture import Capture, Captured
 from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
@@ -71,7 +72,7 @@ class Taking:
         self._warming: threading.Thread | None = None
         self.budget_bytes: int | None = None
 
-    def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, str]]:
+    def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, bytearray]]:
         """A snapshot, and the skeletons of the state's components. What neither an optimizer owns nor stayed as it
         was is copied."""
         captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
@@ -192,17 +193,31 @@ class Taking:
         self._plan = None
 
     def _make_plan(self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool) -> _Plan:
-        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
+        """All but the staging memory: what a GPU's driver knows of that belongs to the trainer's own thread."""
+        pieces, text_bytes = apart(lambda: self._make_pieces(captured, state, text_bytes, again=again))
+        staging = self._warm(pieces.layout)
+        return apart(lambda: self._plan_sources(captured, state, pieces, text_bytes, staging))
+
+    def _make_pieces(
+        self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool
+    ) -> tuple[Pieces, int]:
+        """Where everything goes in the file, and for how long a skeleton; as in the last plan, if that has room."""
         old = self._plan
         if old is not None and again and old.has_room(text_bytes):
-            pieces, text_bytes = old.pieces, old.text_bytes
-        else:  # JSON within JSON: every character takes two at most
-            room = (2 * text_bytes + HEADER_SLACK_BYTES) * self._world_size
-            layout = make_layout(specs, {"skeleton": ""}, room, _stability(captured, state))
-            self._check_budget(layout)
-            pieces = Pieces(layout, self._chunk_bytes())
-            self._seen = {}
-        owned_tensors: list[torch.Tensor | None] = [None] * len(specs)
+            return old.pieces, old.text_bytes
+        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
+        room = (
+            2 * text_bytes + HEADER_SLACK_BYTES
+        ) * self._world_size  # JSON within JSON: a character takes two at most
+        layout = make_layout(specs, {"skeleton": ""}, room, _stability(captured, state))
+        self._check_budget(layout)
+        self._seen = {}
+        return Pieces(layout, self._chunk_bytes()), text_bytes
+
+    def _plan_sources(
+        self, captured: Captured, state: Mapping[str, Any], pieces: Pieces, text_bytes: int, staging: Staging
+    ) -> _Plan:
+        owned_tensors: list[torch.Tensor | None] = [None] * len(captured.tensors)
         small, others, on_device = [], [], []
         owned = _owned_addresses(state)
         # Parameters alone: batch norm changes its buffers without torch's version counters noticing.
@@ -220,7 +235,6 @@ class Taking:
                 small.append(name)
             else:
                 others.append((name, entry, False))
-        staging = self._warm(pieces.layout)
         entries = [pieces.layout.entries[pieces.layout.by_name[name]] for name in small]
         places = [staging.tensor(where.start, DTYPES[where.dtype], where.shape) for where in entries]
         sources = Sources(pieces, owned_tensors, staging, self._copier)
