@@ -1,5 +1,5 @@
-"""What a save leaves on the trainer's heap: nothing. One string there, in the middle of what activations were, keeps the
-next activation from its place, and that is larger than the string by far."""
+"""What a save leaves on the trainer's heap: nothing. One string there, in the middle of what activations were, keeps
+the next activation from its place, and that is larger than the string by far."""
 
 from __future__ import annotations
 
