@@ -21,7 +21,6 @@ from deepvm.memnode.sockets import HASHED_BYTES, tune
 
 CONNECTIONS = 2
 CHUNK_BYTES = 4 * 2**20  # what is hashed to one digest
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class PlainTransfer:
@@ -76,10 +75,16 @@ def _receive(told: Connection, size_bytes: int) -> None:
 
     while (asked := told.recv()) is not None:
         hashed, fresh = asked
-        into = memoryview(mmap.mmap(-1, size_bytes, flags=_PRIVATE)) if fresh else memory
+        into = _fresh_memory(size_bytes) if fresh else memory
         take(into, hashed)
         told.send("done")
         del into  # giving it back is no part of it
+
+
+def _fresh_memory(size_bytes: int) -> memoryview:
+    found = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    found.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(found)
 
 
 def _together(work: Callable[[int], None]) -> None:

@@ -30,6 +30,7 @@ TOKENS = (1, 33)  # the first forward: one short sentence
 STEPS = 3
 CHUNK = 4 * 2**20
 DEADLINE_S = 120
+AWAKE = 1.3  # states: as much memory as a restore takes, and some
 Samples = dict[str, list[float]]
 
 
@@ -92,6 +93,7 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
             for name in chance.sample(sorted(contestants), len(contestants)):
                 gc.collect()
                 fresh = Fresh(blank)
+                limits.wake_memory(int(AWAKE * saved.size_bytes))
                 times = contestants[name](fresh)
                 assert fresh.first_loss() == truth, name
                 if name == "node, lazy":
@@ -102,6 +104,7 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
                         found[what if what.startswith("step") else f"{name}: {what}"] += values
             if number:
                 found["iperf3"].append(saved.size_bytes / rate)
+                limits.wake_memory(int(AWAKE * saved.size_bytes))
                 found["plain transfer"].append(saved.size_bytes / plain.into_fresh_memory_bytes_per_s())
                 found["verifying"].append(_verifying_s(next(places["deepvm"].rglob("*.safetensors")), model_bytes))
     finally:

@@ -29,6 +29,7 @@ KINDS = (APART, OVERLAPPED, ON_DEMAND)
 RATES_BIT_PER_S = (5 * 10**9, 2_500_000_000)
 TRAINER, NODE = "10.78.0.1", "10.78.0.2"
 CAPACITY_BYTES = 4 * 10**9
+AWAKE_BYTES = 4 * 10**9  # as much memory as trainer and fetcher take
 DEADLINE_S = 120
 
 
@@ -53,6 +54,7 @@ def _measure(
     trainer: Sequence[str] = (),
     node: Sequence[str] = (),
 ) -> dict[str, list[float]]:
+    from benchmarks import limits
     from benchmarks.checkpoint_contest.contest import scratch_folder
     from benchmarks.checkpoint_contest.ours import MemoryNode
 
@@ -65,6 +67,7 @@ def _measure(
             _finish(_start([*trainer, sys.executable, __file__, "save", url]))
             for number in range(rounds + 1):
                 for kind in chance.sample(KINDS, len(KINDS)):
+                    limits.wake_memory(AWAKE_BYTES)
                     times = _resume(url, trainer, kind)
                     shown = " ".join(f"{what or 'total'} {seconds:.2f}" for what, seconds in times.items())
                     print(

@@ -11,9 +11,9 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
 from typing import TypeAlias
 
+from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.staging import Staging, copy_bytes, view_of
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.fetch.fetched import FetchedStore
@@ -22,7 +22,6 @@ from deepvm.store.chunks import verify_chunk
 from deepvm.store.memory import MemoryStore
 
 READERS = 16  # of object storage, and of network disks: many large reads at once
-PATIENT_NICENESS = 10  # for what nobody needs yet: the first step keeps its cores
 HELD_S = 60.0  # how often a reader that is held looks up; whoever lets it go wakes it
 JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
 _GIVEN_UP = "it was given up"
@@ -153,8 +152,7 @@ class Arrival:
         while (chunk := self._next()) is not None:
             if not patient and self._left <= self._rest:
                 patient = True
-                with suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PATIENT_NICENESS)
+                stand_back()  # nobody needs it yet: the first step keeps its cores
             try:
                 if isinstance(self._store, InPlace):
                     self._store.bring(self._manifest, chunk, self._place(chunk))

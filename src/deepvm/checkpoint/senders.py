@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from deepvm.checkpoint.offers import AT_ONCE, can_offer, link_known
+from deepvm.checkpoint.priority import stand_back
 from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.memnode.wire import PUTS, Kind
 from deepvm.store.base import chunk_span
@@ -18,7 +17,6 @@ from deepvm.store.connection import Connection, Send
 from deepvm.store.memory import MemoryStore
 from deepvm.store.uploading import begin, pack_kept
 
-SENDER_NICENESS = 10  # training keeps its cores; what is not sent in time is copied instead
 PUT_AT_ONCE = 8  # chunks of one frame: they cost little more than the last of them would alone
 KEPT_AT_ONCE = 256  # a node that has them on disk only reads them back before it answers
 
@@ -138,8 +136,7 @@ class Senders:
             thread.join(5.0)
 
     def _work(self, jobs: queue.SimpleQueue[Job | None]) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), SENDER_NICENESS)
+        stand_back()  # training keeps its cores; what is not sent in time is copied instead
         connection: Connection | None = None
         while True:
             job = jobs.get()

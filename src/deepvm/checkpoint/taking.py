@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +15,13 @@ from deepvm.checkpoint.capture import Capture, Captured
 from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.snapshot import Snapshot, stage
 from deepvm.checkpoint.sources import Copier, Sources, is_small
 from deepvm.checkpoint.staging import Staging, same_bytes
 from deepvm.errors import CheckpointError, OverBudget
 from deepvm.units import format_bytes
 
-WARMING_NICENESS = 10
 HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
 
 
@@ -171,8 +169,7 @@ class Taking:
             self._warming.start()
 
     def _touch(self, size_bytes: int) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WARMING_NICENESS)
+        stand_back()
         self.adopt(Staging(size_bytes))
 
     def adopt(self, staging: Staging) -> None:

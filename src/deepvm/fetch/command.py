@@ -25,7 +25,7 @@ from deepvm.store.base import check_run
 from deepvm.store.urls import KNOWN, open_stores
 from deepvm.units import format_bytes, parse_seconds
 
-NICENESS = 10  # the trainer's import keeps its core; the network is what a fetch waits for
+NICENESS = 4  # the trainer's import keeps its core, and its first step leaves enough to keep the network busy
 KEEP_S = 600.0  # a trainer that has not come in ten minutes does not come; its memory is of more use to others
 INTERRUPTED = 130
 
