@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
 from deepvm.checkpoint.staging import Staging
 
 SIZE = 64 * 4096
+HUGE = 2**21
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def _pages_in_memory(staging: Staging) -> int:
@@ -19,6 +23,16 @@ def _pages_in_memory(staging: Staging) -> int:
         pagemap.seek(first * 8)
         entries = pagemap.read(staging.mapped_bytes // 4096 * 8)
     return sum(entries[i + 7] >> 7 for i in range(0, len(entries), 8))
+
+
+def _huge_bytes(staging: Staging) -> int:
+    within = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            within = int(found[1], 16) <= staging.address < int(found[2], 16)
+        elif within and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _in_a_fork(staging: Staging) -> int:
@@ -34,6 +48,17 @@ def _in_a_fork(staging: Staging) -> int:
 def test_it_is_touched_once_or_not_at_all() -> None:
     assert _pages_in_memory(Staging(SIZE)) == 64
     assert _pages_in_memory(Staging(SIZE, warm=False)) == 0
+
+
+@pytest.mark.skipif(
+    not _HUGE_PAGES.exists() or "[never]" in _HUGE_PAGES.read_text(), reason="this kernel gives no huge pages"
+)
+def test_a_large_one_has_huge_pages_and_gives_them_back() -> None:
+    staging = Staging(16 * HUGE)
+    assert _huge_bytes(staging) >= 8 * HUGE
+    first = -(-staging.address // HUGE) * HUGE + 4 * HUGE
+    staging.release_all_but([(first, 2 * HUGE)])
+    assert _pages_in_memory(staging) == 2 * HUGE // 4096
 
 
 def test_a_forked_process_has_no_part_in_a_save_s_memory() -> None:
