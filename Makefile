@@ -33,7 +33,7 @@ test: install
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 chaos: install
-	@$(BIN)/python -m pytest -m chaos
+	@$(BIN)/python -m pytest -m chaos --numprocesses 2 --dist loadfile
 
 check: install
 	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }

@@ -21,7 +21,9 @@ def run(options: Options) -> Result:
     notes = [
         "Ratios are of the two figures of one round, in an order drawn anew each round; the first is not counted.",
         "Every restore begins with the model built and an optimizer that never stepped. The first loss is that of one "
-        "sentence of 33 tokens; every restored model gave the loss of the saved one, bit for bit.",
+        "sentence of 33 tokens, or of a whole context, 1,025; every restored model gave the saved one's, bit for bit.",
+        "Before each restore and each start, free memory that a hypervisor has taken back is touched and let go again "
+        "(limits.wake_memory): a rented machine has its memory, and a test machine gets it at 0.4 GB/s.",
         "safetensors + assign maps the file: it verifies nothing, and its first step copies every page that it writes.",
     ]
     with scratch_folder() as scratch:
@@ -42,7 +44,8 @@ def run(options: Options) -> Result:
         for kind in (restore_overlap.OVERLAPPED, restore_overlap.ON_DEMAND):
             ratios = [a / b for a, b in zip(totals[f"{network}, {kind}"], apart, strict=True)]
             what = f"process start to next finished step, {kind}, over one stage after another ({network})"
-            found.append(measurement(what, ratios, unit="times", below=0.65))
+            below = None if network == "loopback" else 0.65  # without a network there is next to nothing to hide
+            found.append(measurement(what, ratios, unit="times", below=below))
         restores = totals[f"{network}, {restore_overlap.APART}: restore"]
         left = [1 - a / b for a, b in zip(restores, apart, strict=True)]
         found.append(measurement(f"{network}: the stages but the restore, over one after another", left, unit="times"))
@@ -77,6 +80,8 @@ def _here(times: Samples, size_bytes: int) -> list[Measurement]:
               "torch.load: first loss", 0.50),
         ratio("warm file to first loss, lazy, over safetensors + assign", "file, lazy: first loss",
               "safetensors + assign: first loss", 1.05),
+        ratio("the same, with a first forward of a whole context instead of a sentence",
+              "file, lazy, a whole context: first loss", "safetensors + assign, a whole context: first loss", 1.05),
         ratio("safetensors + assign with checksums on all cores beside it, told when both are done, over it without",
               "safetensors + assign, verified: first loss", "safetensors + assign: first loss"),
         ratio("verifying the parameters in a mapped file and nothing else, over safetensors + assign", "verifying",

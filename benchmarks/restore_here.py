@@ -26,7 +26,9 @@ from benchmarks.checkpoint_contest.ours import MemoryNode, capacity_bytes, rss_b
 from benchmarks.plain_transfer import PlainTransfer
 
 RUN = "restore"
-TOKENS = (1, 33)  # the first forward: one short sentence
+SENTENCE = (1, 33)  # tokens of the first forward: one short sentence,
+CONTEXT = (1, 1025)  # or as many as the model can see: the least that one is trained with
+LONGER = ", a whole context"  # of contestants with that
 STEPS = 3
 CHUNK = 4 * 2**20
 DEADLINE_S = 120
@@ -37,10 +39,10 @@ Samples = dict[str, list[float]]
 class Fresh:
     """A model with other weights than were saved, and an optimizer without state."""
 
-    def __init__(self, blank: torch.nn.Module) -> None:
+    def __init__(self, blank: torch.nn.Module, tokens: tuple[int, int] = SENTENCE) -> None:
         self.model = copy.deepcopy(blank)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.tokens = torch.randint(0, 50257, TOKENS, generator=torch.Generator().manual_seed(1))
+        self.tokens = _tokens(tokens)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
         remote = f"memory://{node.address}"
         with deepvm.Checkpointer({"model": saved.model, "optimizer": saved.optimizer}, remote, run=RUN) as ckpt:
             ckpt.save(1).wait("durable", DEADLINE_S)
-        truth = _loss(saved.model)
+        truth = {shape: _loss(saved.model, shape) for shape in (SENTENCE, CONTEXT)}
         model_bytes = sum(parameter.nbytes for parameter in saved.model.parameters())
         contestants: dict[str, Callable[[Fresh], Samples]] = {
             "torch.load": lambda fresh: _timed(fresh, _torch_load, places["torch"]),
@@ -79,6 +81,8 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
             ),
             "file": lambda fresh: _timed(fresh, _ours, str(places["deepvm"]), False),
             "file, lazy": lambda fresh: _timed(fresh, _ours, str(places["deepvm"]), True),
+            f"safetensors + assign{LONGER}": lambda fresh: _timed(fresh, _safetensors, places["safetensors"]),
+            f"file, lazy{LONGER}": lambda fresh: _timed(fresh, _ours, str(places["deepvm"]), True),
             "node": lambda fresh: _timed(fresh, _ours, remote, False),
             "node, lazy": lambda fresh: _timed(fresh, _ours, remote, True),
         }
@@ -92,10 +96,11 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
             rate = iperf3.bytes_per_s()
             for name in chance.sample(sorted(contestants), len(contestants)):
                 gc.collect()
-                fresh = Fresh(blank)
+                shape = CONTEXT if name.endswith(LONGER) else SENTENCE
+                fresh = Fresh(blank, shape)
                 limits.wake_memory(int(AWAKE * saved.size_bytes))
                 times = contestants[name](fresh)
-                assert fresh.first_loss() == truth, name
+                assert fresh.first_loss() == truth[shape], name
                 if name == "node, lazy":
                     before, after = _steps(undisturbed, fresh)
                     times.update({"step before": before, "step after": after})
@@ -199,10 +204,13 @@ def _steps(undisturbed: Fresh, restored: Fresh) -> tuple[list[float], list[float
     return before, after
 
 
-def _loss(model: torch.nn.Module) -> float:
-    tokens = torch.randint(0, 50257, TOKENS, generator=torch.Generator().manual_seed(1))
+def _loss(model: torch.nn.Module, tokens: tuple[int, int]) -> float:
     with torch.no_grad():
-        return float(model.loss(tokens))  # type: ignore[operator]
+        return float(model.loss(_tokens(tokens)))  # type: ignore[operator]
+
+
+def _tokens(shape: tuple[int, int]) -> torch.Tensor:
+    return torch.randint(0, 50257, shape, generator=torch.Generator().manual_seed(1))
 
 
 def _verifying_s(path: Path, size_bytes: int) -> float:
