@@ -181,6 +181,24 @@ def test_what_runs_first_is_fetched_first_and_what_never_ran_last(saved: tuple[W
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize("fast", [True, False])
+def test_what_would_come_within_a_moment_leaves_the_cores_to_the_first_forward(
+    saved: tuple[Work, Path], monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr("deepvm.checkpoint.arrival.MOMENT_S", 60.0 if fast else 0.0)
+    store = Gated(saved[1])
+    again = Work(seed=1)
+    moments = chunks_of(store, "optimizer.state")
+    with Checkpointer(again.state, store) as ckpt:
+        ckpt.restore(lazy=True)
+        deadline_s = time.monotonic() + (0.2 if fast else WAIT_S)
+        while not moments <= set(store.asked) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert moments.isdisjoint(store.asked) if fast else moments <= set(store.asked)
+        assert again.step(2) == saved[0].step(2)
+        assert moments <= set(store.asked)
+
+
 def test_buffers_lie_together_so_that_they_come_at_once(tmp_path: Path) -> None:
     layers = [part for _ in range(8) for part in (torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256))]
     model = torch.nn.Sequential(*layers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias
@@ -22,6 +23,7 @@ from deepvm.store.chunks import verify_chunk
 from deepvm.store.memory import MemoryStore
 
 READERS = 16  # of object storage, and of network disks: many large reads at once
+MOMENT_S = 0.5  # what comes later than that keeps coming while the first forward computes
 HELD_S = 60.0  # how often a reader that is held looks up; whoever lets it go wakes it
 JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
 _GIVEN_UP = "it was given up"
@@ -53,8 +55,9 @@ def readers_for(store: Store | InPlace) -> int:
 class Arrival:
     """Fetches chunks in ``order``; those that somebody waits for come before the others. ``place`` tells where the
     bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned. After the ``hurried``
-    first ones the rest is fetched at lower priority; bytes that are in memory already are left alone until ``go_on``,
-    since bringing them takes nothing but the cores that the first step computes on."""
+    first ones the rest is fetched at lower priority. If it comes within a moment, it is left alone until ``go_on``:
+    bytes that come so fast, and those that are in memory already, take nothing but the cores that the first step
+    computes on."""
 
     def __init__(
         self,
@@ -72,7 +75,8 @@ class Arrival:
         self._there = bytearray(len(manifest.digests))
         self._left = len(self._waiting)
         self._rest = 0 if hurried is None else self._left - hurried  # how many are not hurried
-        self._held = hurried is not None and isinstance(store, InPlace)
+        self._held = hurried is not None
+        self._began_s, self._all = time.monotonic(), self._left
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         count = min(readers_for(store), max(1, self._left))
@@ -135,8 +139,10 @@ class Arrival:
         with self._changed:
             while self._failure is None:
                 if self._held and not self._urgent and 0 < len(self._waiting) <= self._rest:
-                    self._changed.wait(HELD_S)
-                    continue
+                    if self._comes_fast():
+                        self._changed.wait(HELD_S)
+                        continue
+                    self._held = False
                 queue = self._urgent or self._waiting
                 if not queue:
                     return None
@@ -145,6 +151,13 @@ class Arrival:
                     self._taken[chunk] = 1
                     return chunk
             return None
+
+    def _comes_fast(self) -> bool:
+        """Whether what is waiting would be there within a moment, if it came as the others have."""
+        if isinstance(self._store, InPlace):
+            return True
+        come = self._all - self._left
+        return come > 0 and len(self._waiting) * (time.monotonic() - self._began_s) / come < MOMENT_S
 
     def _read(self) -> None:
         buffer: memoryview | None = None
