@@ -14,8 +14,6 @@ from pathlib import Path
 
 MIB = 2**20
 DEADLINE_S = 60
-_EXTENT_BYTES = 64 * MIB
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 def warm_memory(size_bytes: int) -> memoryview:
@@ -29,22 +27,14 @@ def warm_memory(size_bytes: int) -> memoryview:
     return view[:size_bytes]
 
 
-def wake_memory(size_bytes: int) -> float:
-    """Have so much of the machine's free memory be there when it is taken next; the bytes per second at which it came.
+def wake_memory(size_bytes: int) -> None:
+    """Have so much of the machine's free memory be there when it is taken next.
 
     The hypervisor of a small test machine takes free memory back within seconds, and then gives it again at 0.4 GB/s,
     which is measured instead of whatever takes it. A rented machine has its memory from the start."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_HUGEPAGE)
-        address = ctypes.addressof(held := ctypes.c_char.from_buffer(memory))
-        start = time.perf_counter()
-        for offset in range(0, size_bytes, _EXTENT_BYTES):
-            length = min(_EXTENT_BYTES, size_bytes - offset)
-            libc.madvise(ctypes.c_void_p(address + offset), ctypes.c_size_t(length), _POPULATE_WRITE)
-        taken_s = time.perf_counter() - start
-        del held
-    return size_bytes / taken_s
+    from deepvm.checkpoint.staging import Staging  # not above: it brings torch
+
+    Staging(size_bytes)  # touched, and let go of
 
 
 class Memcpy:
