@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from contextlib import suppress
 from typing import Any
 
 
 class Relay:
     """Forwards every connection to the node. Connections that are made while ``hold_after`` is set get so many bytes
-    each, and the rest once ``release`` is called."""
+    each, and the rest once ``release`` is called. ``pause_s`` is slept after every piece from the node."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -18,6 +19,7 @@ class Relay:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.hold_after: int | None = None
+        self.pause_s = 0.0
         self._released = threading.Event()
         self._sockets: list[socket.socket] = []
         self._closed = False
@@ -49,6 +51,8 @@ class Relay:
                 if most is not None and passed > most:
                     self._released.wait(60)
                 sink.sendall(data)
+                if sink.getpeername()[1] != self._target[1]:
+                    time.sleep(self.pause_s)
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

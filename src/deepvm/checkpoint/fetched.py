@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from deepvm.checkpoint import ranks
@@ -57,9 +59,21 @@ class FetchedMemory(Staging):
         self._keeps_pages = store.alone
         super().__init__(size_bytes, warm=False, over=store.mapped())
 
-    def _release(self, start: int, length: int) -> None:
+    def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
+        """In the background, little by little: the first step needs the cores, and can spare the memory."""
         if self._keeps_pages:  # those of a file go when they are cut out of it, and not when one mapping forgets them
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(self.address + start), ctypes.c_size_t(length), _MADV_REMOVE)
+            name, work = "deepvm-release", super().release_all_but
+            threading.Thread(target=work, args=(list(kept),), name=name, daemon=True).start()
+
+    def _release(self, start: int, length: int) -> None:
+        for at in range(start, start + length, _PIECE_BYTES):
+            piece = min(_PIECE_BYTES, start + length - at)
+            began_s = time.monotonic()
+            _libc.madvise(ctypes.c_void_p(self.address + at), ctypes.c_size_t(piece), _MADV_REMOVE)
+            time.sleep(_REST * (time.monotonic() - began_s))
 
 
+_libc = ctypes.CDLL(None)
 _MADV_REMOVE = 9
+_PIECE_BYTES = 2 * 2**20
+_REST = 20  # times as long as a piece took

@@ -41,6 +41,7 @@ class Segment:
             raise Corrupt(f"{path} has {head.chunks} chunks, {head.size_bytes} bytes; its manifest says otherwise")
         if os.fstat(fd).st_size < ends:
             raise Corrupt(f"{path} is cut off: {os.fstat(fd).st_size} bytes of {ends}")
+        self.taken = os.pread(fd, 1, segment.TAKEN_OFFSET) != b"\0"  # by a trainer before, which may have written to it
         self._front = mmap.mmap(fd, head.data_offset, prot=mmap.PROT_READ)
         self._flags = memoryview(self._front)[head.flags_offset : head.flags_offset + head.chunks]
         self._lock = threading.Lock()
@@ -96,6 +97,8 @@ class Segment:
         of a machine are made in the segment itself, without a copy; one of several ranks changes copies of its own."""
         with self._lock:
             if self._mapped is None:
+                if self.alone:
+                    os.pwrite(self._fd, b"\1", segment.TAKEN_OFFSET)
                 self._mapped = mmap.mmap(
                     self._fd,
                     self._head.size_bytes,

@@ -3,6 +3,7 @@
     0       magic "DVMSEG1" + 0 · version u32 · state u32 · the filler's pid u64 and its start u64 (ticks since boot) ·
             length of about u64 · chunks u64 · where the data begin u64 · size of the data u64 ·
             when the filler was started, chose, and was done: 3 × f64, seconds since boot
+    2047    1 once a trainer may write to the bytes of the checkpoint
     2048    a byte for each rank of this machine: 1 once it needs the segment no more
     4096    about: a JSON document: the store it comes from, what was passed over, and the manifest as text
     then    a byte for each chunk: 1 once it is there and verified
@@ -33,7 +34,7 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory; the folder in it is the
 PATH_VARIABLE = "DEEPVM_FETCHED"
 PAGE_BYTES = 4096
 ALIGN_BYTES = 2 * 2**20  # a huge page, where shared memory has them; what lies before is a hole in the file
-RANKS_OFFSET = 2048
+TAKEN_OFFSET, RANKS_OFFSET = 2047, 2048
 MOST_RANKS = PAGE_BYTES - RANKS_OFFSET
 STATE_OFFSET = 12
 MOST_ABOUT_BYTES = 256 * 2**20

@@ -25,6 +25,7 @@ from deepvm.store.strips import Strip, cut, first_bytes, from_offset
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
+_WOKEN_BYTES = 2**18  # of a chunk wake whoever waits for it: a byte at a time, they would come and go for nothing
 _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
 
 Send = Callable[[Sequence[Strip]], int]
@@ -75,7 +76,7 @@ class Connection:
         self._sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
-        self._waits_for = select.POLLIN
+        self._waits_for, self._woken_at = select.POLLIN, 1
         try:
             self._handshake(time.monotonic() + connect_s)
         except BaseException:
@@ -320,6 +321,7 @@ class Connection:
         hasher = xxhash.xxh3_64()
         for start in range(0, len(into), HASHED_BYTES):
             piece = into[start : start + HASHED_BYTES]
+            self._wake_at(min(_WOKEN_BYTES, len(into) - start - len(piece)))  # so many are sure to come
             self._receive_exactly(piece, deadline_s)
             deadline_s = max(deadline_s, time.monotonic() + self._progress_s)
             hasher.update(piece)
@@ -350,8 +352,18 @@ class Connection:
     def _wait(self, event: int, deadline_s: float) -> None:
         self._watch(event)
         left_ms = max(0.0, (deadline_s - time.monotonic()) * 1e3)
-        if not self._poll.poll(left_ms):
+        if self._poll.poll(left_ms):
+            return
+        self._wake_at(1)  # a peer that is slow is not dead
+        if not self._poll.poll(0):
             raise self._break("did not answer in time")
+
+    def _wake_at(self, size_bytes: int) -> None:
+        """Let so many bytes have come before a wait for some is over."""
+        size_bytes = max(1, size_bytes)
+        if size_bytes != self._woken_at and not self._tls:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+            self._woken_at = size_bytes
 
     def _watch(self, event: int) -> None:
         if event != self._waits_for:

@@ -1,0 +1,39 @@
+"""A node whose bytes come in drops is slow, and not dead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from fetching import MIB, PATIENCE_S
+from relay import Relay
+
+from deepvm.checkpoint import Checkpointer
+from deepvm.memnode import MemoryNode
+from deepvm.memnode.wire import Kind
+from deepvm.store.connection import Connection
+from deepvm.store.memory import MemoryStore
+
+PROGRESS_S = 0.3
+
+
+def test_a_chunk_that_comes_more_slowly_than_readers_are_woken_is_waited_for(
+    node_of: Callable[..., MemoryNode], run: str
+) -> None:
+    node = node_of(block_bytes=MIB)
+    saved = {"ramp": torch.arange(MIB, dtype=torch.float32)}
+    with Checkpointer(saved, f"memory://{node.address}", run=run, on_error="raise") as ckpt:
+        ckpt.save(1).wait("remote", PATIENCE_S)
+    store = MemoryStore([node.address])
+    manifest = store.manifest(run, 1)
+    store.close()
+    with Relay(node.address) as relay:
+        connection = Connection(relay.address, progress_s=PROGRESS_S)
+        connection.open(run)
+        relay.pause_s = PROGRESS_S / 2  # after 64 KiB: a quarter of what wakes a reader, in two thirds of its patience
+        into = memoryview(bytearray(manifest.span(1)[1]))
+        connection.read_into(Kind.GET, {"step": 1, "chunk": 1}, into, manifest.digests[1])
+        relay.pause_s = 0.0
+        connection.read_into(Kind.GET, {"step": 1, "chunk": 0}, into, manifest.digests[0])
+        assert not connection.broken
+        connection.close()
