@@ -21,6 +21,7 @@ from playing import MARK, wait_until
 from deepvm.catalog import library
 from deepvm.plan import Request, plan
 from deepvm.runtime.events import Event
+from deepvm.runtime.fetching import segment_of
 from deepvm.runtime.ledger import Ledger
 
 TOY = str(Path(__file__).with_name("toy.py"))
@@ -77,6 +78,8 @@ class Running:
         """Its exit code, stdout and stderr; nothing of it is left."""
         out, err = self.process.communicate(timeout=timeout_s)
         wait_until(lambda: not self.left(), "the end of all processes", 10.0)
+        for machine in (self.ledger.parent / "machines").iterdir():
+            assert not segment_of(machine).exists(), f"{machine.name} left a segment behind"
         return self.process.returncode, out, err
 
     def left(self) -> list[str]:

@@ -50,7 +50,7 @@ def come(hub: Hub) -> Iterator[Callable[..., Link]]:
         told: list[Any] = []
         link = Link(
             hub.address, token=TOKEN, machine=name, address="127.0.0.1", workers=1, connect_s=5.0,
-            on_notice=told.append, on_end=told.append, **given,
+            on_notice=told.append, on_broken=lambda: told.append("broken"), on_end=told.append, **given,
         )  # fmt: skip
         link.told = told  # type: ignore[attr-defined]
         link.start()
@@ -106,6 +106,9 @@ def test_a_group_is_formed_once_the_memory_nodes_listen(hub: Hub, come: Callable
 
 def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: Callable[..., Link]) -> None:
     _, first, second = group(come)
+    saved = Event(at_s=1.0, kind="save", data={"step": 10, "state": "remote", "seconds": 0.1})
+    first.say("event", line=saved.to_line())
+    until(lambda: hub.progress.saved_step == 10)
     began = time.monotonic()
     second._lines._sock.shutdown(socket.SHUT_RDWR)
     assert first.await_broken(1, WAIT_S) == "worker/1"
@@ -113,10 +116,12 @@ def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: 
     first.say("join")
     until(lambda: "worker/1" not in hub.connected)
     again = come("worker/1")
+    assert (first.stores, again.stores) == ((), ("127.0.0.1:7070",)), "where it finds a checkpoint, if there is one"
     again.say("join")
     found = first.await_group(1, WAIT_S)
     assert found is not None
     assert found.number == 2
+    assert "broken" in first.told  # type: ignore[attr-defined]
 
 
 def test_whose_workers_fail_first_is_named_and_the_others_are_excused(hub: Hub, come: Callable[..., Link]) -> None:
@@ -153,7 +158,8 @@ def test_a_notice_reaches_all_with_what_is_to_be_done(hub: Hub, come: Callable[.
 
 def test_strangers_are_refused(hub: Hub, come: Callable[..., Link]) -> None:
     come("worker/0")
-    kwargs: Any = {"address": None, "workers": 1, "on_notice": print, "on_end": print, "connect_s": 2.0}
+    kwargs: Any = dict.fromkeys(("on_notice", "on_broken", "on_end"), print)
+    kwargs |= {"address": None, "workers": 1, "connect_s": 2.0}
     with pytest.raises(AccessDenied):
         Link(hub.address, token="wrong", machine="worker/1", **kwargs)
     with pytest.raises(UsageError, match="here already"):

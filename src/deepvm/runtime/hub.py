@@ -171,7 +171,8 @@ class Hub:
             name = free_place(asked, self.machines, self._guests)
             guest = Guest(name, lines, str(hello.get("address") or peer), int(hello.get("workers") or 1))
             self._guests[name] = guest
-            lines.say("welcome", name=name, role=self.machines[name].role, job=self._job)
+            stores = [] if self.progress.saved_step is None else list(self.stores)
+            lines.say("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
             return guest
 
     # --- what they say --------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Group:
 
 
 class Link:
-    """``on_notice`` and ``on_end`` are called in the link's own thread."""
+    """``on_notice``, ``on_broken`` and ``on_end`` are called in the link's own thread."""
 
     def __init__(
         self,
@@ -43,10 +43,11 @@ class Link:
         address: str | None,
         workers: int,
         on_notice: Callable[[Mapping[str, Any]], None],
+        on_broken: Callable[[], None],
         on_end: Callable[[str], None],
         connect_s: float = CONNECT_S,
     ) -> None:
-        self._on_notice, self._on_end = on_notice, on_end
+        self._on_notice, self._on_broken, self._on_end = on_notice, on_broken, on_end
         self._changed = threading.Condition()
         self._group: Group | None = None
         self.joined = False  # asked for a place in a group that was not taken yet
@@ -66,6 +67,7 @@ class Link:
             self._lines.close()
             raise
         self.name, self.role, self.job = str(welcome["name"]), str(welcome["role"]), dict(welcome["job"])
+        self.stores = tuple(map(str, welcome["stores"]))  # that have a checkpoint already
         self._threads = [
             threading.Thread(target=target, name=f"deepvm-link-{name}", daemon=True)
             for name, target in (("hear", self._listen), ("beat", self._beat))
@@ -157,6 +159,8 @@ class Link:
             elif what == "broken":
                 self._broken[int(message["round"])] = str(message["by"])
             self._changed.notify_all()
+        if what == "broken":
+            self._on_broken()
 
     def _beat(self) -> None:
         with contextlib.suppress(Gone):

@@ -1,7 +1,8 @@
 """``python -m deepvm.runtime.machine``: what runs on every machine of a run, whatever its role.
 
 It meets the others at the hub, starts a memory node where its role keeps checkpoints and PyTorch's elastic agent
-where it trains, watches for notices of its end, and passes on what the trainers tell.
+where it trains, has checkpoints fetched while that starts, watches for notices of its end, and passes on what the
+trainers tell.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from typing import Any
 
 from deepvm import variables
 from deepvm.errors import DeepvmError
+from deepvm.fetch.segment import PATH_VARIABLE
 from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.events import Event
+from deepvm.runtime.fetching import Fetching, store_urls
 from deepvm.runtime.lines import Gone
 from deepvm.runtime.link import Link
 from deepvm.runtime.notices.sources import open_source
@@ -87,12 +90,15 @@ class Here:
         self._source = open_source(given.notices)
         self.link = Link(
             given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
-            on_notice=self._on_notice, on_end=self._on_end,
+            on_notice=self._on_notice, on_broken=self._on_broken, on_end=self._on_end,
         )  # fmt: skip
         self._address = given.address or "127.0.0.1"
         self.job: dict[str, Any] = self.link.job
         os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
+        self._durable: str | None = self.job.get("durable") or None
+        self._fetching = Fetching(self._folder, str(self.job["run"]), token=self._token, durable=self._durable)
+        self._stores = self.link.stores
         self._template: Template | None = None
         self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
@@ -100,6 +106,7 @@ class Here:
         for old in (self.events, self.save_now):
             old.unlink(missing_ok=True)
         with contextlib.ExitStack() as stack:
+            stack.callback(self._fetching.close)
             stack.callback(self.link.close)
             self.link.start()
             watch = Watch(self._source, self._announce)
@@ -131,8 +138,8 @@ class Here:
             "--capacity", str(self.job["memory_bytes"]), "--spill", str(spill),
             "--token-file", str(self._token_file), "--ready-file", str(ready),
         ]  # fmt: skip
-        if self.job.get("durable"):
-            command += ["--durable", str(self.job["durable"])]
+        if self._durable:
+            command += ["--durable", self._durable]
         node = subprocess.Popen(command)
         try:
             deadline = time.monotonic() + NODE_READY_S
@@ -154,6 +161,7 @@ class Here:
         """Import torch, once for the agent and the template; before there are threads. Not so in the template's
         workers, where this returns when their work is done."""
         if self.link.role != "memory":
+            self._fetch()
             if math.isinf(parse_after_loss(str(self.job["after_loss"])).wait_s):  # else survivors train meanwhile
                 self.link.join()  # so that the group is formed, and survivors start their workers, while we import
             script = str(self.job["script"])
@@ -176,9 +184,9 @@ class Here:
     def _environment(self, stores: tuple[str, ...]) -> dict[str, str]:
         """What the trainers of a new group are told."""
         self.save_now.unlink(missing_ok=True)
-        urls = [f"memory://{','.join(stores)}", *([self.job["durable"]] if self.job.get("durable") else [])]
+        self._stores = stores
         return {
-            variables.STORE: " ".join(urls),
+            variables.STORE: " ".join(store_urls(stores, self._durable)),
             variables.RUN: str(self.job["run"]),
             variables.POLICY: str(self.job["policy"]),
             variables.BATCH: str(self.job["batch"]),
@@ -186,7 +194,13 @@ class Here:
             variables.EVENTS: str(self.events),
             variables.NOTICE_FILE: str(self.save_now),
             variables.TOKEN: self._token,
+            PATH_VARIABLE: str(self._fetching.path),
         }
+
+    def _fetch(self) -> None:
+        """Have the newest checkpoint come while a group forms. A machine with a memory node has it at hand."""
+        if self.link.role == "worker":
+            self._fetching.begin(self._stores)
 
     def _pass_on(self, line: str) -> None:
         with contextlib.suppress(Gone):
@@ -222,6 +236,9 @@ class Here:
         with contextlib.suppress(Gone):
             self.link.say("leave")  # before its workers end, so that nobody else is blamed for what follows
         os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_broken(self) -> None:
+        self._fetch()
 
     def _on_end(self, why: str) -> None:
         log.info("%s ends: %s", self.link.name, why)

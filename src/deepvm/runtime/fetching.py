@@ -1,0 +1,79 @@
+"""``deepvm-fetch`` beside a machine's trainers: the newest checkpoint comes while they start, or start again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepvm import variables
+from deepvm.errors import StoreError
+from deepvm.fetch import segment
+
+END_S = 5.0  # for a fetcher that is told to end
+
+
+def store_urls(nodes: Sequence[str], durable: str | None) -> list[str]:
+    """Where a run keeps its checkpoints, nearest first."""
+    return [*([f"memory://{','.join(nodes)}"] if nodes else []), *([durable] if durable else [])]
+
+
+def segment_of(folder: Path) -> Path:
+    """The segment of the machine that has this folder: several machines, and several runs, may be played here."""
+    return segment.default_path(f"machine-{hashlib.blake2s(os.fsencode(folder.absolute()), digest_size=8).hexdigest()}")
+
+
+class Fetching:
+    """One fetcher at a time. It ends by itself when the trainers have what it brought; that it cannot be started, or
+    brings nothing, costs time and no more: trainers then ask the stores themselves."""
+
+    def __init__(self, folder: Path, run: str, *, token: str, durable: str | None) -> None:
+        self.path = segment_of(folder)
+        self._log, self._run, self._durable = folder / "fetch.txt", run, durable
+        self._environment = {**os.environ, variables.TOKEN: token}
+        self._lock = threading.Lock()
+        self._fetcher: subprocess.Popen[bytes] | None = None
+
+    def begin(self, nodes: Sequence[str]) -> None:
+        """Fetch what is newest now. What an earlier fetcher brought, and nobody took, goes."""
+        urls = store_urls(nodes, self._durable)
+        with self._lock:
+            self._end()
+            if urls:
+                command = [sys.executable, "-m", "deepvm.fetch", "--run", self._run, "--into", str(self.path), *urls]
+                with self._log.open("ab") as log:
+                    self._fetcher = subprocess.Popen(
+                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
+                    )
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        fetcher, self._fetcher = self._fetcher, None
+        if fetcher is None:
+            return
+        fetcher.terminate()
+        try:
+            fetcher.wait(END_S)
+        except subprocess.TimeoutExpired:
+            fetcher.kill()
+            fetcher.wait()
+            forget(self.path)
+
+
+def forget(path: Path) -> None:
+    """Remove what a fetcher left that was killed."""
+    try:
+        fd = segment.open_private(path)
+    except (OSError, StoreError):
+        return
+    try:
+        segment.unlink_if_same(path, fd)
+    finally:
+        os.close(fd)
