@@ -98,7 +98,8 @@ def measure(scratch: Path, rounds: int, seed: int) -> tuple[Samples, int]:
                 gc.collect()
                 shape = CONTEXT if name.endswith(LONGER) else SENTENCE
                 fresh = Fresh(blank, shape)
-                _warm(places)  # before memory is woken, which does not stay awake for long
+                if not name.startswith("node"):
+                    _warm(places)  # before memory is woken, which does not stay awake for long
                 limits.wake_memory(int(AWAKE * saved.size_bytes))
                 times = contestants[name](fresh)
                 assert fresh.first_loss() == truth[shape], name
