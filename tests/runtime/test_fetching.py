@@ -82,6 +82,20 @@ def test_without_a_checkpoint_or_a_node_there_is_nothing(node: MemoryNode, fetch
     wait_until(lambda: "cannot be reached" in (tmp_path / "fetch.txt").read_text(), "a refusal", PATIENCE_S)
 
 
+def test_one_that_cannot_be_started_costs_nothing_but_time(
+    node: MemoryNode, fetching: Fetching, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "fetch.txt").mkdir()  # where its log should be
+    fetching.begin([node.address])
+    assert "no checkpoint is fetched before it is asked for" in caplog.text
+
+
+def test_after_the_end_none_begins(node: MemoryNode, fetching: Fetching) -> None:
+    fetching.close()
+    fetching.begin([node.address])
+    assert fetching._fetcher is None
+
+
 def test_what_a_killed_fetcher_left_is_removed(
     node: MemoryNode, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
 ) -> None:

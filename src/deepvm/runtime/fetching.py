@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 from deepvm import variables
 from deepvm.errors import StoreError
 from deepvm.fetch import segment
+
+log = logging.getLogger("deepvm.runtime")
 
 END_S = 5.0  # for a fetcher that is told to end
 
@@ -37,21 +40,27 @@ class Fetching:
         self._environment = {**os.environ, variables.TOKEN: token}
         self._lock = threading.Lock()
         self._fetcher: subprocess.Popen[bytes] | None = None
+        self._closed = False
 
     def begin(self, nodes: Sequence[str]) -> None:
         """Fetch what is newest now. What an earlier fetcher brought, and nobody took, goes."""
         urls = store_urls(nodes, self._durable)
         with self._lock:
             self._end()
-            if urls:
-                command = [sys.executable, "-m", "deepvm.fetch", "--run", self._run, "--into", str(self.path), *urls]
-                with self._log.open("ab") as log:
-                    self._fetcher = subprocess.Popen(
-                        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
-                    )
+            if urls and not self._closed:
+                try:
+                    self._fetcher = self._start(urls)
+                except OSError as error:
+                    log.warning("no checkpoint is fetched before it is asked for: %s", error)
+
+    def _start(self, urls: Sequence[str]) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "deepvm.fetch", "--run", self._run, "--into", str(self.path), *urls]
+        with self._log.open("ab") as said:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._environment)
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             self._end()
 
     def _end(self) -> None:
