@@ -78,7 +78,7 @@ STORY = (
     event(18, "replanned", changes=["worker/1: h instead of g"]),
     event(19, "machine-up", "worker/1", usd_per_hour=0.72, on_demand_usd_per_hour=1.44, instance="h"),
     event(20, "group", round=2, world_size=2, machines=["worker/0", "worker/1"], took_s=3.0),
-    event(22, "restored", "worker/0", step=4, place="memory://m:1", seconds=1.0),
+    event(22, "restored", "worker/0", step=4, place="memory://m:1", fetched=True, seconds=1.0),
     event(22.5, "restored", "worker/1", step=4, place="memory://m:1", seconds=1.5),
     *(step(24 + n, 5 + n) for n in range(4)),
     event(29, "run-ended", outcome="finished"),
@@ -123,7 +123,7 @@ def test_the_whole_story_as_json() -> None:
                 "parts": {"regroup_s": 3, "start_s": 1.0, "restore_s": 1.5, "first_step_s": 1.5},
             }
         ],
-        "restores": [{"at_s": 22.5, "step": 4, "place": "memory://m:1", "seconds": 1.5, "trainers": 2}],
+        "restores": [{"at_s": 22.5, "step": 4, "place": "memory://m:1", "fetched": True, "seconds": 1.5, "trainers": 2}],
         "bill": {
             "roles": [
                 {

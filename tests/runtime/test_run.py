@@ -44,9 +44,9 @@ def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weigh
     with running(tmp_path, words, name="run") as run:
         run.until(lambda: run.events("restored"), "a restore")
         run.until_step(max(event.data["step"] for event in run.events("restored")) + 2)
-        places = {event.machine: event.data["place"] for event in run.events("restored")}
-        assert set(places) == {"worker/0", "worker/1"}
-        assert all(place.startswith("fetched:") for place in places.values()), "the bytes were there before"
+        restored = {event.machine: event.data for event in run.events("restored")}
+        assert set(restored) == {"worker/0", "worker/1"}
+        assert all(data["fetched"] and data["place"].startswith("memory://") for data in restored.values())
         monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
         assert deepvm(["run", "--report", "run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["outcome"] == "running"

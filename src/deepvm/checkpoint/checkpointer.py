@@ -277,7 +277,7 @@ class Checkpointer:
             log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
         self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
         self._last_step_s = self._last_saved_s
-        self._told.restored(restored.step, restored.store, self._last_step_s - began_s)
+        self._told.restored(restored, self._last_step_s - began_s)
         return restored.step
 
     def restore_generators(self) -> None:

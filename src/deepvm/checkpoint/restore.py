@@ -20,6 +20,7 @@ from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
 from deepvm.errors import CheckpointError, StoreError
+from deepvm.fetch.fetched import FetchedStore
 from deepvm.store.base import Store, chunk_count
 from deepvm.store.files import FileStore
 from deepvm.store.header import header_bytes
@@ -33,6 +34,7 @@ T = TypeVar("T")
 class Restored:
     step: int
     store: str
+    origin: str  # the store that keeps it: another one, where it was fetched before
     bytes: int
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
@@ -82,6 +84,7 @@ def restore_newest(
             return Restored(
                 step=candidate,
                 store=store.url,
+                origin=store.origin if isinstance(store, FetchedStore) else store.url,
                 bytes=fetched.manifest.size_bytes,
                 seconds=time.perf_counter() - began,
                 passed_over=tuple(problems),

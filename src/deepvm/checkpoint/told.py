@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 from deepvm.checkpoint.handle import SaveHandle, State
+from deepvm.checkpoint.restore import Restored
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -28,8 +29,9 @@ class Told:
         self._half_a_line = self._complained = False
         self._last_skip: str | None = None
 
-    def restored(self, step: int, place: str, seconds: float) -> None:
-        self._tell("restored", step=step, place=place, seconds=seconds, rank=self._rank)
+    def restored(self, what: Restored, seconds: float) -> None:
+        fetched = what.store != what.origin
+        self._tell("restored", step=what.step, place=what.origin, fetched=fetched, seconds=seconds, rank=self._rank)
 
     def stepped(self, step: int, seconds: float) -> None:
         if self._rank == 0:

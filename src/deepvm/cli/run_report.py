@@ -148,7 +148,7 @@ def _show_restores(report: Report) -> None:
             _at(report, restore.at_s),
             "?" if restore.step is None else f"{restore.step:,}",
             "?" if restore.seconds is None else format_seconds(restore.seconds),
-            _text(restore.place or "?"),
+            _text((restore.place or "?") + (", fetched before" if restore.fetched else "")),
         )
     _print(rows, len(report.restores))
 

@@ -32,6 +32,11 @@ class FetchedStore:
     def url(self) -> str:
         return "fetched:" if self._segment is None else f"fetched://{self._segment.path}"
 
+    @property
+    def origin(self) -> str:
+        """The store that keeps what is here."""
+        return self._behind[0].url if self._segment is None else self._segment.about.store
+
     def __str__(self) -> str:
         """What was taken from where."""
         if self._segment is None:

@@ -11,7 +11,7 @@
 | decision | machine | choice: save, finish or rely; why |
 | group | supervisor | round, world_size, machines; took_s since the last one broke |
 | replanned | supervisor | changes: what is different now, as sentences |
-| restored | trainer | step, place, seconds |
+| restored | trainer | step, place, seconds; fetched: it was on the trainer's machine before |
 | step | trainer, rank 0 | step, seconds since the step before or since the restore, world_size |
 | save | trainer, rank 0 | step, state: remote, durable, skipped or failed; stall_s, seconds, bytes, place, why |
 """

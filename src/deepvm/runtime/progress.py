@@ -25,8 +25,7 @@ class Progress:
             self.step = int(event.data["step"])
             if self.saved_step != self.step:  # of an earlier session, or older than what was thought to be safe
                 self.saved_step, self.saved_at_s = self.step, None
-                place = str(event.data.get("place") or "")
-                self.saved_place = None if place.startswith("fetched:") else place or None  # which is gone by now
+                self.saved_place = str(event.data.get("place") or "") or None
         elif event.kind == "save" and event.data.get("state") == "remote":
             self.saved_step, self.saved_at_s = int(event.data["step"]), event.at_s
             self.saved_place = str(event.data.get("place") or "") or self.saved_place

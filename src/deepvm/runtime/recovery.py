@@ -35,6 +35,7 @@ class Restore:
     at_s: float  # when the last one had it
     step: int | None
     place: str | None
+    fetched: bool  # before the trainer asked for it
     seconds: float | None
     trainers: tuple[tuple[str | None, Any], ...]  # machine and rank
     first_s: float  # when the first one had it
@@ -44,6 +45,7 @@ class Restore:
             "at_s": self.at_s,
             "step": self.step,
             "place": self.place,
+            "fetched": self.fetched,
             "seconds": self.seconds,
             "trainers": len(self.trainers),
         }
@@ -90,6 +92,7 @@ def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
                     at_s=event.at_s,
                     step=step,
                     place=None if place is None else str(place),
+                    fetched=event.data.get("fetched") is True,
                     seconds=seconds,
                     trainers=(trainer,),
                     first_s=event.at_s,
