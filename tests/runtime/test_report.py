@@ -123,7 +123,9 @@ def test_the_whole_story_as_json() -> None:
                 "parts": {"regroup_s": 3, "start_s": 1.0, "restore_s": 1.5, "first_step_s": 1.5},
             }
         ],
-        "restores": [{"at_s": 22.5, "step": 4, "place": "memory://m:1", "fetched": True, "seconds": 1.5, "trainers": 2}],
+        "restores": [
+            {"at_s": 22.5, "step": 4, "place": "memory://m:1", "fetched": True, "seconds": 1.5, "trainers": 2}
+        ],
         "bill": {
             "roles": [
                 {
