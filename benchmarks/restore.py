@@ -42,10 +42,9 @@ def run(options: Options) -> Result:
         totals = {name: values for name, values in overlap.items() if name.startswith(network)}
         apart = totals[f"{network}, {restore_overlap.APART}"]
         for kind in (restore_overlap.OVERLAPPED, restore_overlap.ON_DEMAND):
-            ratios = [a / b for a, b in zip(totals[f"{network}, {kind}"], apart, strict=True)]
             what = f"process start to next finished step, {kind}, over one stage after another ({network})"
             below = None if network == "loopback" else 0.65  # without a network there is next to nothing to hide
-            found.append(measurement(what, ratios, unit="times", below=below))
+            found.append(_ratio(what, totals, f"{network}, {kind}", f"{network}, {restore_overlap.APART}", below))
         restores = totals[f"{network}, {restore_overlap.APART}: restore"]
         left = [1 - a / b for a, b in zip(restores, apart, strict=True)]
         found.append(measurement(f"{network}: the stages but the restore, over one after another", left, unit="times"))
@@ -55,9 +54,8 @@ def run(options: Options) -> Result:
             limited = restore_flows.measure(scratch, max(3, rounds // 3))
         found += _compared("limited connections: four, lazy, over one, eager, to the first loss", limited,
                            "4 connections, lazy", "1 connection, eager", 0.28)  # fmt: skip
-        deferred = [a / b for a, b in zip(limited["4 connections, lazy"], limited["4 connections, eager"], strict=True)]
         what = "first loss with the optimizer deferred, over a full eager restore (four limited connections)"
-        found.append(measurement(what, deferred, unit="times", below=0.45))
+        found.append(_ratio(what, limited, "4 connections, lazy", "4 connections, eager", 0.45))
     except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
         limited = {}
         notes.append(f"Limited connections are skipped: namespaces and tc need root ({error}).")
@@ -73,8 +71,7 @@ def run(options: Options) -> Result:
 
 def _here(times: Samples, size_bytes: int) -> list[Measurement]:
     def ratio(what: str, mine: str, theirs: str, below: float | None = None) -> Measurement:
-        values = [a / b for a, b in zip(times[mine], times[theirs], strict=True)]
-        return measurement(what, values, unit="times", below=below)
+        return _ratio(what, times, mine, theirs, below)
 
     steps = [statistics.median(times["step after"]) / statistics.median(times["step before"])]
     peaks = {kind: [b / size_bytes for b in times[f"{kind}: peak extra bytes"]] for kind in ("node", "node, lazy")}
@@ -114,8 +111,12 @@ def _least_deferred(times: Samples, size_bytes: int) -> Measurement:
 
 
 def _compared(what: str, times: Samples, mine: str, theirs: str, below: float) -> list[Measurement]:
-    ratios = [a / b for a, b in zip(times[mine], times[theirs], strict=True)]
     return [
-        measurement(what, ratios, unit="times", below=below),
+        _ratio(what, times, mine, theirs, below),
         *(measurement(name, values) for name, values in times.items()),
     ]
+
+
+def _ratio(what: str, times: Samples, mine: str, theirs: str, below: float | None) -> Measurement:
+    values = [a / b for a, b in zip(times[mine], times[theirs], strict=True)]
+    return measurement(what, values, unit="times", below=below)

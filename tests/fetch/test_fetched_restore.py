@@ -330,6 +330,7 @@ def test_a_rank_without_a_segment_speaks_for_those_that_have_one(url: str, run: 
     manifest = empty.manifest(run, 2)
     buffer = memoryview(bytearray(BLOCK))
     empty.read_chunk(manifest, 0, buffer)
+    assert (empty.origin(manifest), empty.holds(manifest)) == (url, False)
     assert json.loads(bytes(buffer[8 : 8 + int.from_bytes(buffer[:8], "little")]))
     assert empty.steps("another") == []
     with pytest.raises(NotFound):

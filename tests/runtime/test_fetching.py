@@ -13,9 +13,9 @@ from playing import wait_until
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.fetch.reading import Segment, find_segment
-from deepvm.fetch.segment import PATH_VARIABLE
+from deepvm.fetch.segment import PATH_VARIABLE, remove
 from deepvm.memnode import Limits, MemoryNode
-from deepvm.runtime.fetching import Fetching, forget, segment_of, store_urls
+from deepvm.runtime.fetching import Fetching, segment_of, store_urls
 
 RUN, TOKEN = "fetched-run", "what-all-of-them-know"
 PATIENCE_S = 20.0
@@ -106,8 +106,8 @@ def test_what_a_killed_fetcher_left_is_removed(
     os.kill(fetching._fetcher.pid, signal.SIGKILL)
     fetching._fetcher.wait(PATIENCE_S)
     assert fetching.path.exists()
-    forget(fetching.path)
-    forget(fetching.path)  # and where there is nothing, nothing happens
+    remove(fetching.path)
+    remove(fetching.path)  # and where there is nothing, nothing happens
     assert not fetching.path.exists()
 
 

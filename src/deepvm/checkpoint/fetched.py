@@ -52,6 +52,13 @@ def memory_for(store: Store, manifest: Manifest) -> Staging:
     return Staging(manifest.size_bytes, warm=False, inherited=True)  # tensors that stay in it are the trainer's
 
 
+def came_from(store: Store, manifest: Manifest) -> tuple[str, bool]:
+    """The store that keeps a checkpoint, and whether it had been fetched to this machine."""
+    if isinstance(store, FetchedStore):
+        return store.origin(manifest), store.holds(manifest)
+    return store.url, False
+
+
 class FetchedMemory(Staging):
     """The memory of a segment. Tensors that a component keeps stay in it: they are copied no more."""
 

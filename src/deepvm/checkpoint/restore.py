@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
-from deepvm.checkpoint.fetched import memory_for
+from deepvm.checkpoint.fetched import came_from, memory_for
 from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import TensorsIn, check, load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
@@ -20,7 +20,6 @@ from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
 from deepvm.errors import CheckpointError, StoreError
-from deepvm.fetch.fetched import FetchedStore
 from deepvm.store.base import Store, chunk_count
 from deepvm.store.files import FileStore
 from deepvm.store.header import header_bytes
@@ -35,6 +34,7 @@ class Restored:
     step: int
     store: str
     origin: str  # the store that keeps it: another one, where it was fetched before
+    fetched: bool
     bytes: int
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
@@ -81,10 +81,12 @@ def restore_newest(
         if fetched is None:
             continue
         if _on_every_rank(partial(fetched.load, components), what, problems):
+            origin, was_here = came_from(store, fetched.manifest)
             return Restored(
                 step=candidate,
                 store=store.url,
-                origin=store.origin if isinstance(store, FetchedStore) else store.url,
+                origin=origin,
+                fetched=was_here,
                 bytes=fetched.manifest.size_bytes,
                 seconds=time.perf_counter() - began,
                 passed_over=tuple(problems),

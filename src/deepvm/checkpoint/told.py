@@ -30,8 +30,8 @@ class Told:
         self._last_skip: str | None = None
 
     def restored(self, what: Restored, seconds: float) -> None:
-        fetched = what.store != what.origin
-        self._tell("restored", step=what.step, place=what.origin, fetched=fetched, seconds=seconds, rank=self._rank)
+        where = {"place": what.origin, "fetched": what.fetched}
+        self._tell("restored", step=what.step, seconds=seconds, rank=self._rank, **where)
 
     def stepped(self, step: int, seconds: float) -> None:
         if self._rank == 0:

@@ -32,11 +32,6 @@ class FetchedStore:
     def url(self) -> str:
         return "fetched:" if self._segment is None else f"fetched://{self._segment.path}"
 
-    @property
-    def origin(self) -> str:
-        """The store that keeps what is here."""
-        return self._behind[0].url if self._segment is None else self._segment.about.store
-
     def __str__(self) -> str:
         """What was taken from where."""
         if self._segment is None:
@@ -125,6 +120,11 @@ class FetchedStore:
     def holds(self, manifest: Manifest) -> bool:
         """Whether a checkpoint is, or will be, in the segment of this machine."""
         return self._holds(manifest) is not None
+
+    def origin(self, manifest: Manifest) -> str:
+        """The store that keeps a checkpoint which came from here."""
+        found = self._holds(manifest)
+        return self._behind[0].url if found is None else found.about.store
 
     @property
     def alone(self) -> bool:

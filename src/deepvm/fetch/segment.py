@@ -178,6 +178,18 @@ def lock_if_free(fd: int, how: int = fcntl.LOCK_EX) -> bool:
     return True
 
 
+def remove(path: Path) -> None:
+    """Remove what a filler left that was killed, if it left something."""
+    try:
+        fd = open_private(path)
+    except (OSError, StoreError):
+        return
+    try:
+        unlink_if_same(path, fd)
+    finally:
+        os.close(fd)
+
+
 def unlink_if_same(path: Path, fd: int) -> bool:
     """Remove a file if it is still the one that is open; and the user's folder, if that was the last in it."""
     try:

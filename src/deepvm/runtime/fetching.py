@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepvm import variables
-from deepvm.errors import StoreError
 from deepvm.fetch import segment
 
 log = logging.getLogger("deepvm.runtime")
@@ -73,16 +72,4 @@ class Fetching:
         except subprocess.TimeoutExpired:
             fetcher.kill()
             fetcher.wait()
-            forget(self.path)
-
-
-def forget(path: Path) -> None:
-    """Remove what a fetcher left that was killed."""
-    try:
-        fd = segment.open_private(path)
-    except (OSError, StoreError):
-        return
-    try:
-        segment.unlink_if_same(path, fd)
-    finally:
-        os.close(fd)
+            segment.remove(self.path)

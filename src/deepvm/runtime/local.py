@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Literal
 
 from deepvm.errors import DeepvmError, UnknownName, UsageError
+from deepvm.fetch import segment
 from deepvm.runtime.backend import Change, Job
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.fetching import forget, segment_of
+from deepvm.runtime.fetching import segment_of
 from deepvm.runtime.isolation import INTERFACE, Isolation, Network
 from deepvm.runtime.notices.files import write_notice
 from deepvm.runtime.trees import Tree
@@ -140,7 +141,7 @@ class LocalBackend:
         folder = self.folder_of(machine.name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.notice_file(machine.name).unlink(missing_ok=True)  # that of the machine that it replaces
-        forget(segment_of(folder))
+        segment.remove(segment_of(folder))
         env = {**os.environ, **self.job.env}
         namespace = None
         if self._network is not None:
@@ -154,7 +155,7 @@ class LocalBackend:
             if place.ended or (code := place.tree.poll()) is None:
                 continue
             place.ended = True
-            forget(segment_of(self.folder_of(name)))
+            segment.remove(segment_of(self.folder_of(name)))
             by_itself = "ended" if code == 0 else "failed" if code > 0 else "lost"
             self._tell(name, "down", why=place.why or by_itself, exit_code=code)
 

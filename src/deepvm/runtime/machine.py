@@ -90,7 +90,7 @@ class Here:
         self._source = open_source(given.notices)
         self.link = Link(
             given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
-            on_notice=self._on_notice, on_broken=self._on_broken, on_end=self._on_end,
+            on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end,
         )  # fmt: skip
         self._address = given.address or "127.0.0.1"
         self.job: dict[str, Any] = self.link.job
@@ -236,9 +236,6 @@ class Here:
         with contextlib.suppress(Gone):
             self.link.say("leave")  # before its workers end, so that nobody else is blamed for what follows
         os.kill(os.getpid(), signal.SIGTERM)
-
-    def _on_broken(self) -> None:
-        self._fetch()
 
     def _on_end(self, why: str) -> None:
         log.info("%s ends: %s", self.link.name, why)
