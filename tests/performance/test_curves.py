@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from measured_scaling import MEASURED
 
@@ -155,7 +155,7 @@ def test_between_two_points_a_curve_stays_between_them_and_beyond_the_last_it_ho
     assert (curve.speedup([curve.nodes[-1] + 1, 10**6]) == at[-1]).all()
 
 
-@settings(deadline=None)  # the first example may have to import scipy
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first example may have to import scipy
 @given(st.lists(times_s, min_size=2, max_size=10, unique=True), st.booleans())
 def test_monotone_points_give_a_monotone_curve(seconds: list[float], faster: bool) -> None:
     ordered = sorted(seconds, reverse=faster)
