@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-_OWN_USES = 2  # of a storage that one tensor has: the tensor, and the object through which it is asked
+from deepvm.checkpoint.parameters import uses
 
 
 class Loan:
@@ -24,7 +24,7 @@ class Loan:
         with torch._C.DisableTorchFunctionSubclass():
             self._home = self._parameter.data
             self._parameter.data = self._mapped
-        self._uses = _uses(self._mapped)
+        self._uses = uses(self._mapped)
 
     @property
     def begun(self) -> bool:
@@ -37,18 +37,8 @@ class Loan:
             with torch.no_grad():
                 self._parameter.copy_(self._mapped)
             return True
-        if _uses(self._mapped) != self._uses:
+        if uses(self._mapped) != self._uses:
             return False
         self._home.copy_(self._mapped)
         self._parameter.data = self._home
         return True
-
-
-def can_be_lent(parameter: torch.nn.Parameter) -> bool:
-    """Whether nobody but the parameter itself would see that its memory is another for a while."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return not parameter.untyped_storage().is_shared() and _uses(parameter) == _OWN_USES
-
-
-def _uses(tensor: torch.Tensor) -> int:
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

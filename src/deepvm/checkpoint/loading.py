@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from deepvm.checkpoint.layout import ALIGNED_BYTES, DTYPES, Layout
+from deepvm.checkpoint.parameters import is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors, rebuild
 from deepvm.errors import CheckpointError, Corrupt
 
 RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether it lies as torch lays its own tensors, so that it can be computed with as fast as with those."""
+    return tensor.data_ptr() % ALIGNED_BYTES == 0
 
 
 class TensorsIn(Mapping[str, torch.Tensor]):
@@ -36,19 +43,26 @@ class TensorsIn(Mapping[str, torch.Tensor]):
         return len(self._layout.by_name)
 
 
-def load(components: dict[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any]) -> Adopted:
-    """Give every component its state, which was checked to be of it; the tensors that some of them kept."""
+def load(
+    components: dict[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any], *, lasting: bool
+) -> Adopted:
+    """Give every component its state, which was checked to be of it; the tensors that some of them kept. Parameters
+    keep theirs only where its memory is ``lasting``, as good as what they have: they are written to in every step."""
     adopted = Adopted(tensors)
+    given = _give_memory(components, skeleton, adopted) if lasting else set()
     for name in components:
         if name in skeleton:
-            load_component(components, name, skeleton[name], adopted)
+            load_component(components, name, skeleton[name], adopted, given)
     return adopted
 
 
-def load_component(components: dict[str, Any], name: str, skeleton: Any, adopted: Adopted) -> None:
+def load_component(
+    components: dict[str, Any], name: str, skeleton: Any, adopted: Adopted, given: Collection[int] = ()
+) -> None:
+    """``given`` are the ids of parameters that have their bytes already."""
     component = components[name]
     if isinstance(component, torch.nn.Module):  # copies into its own tensors
-        component.load_state_dict(rebuild(skeleton, adopted.borrowed))
+        load_rest(component, rebuild(skeleton, adopted.borrowed), given)
         return
     state = rebuild(skeleton, adopted)  # others keep what they are given
     if hasattr(component, "load_state_dict"):
@@ -58,6 +72,24 @@ def load_component(components: dict[str, Any], name: str, skeleton: Any, adopted
             component.copy_(state)
     else:
         components[name] = state
+
+
+def _give_memory(components: Mapping[str, Any], skeleton: Mapping[str, Any], adopted: Adopted) -> set[int]:
+    """Let parameters use the memory that came with the checkpoint in the place of their own, as Module.to() does; the
+    ids of those that do. A copy stays where memory has others that look at it, now or after this restore."""
+    parts = Counter(name for part in components for name in names_of_tensors(skeleton.get(part)))
+    found: dict[int, tuple[torch.nn.Parameter, str]] = {}
+    for name, component in components.items():
+        if isinstance(component, torch.nn.Module) and not is_compiled(component):
+            found.update(plain_parameters(component, skeleton[name], adopted.borrowed))
+    takers = Counter(name for _, name in found.values())
+    given: set[int] = set()
+    for parameter, name in found.values():
+        alone = parts[name] == takers[name] == 1
+        if alone and is_aligned(adopted.borrowed[name]) and owns_memory(parameter):
+            parameter.data = adopted[name]
+            given.add(id(parameter))
+    return given
 
 
 class Adopted(dict[str, torch.Tensor]):
@@ -70,7 +102,7 @@ class Adopted(dict[str, torch.Tensor]):
 
     def __missing__(self, name: str) -> torch.Tensor:
         tensor = self.borrowed[name]
-        self[name] = tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
+        self[name] = tensor if is_aligned(tensor) else tensor.clone()
         return self[name]
 
     def release_others(self, memory: Staging) -> None:

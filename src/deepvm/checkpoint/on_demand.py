@@ -8,7 +8,6 @@ schedulers, counters) is small, and there at once.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint import awaited
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
-from deepvm.checkpoint.layout import ALIGNED_BYTES, Layout, dtype_name
-from deepvm.checkpoint.lending import Loan, can_be_lent
-from deepvm.checkpoint.loading import Adopted, load_component
+from deepvm.checkpoint.layout import Layout
+from deepvm.checkpoint.lending import Loan
+from deepvm.checkpoint.loading import Adopted, is_aligned, load_component
+from deepvm.checkpoint.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.pieces import HEADER, Pieces
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
@@ -28,7 +28,6 @@ from deepvm.checkpoint.use_order import modules_in_order
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store
 
-_TORCH_NN = "torch.nn.modules."  # modules of its own use the parameters of their children without running them
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
@@ -58,8 +57,8 @@ class OnDemand:
         self._afterwards: Callable[[], None] | None = None
         self._late = [name for name, part in components.items() if _comes_late(part)]
         for name, component in components.items():
-            if isinstance(component, torch.nn.Module) and _loads_plainly(component):
-                self._find_parameters(name, component)
+            if isinstance(component, torch.nn.Module):
+                self._find_parameters(component, source.skeleton[name])
         late, now = self._others()
         for entry in [*late, *now]:
             if entry in self._homes:  # tied to something that is no parameter of a module
@@ -130,24 +129,19 @@ class OnDemand:
 
     # --- what goes where ----------------------------------------------------------------------------------------
 
-    def _find_parameters(self, name: str, module: torch.nn.Module) -> None:
+    def _find_parameters(self, module: torch.nn.Module, skeleton: Any) -> None:
         """The parameters that bytes can be received into, and the entries that fill them."""
-        saved = module_tensors(self._source.skeleton[name])
-        by_name, entries = self._source.layout.by_name, self._source.layout.entries
-        for key, tensor in module.state_dict(keep_vars=True).items():
-            if key not in saved or not awaited.can_be_awaited(tensor) or not tensor.numel():
-                continue
-            entry = by_name[saved[key]]
-            if dtype_name(tensor.dtype) != entries[entry].dtype or id(tensor) in self._of_parameter:
-                continue
-            self._of_parameter[id(tensor)] = (tensor, entry)
-            self._homes.setdefault(entry, []).append(tensor.data_ptr())
+        for parameter, name in plain_parameters(module, skeleton, self._tensors).values():
+            if id(parameter) not in self._of_parameter:
+                entry = self._source.layout.by_name[name]
+                self._of_parameter[id(parameter)] = parameter, entry
+                self._homes.setdefault(entry, []).append(parameter.data_ptr())
 
     def _plan_loans(self) -> None:
         """The parameters that need not be copied before they are used: each the only one that its bytes are for."""
         for parameter, entry in self._of_parameter.values():
             mapped = self._tensors[self._source.layout.entries[entry].name]
-            if len(self._homes[entry]) == 1 and mapped.data_ptr() % ALIGNED_BYTES == 0 and can_be_lent(parameter):
+            if len(self._homes[entry]) == 1 and is_aligned(mapped) and owns_memory(parameter):
                 self._loans[entry] = Loan(parameter, mapped)
                 del self._homes[entry]
 
@@ -233,20 +227,12 @@ class OnDemand:
         skeleton = self._source.skeleton
         for name, component in self._components.items():
             if isinstance(component, torch.nn.Module):
-                self._load_rest(component, rebuild(skeleton[name], self._tensors))
+                load_rest(component, rebuild(skeleton[name], self._tensors), self._of_parameter)
             elif name in self._late:  # its settings count at once: a schedule may look at them, or change them
                 groups = rebuild(skeleton[name]["param_groups"], adopted)
                 component.load_state_dict({"state": {}, "param_groups": groups})
             elif name in skeleton:
                 load_component(self._components, name, skeleton[name], adopted)
-
-    def _load_rest(self, module: torch.nn.Module, saved: Any) -> None:
-        """All of a module but the parameters that fill by themselves."""
-        own = module.state_dict(keep_vars=True)
-        rest = OrderedDict((k, v) for k, v in saved.items() if id(own[k]) not in self._of_parameter)
-        if hasattr(saved, "_metadata"):
-            rest._metadata = saved._metadata  # type: ignore[attr-defined]
-        module.load_state_dict(rest, strict=False)
 
     def _load_late(self, kept: Sequence[int]) -> None:
         adopted = Adopted(self._tensors)
@@ -300,29 +286,11 @@ class OnDemand:
 
 def refuse_compiled(components: Mapping[str, Any]) -> None:
     for name, component in components.items():
-        if not isinstance(component, torch.nn.Module):
-            continue
-        compiled = [m for m in component.modules() if getattr(m, "_compiled_call_impl", None) is not None]
-        if compiled or type(component).__name__ == "OptimizedModule":
+        if isinstance(component, torch.nn.Module) and is_compiled(component):
             raise CheckpointError(
                 f"{name} is compiled, and a compiled model cannot wait for single parameters: "
                 "restore(lazy=True) before torch.compile, or restore() without lazy"
             )
-
-
-def _loads_plainly(component: torch.nn.Module) -> bool:
-    """Whether loading is no more than copying into tensors of the same names."""
-    return all(
-        type(m).load_state_dict is torch.nn.Module.load_state_dict
-        and (type(m).__module__.startswith(_TORCH_NN) or _untouched(type(m)))
-        and not m._load_state_dict_pre_hooks
-        and not m._load_state_dict_post_hooks
-        for m in component.modules()
-    )
-
-
-def _untouched(kind: type[torch.nn.Module]) -> bool:
-    return kind._load_from_state_dict is torch.nn.Module._load_from_state_dict
 
 
 def _comes_late(component: Any) -> bool:
@@ -333,7 +301,8 @@ def _comes_late(component: Any) -> bool:
 
 
 def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    composite = type(module).__module__.startswith(_TORCH_NN) and not isinstance(module, _CONTAINERS)
+    """Its own; and its children's, if it is one of torch's, which use them without running the children."""
+    composite = type(module).__module__.startswith(TORCH_NN) and not isinstance(module, _CONTAINERS)
     return list(module.parameters(recurse=composite))
 
 

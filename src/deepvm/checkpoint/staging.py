@@ -47,6 +47,7 @@ class Staging:
         self.size_bytes = size_bytes
         self.mapped_bytes = _pages_up(max(1, size_bytes))
         self._map: mmap.mmap | memoryview = _private(self.mapped_bytes, inherited) if over is None else over
+        self.own = over is None  # and not a file's, or a segment's
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         if warm:

@@ -54,7 +54,7 @@ def at_notice(
     unsaved_steps: int,
     save_s: float | None,
     under_way_for_s: float | None = None,
-    policy: NoticePolicy = NoticePolicy(),  # noqa: B008 - frozen
+    policy: NoticePolicy = NoticePolicy(),
 ) -> NoticeDecision:
     """The most that can be saved for sure in the time that is left.
 
