@@ -49,7 +49,10 @@ class InPlace:
 def readers_for(store: Store | InPlace) -> int:
     if isinstance(store, MemoryStore):
         return len(store.nodes) * store.connections
-    return (os.cpu_count() or 1) if isinstance(store, InPlace | FetchedStore) else READERS
+    cores = os.cpu_count() or 1
+    if isinstance(store, InPlace):
+        return cores - 1  # and whoever waits
+    return cores if isinstance(store, FetchedStore) else READERS
 
 
 class Arrival:
@@ -78,8 +81,9 @@ class Arrival:
         self._held = hurried is not None
         self._began_s, self._all = time.monotonic(), self._left
         self._changed = threading.Condition()
+        self._missing: list[set[int]] = []  # of each that somebody waits for: those that are not there
         self._failure: BaseException | None = None
-        count = min(readers_for(store), max(1, self._left))
+        count = min(readers_for(store), self._left)
         self._threads = [
             threading.Thread(target=self._read, name=f"deepvm-read-{i}", daemon=True) for i in range(count)
         ]
@@ -99,11 +103,14 @@ class Arrival:
         if self._failure is None and self.has(chunks):
             return
         with self._changed:
-            for chunk in chunks:
-                if not self._taken[chunk]:
-                    self._urgent.append(chunk)
+            missing = {chunk for chunk in chunks if not self._there[chunk]}
+            self._urgent += [chunk for chunk in chunks if not self._taken[chunk]]
+            self._missing.append(missing)
             self._changed.notify_all()
-            there = self._changed.wait_for(lambda: self._failure is not None or self.has(chunks), timeout_s)
+        self._help(self._next_urgent)
+        with self._changed:
+            there = self._changed.wait_for(lambda: self._failure is not None or not missing, timeout_s)
+            self._missing = [other for other in self._missing if other is not missing]
             if self._failure is not None:
                 raise self._failure
         if not there:
@@ -117,6 +124,7 @@ class Arrival:
 
     def wait_all(self, timeout_s: float) -> None:
         self.go_on()
+        self._help(self._next)
         with self._changed:
             there = self._changed.wait_for(lambda: self._failure is not None or self.finished, timeout_s)
             if self._failure is not None:
@@ -146,11 +154,24 @@ class Arrival:
                 queue = self._urgent or self._waiting
                 if not queue:
                     return None
-                chunk = queue.popleft()
-                if not self._taken[chunk]:
-                    self._taken[chunk] = 1
+                if (chunk := self._pop(queue)) is not None:
                     return chunk
             return None
+
+    def _next_urgent(self) -> int | None:
+        with self._changed:
+            while self._urgent:
+                if (chunk := self._pop(self._urgent)) is not None:
+                    return chunk
+            return None
+
+    def _pop(self, queue: deque[int]) -> int | None:
+        """The first of a queue, if nobody has taken it yet."""
+        chunk = queue.popleft()
+        if self._taken[chunk]:
+            return None
+        self._taken[chunk] = 1
+        return chunk
 
     def _comes_fast(self) -> bool:
         """Whether what is waiting would be there within a moment, if it came as the others have."""
@@ -166,20 +187,35 @@ class Arrival:
             if not patient and self._left <= self._rest:
                 patient = True
                 stand_back()  # nobody needs it yet: the first step keeps its cores
-            try:
-                if isinstance(self._store, InPlace):
-                    self._store.bring(self._manifest, chunk, self._place(chunk))
-                else:
-                    buffer = self._receive(self._store, chunk, buffer)
-            except BaseException as error:
-                with self._changed:
-                    self._failure = self._failure or error
-                    self._changed.notify_all()
-                return
+            buffer = self._bring(chunk, buffer)
+
+    def _help(self, take: Callable[[], int | None]) -> None:
+        """What is in memory already takes nothing but a core, and whoever waits has one to give: a reader more would
+        keep it waiting for its turn, for milliseconds."""
+        if isinstance(self._store, InPlace):
+            while self._failure is None and (chunk := take()) is not None:
+                self._bring(chunk, None)
+
+    def _bring(self, chunk: int, buffer: memoryview | None) -> memoryview | None:
+        """To its place; or tell why not. The buffer, for the next time."""
+        try:
+            if isinstance(self._store, InPlace):
+                self._store.bring(self._manifest, chunk, self._place(chunk))
+            else:
+                buffer = self._receive(self._store, chunk, buffer)
+        except BaseException as error:
             with self._changed:
-                self._there[chunk] = 1
-                self._left -= 1
+                self._failure = self._failure or error
                 self._changed.notify_all()
+            return buffer
+        with self._changed:
+            self._there[chunk] = 1
+            self._left -= 1
+            for missing in self._missing:
+                missing.discard(chunk)
+            if self.finished or not all(self._missing):  # somebody has all that was waited for
+                self._changed.notify_all()
+        return buffer
 
     def _receive(self, store: Store, chunk: int, buffer: memoryview | None) -> memoryview | None:
         """Straight into its place, where it has one. The buffer, for the next time."""

@@ -49,8 +49,7 @@ class Sending:
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
-        self._thread = threading.Thread(target=self._loop, name="deepvm-save", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None  # with the first save: a restore has the cores for itself
 
     @property
     def waiting(self) -> int:
@@ -68,6 +67,10 @@ class Sending:
 
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
+        if self._thread is None:
+            self._tiers.start()
+            self._thread = threading.Thread(target=self._loop, name="deepvm-save", daemon=True)
+            self._thread.start()
         self._saves.put((snapshot, handle, extra))
 
     def skipped(self, handle: SaveHandle, reason: str, *, told: bool = True) -> None:
@@ -97,7 +100,8 @@ class Sending:
         self._saves.put(None)
 
     def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _loop(self) -> None:
         while (work := self._saves.get()) is not None:

@@ -39,18 +39,18 @@ def is_small(tensor: torch.Tensor) -> bool:
 
 
 class Copier:
-    """Does copies with several threads, the calling one among them."""
+    """Does copies with several threads, the calling one among them; the others start with the first copy."""
 
     def __init__(self, threads: int = COPY_THREADS) -> None:
+        self._threads = threads
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
-        self._helpers = [
-            threading.Thread(target=self._help, name="deepvm-copy", daemon=True) for _ in range(threads - 1)
-        ]
-        for helper in self._helpers:
-            helper.start()
+        self._helpers: list[threading.Thread] = []
 
     def do(self, jobs: Iterable[Job]) -> None:
         """Returns when all are done; raises what kept one from it."""
+        while len(self._helpers) < self._threads - 1:
+            self._helpers.append(threading.Thread(target=self._help, name="deepvm-copy", daemon=True))
+            self._helpers[-1].start()
         work = _Work(iter(jobs))
         for _ in self._helpers:
             self._work.put(work)

@@ -46,6 +46,10 @@ class Tiers:
         self._newest: SaveHandle | None = None
         self._closing = False
         self._committed: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Before the first follows."""
         self._thread = threading.Thread(target=self._loop, name="deepvm-tier", daemon=True)
         self._thread.start()
 
@@ -63,7 +67,8 @@ class Tiers:
         self._committed.put(None)
 
     def join(self, timeout_s: float) -> None:
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     def _loop(self) -> None:
         while True:
