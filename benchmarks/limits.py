@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -35,6 +36,38 @@ def wake_memory(size_bytes: int) -> None:
     from deepvm.checkpoint.staging import Staging  # not above: it brings torch
 
     Staging(size_bytes)  # touched, and let go of
+
+
+class AwakeMemory:
+    """The same for what takes memory over a longer time than free memory stays awake, 1.5 s: while this is entered,
+    some of the memory that it holds is let go of every moment, and is then the first that the kernel gives away."""
+
+    SLABS, SLAB_BYTES, EVERY_S = 24, 400 * 10**6, 0.4  # for 9.6 s
+
+    def __init__(self) -> None:
+        self._slabs: list[object] = []
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> None:
+        from deepvm.checkpoint.staging import Staging
+
+        while len(self._slabs) < self.SLABS:
+            self._slabs.append(Staging(self.SLAB_BYTES))
+        self._over.clear()
+        self._thread = threading.Thread(target=self._let_go, daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(DEADLINE_S)
+
+    def _let_go(self) -> None:
+        while self._slabs:
+            self._slabs.pop()
+            if self._over.wait(self.EVERY_S):
+                return
 
 
 class Memcpy:

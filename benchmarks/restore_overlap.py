@@ -26,22 +26,22 @@ RUN = "overlap"
 TOKENS = (1, 65)  # a short sequence: the step is a step, and not what is measured
 APART, OVERLAPPED, ON_DEMAND = "one after another", "overlapped", "overlapped and on demand"
 KINDS = (APART, OVERLAPPED, ON_DEMAND)
-RATES_BIT_PER_S = (5 * 10**9, 2_500_000_000)
+LOOPBACK = "loopback"
+BIT_PER_S = {"5 Gbit/s": 5 * 10**9, "2.5 Gbit/s": 2_500_000_000}  # by network
 TRAINER, NODE = "10.78.0.1", "10.78.0.2"
 CAPACITY_BYTES = 4 * 10**9
-AWAKE_BYTES = 4 * 10**9  # as much memory as trainer and fetcher take
 DEADLINE_S = 120
 
 
 def measure(rounds: int) -> dict[str, list[float]]:
     """Seconds of each round: ``loopback, overlapped`` and so on in total, ``loopback, overlapped: restore`` of a stage.
     The first round, which fills caches, is not counted. Without root there is no limited network."""
-    found = _measure("loopback", rounds)
+    found = _measure(LOOPBACK, rounds)
     try:
-        for rate in RATES_BIT_PER_S:
+        for network, rate in BIT_PER_S.items():
             with _link(rate) as (trainer, node):
                 prefixes = [("ip", "netns", "exec", name) for name in (trainer, node)]
-                found.update(_measure(f"{rate / 1e9:g} Gbit/s", rounds, f"{NODE}:0", *prefixes))
+                found.update(_measure(network, rounds, f"{NODE}:0", *prefixes))
     except (PermissionError, FileNotFoundError, subprocess.CalledProcessError) as error:
         print(f"overlap: no limited network, namespaces and tc need root ({error})", file=sys.stderr, flush=True)
     return found
@@ -60,6 +60,7 @@ def _measure(
 
     chance = random.Random(SEED)
     found: dict[str, list[float]] = {}
+    awake = limits.AwakeMemory()
     with scratch_folder() as scratch, _token(scratch) as token:
         memory_node = MemoryNode(scratch, CAPACITY_BYTES, "--token-file", str(token), listen=listen, prefix=tuple(node))
         try:
@@ -67,8 +68,8 @@ def _measure(
             _finish(_start([*trainer, sys.executable, __file__, "save", url]))
             for number in range(rounds + 1):
                 for kind in chance.sample(KINDS, len(KINDS)):
-                    limits.wake_memory(AWAKE_BYTES)
-                    times = _resume(url, trainer, kind)
+                    with awake:
+                        times = _resume(url, trainer, kind)
                     shown = " ".join(f"{what or 'total'} {seconds:.2f}" for what, seconds in times.items())
                     print(
                         f"{time.strftime('%H:%M:%S')} overlap: {network}, {kind}: {shown}", file=sys.stderr, flush=True

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 120.0
-AWAKE_BYTES = 3 * 10**9  # as much memory as either takes
 FRESH, FORKED = "torch.load in a fresh process", "restore in a worker from a template"
 
 
@@ -26,7 +25,7 @@ def measure(places: dict[str, Path], rounds: int, seed: int) -> dict[str, list[f
     script = str(Path(__file__).resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # a worker finds the benchmarks, too
     taken: dict[str, list[float]] = {FRESH: [], FORKED: []}
-    chance = random.Random(seed)
+    chance, awake = random.Random(seed), limits.AwakeMemory()
     with Template() as template:
         template.ready()
 
@@ -51,8 +50,8 @@ def measure(places: dict[str, Path], rounds: int, seed: int) -> dict[str, list[f
         ways = {FRESH: fresh, FORKED: forked}
         for number in range(rounds + 1):
             for name in chance.sample(sorted(ways), 2):
-                limits.wake_memory(AWAKE_BYTES)
-                seconds = ways[name]()
+                with awake:
+                    seconds = ways[name]()
                 if number:
                     taken[name].append(seconds)
     return taken
