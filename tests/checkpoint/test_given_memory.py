@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,30 @@ def test_training_goes_on_and_saves_what_it_computes(store: str) -> None:
         assert ckpt.restore() == 2
     assert same(model, again)
     assert not same(model, saved)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_memory_of_an_optimizer_goes_with_it_though_parameters_came_beside_it(store: str, lazy: bool) -> None:
+    def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Linear(1024, 1024)
+        return model, torch.optim.AdamW(model.parameters())
+
+    saved, optimizer = make()
+    saved(torch.ones(1, 1024)).sum().backward()
+    optimizer.step()
+    save(store, model=saved, optimizer=optimizer)
+    model, again = make()
+    with Checkpointer({"model": model, "optimizer": again}, store) as ckpt:
+        assert ckpt.restore(lazy=lazy) == 1
+        ckpt.finish_restore()
+        assert torch.equal(again.state[model.weight]["exp_avg"], optimizer.state[saved.weight]["exp_avg"])
+        before = resident_bytes()
+        ckpt.state.clear()
+        del again
+        gc.collect()
+    assert before - resident_bytes() > 7 * 2**20
+    assert same(saved, model)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

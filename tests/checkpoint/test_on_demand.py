@@ -248,6 +248,19 @@ def test_the_optimizers_settings_are_there_at_once_and_its_state_when_it_is_aske
         assert again.optimizer.param_groups[0]["lr"] == 0.125
 
 
+def test_what_others_keep_stays_theirs_when_the_optimizers_state_has_come(tmp_path: Path) -> None:
+    work, again = Work(), Work(seed=1)
+    average = torch.randn(512, 512)
+    with Checkpointer({**work.state, "best": {"average": average}}, str(tmp_path), on_error="raise") as ckpt:
+        work.step(0)
+        ckpt.save(1).wait("durable", WAIT_S)
+    with Checkpointer({**again.state, "best": {"average": torch.zeros(512, 512)}}, Gated(tmp_path)) as ckpt:
+        assert ckpt.restore(lazy=True) == 1
+        again.step(1)
+        assert torch.equal(ckpt.state["best"]["average"], average)
+    assert torch.equal(ckpt.state["best"]["average"], average)
+
+
 def test_a_save_while_the_state_comes_in_is_whole(saved: tuple[Work, Path], tmp_path: Path) -> None:
     work, place = saved
     again = Work(seed=1)

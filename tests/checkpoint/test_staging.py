@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from deepvm.checkpoint.staging import Staging
 
@@ -87,3 +88,19 @@ def test_what_nobody_kept_goes_back_to_the_system(kept: tuple[tuple[int, int], .
     staging.release_all_but([(staging.address + start, length) for start, length in kept])
     assert _pages_in_memory(staging) == left
     assert staging.view[4096 * 3 + 8] == (42 if kept else 0)
+
+
+def test_what_is_kept_goes_back_by_itself_when_nobody_has_it_any_more() -> None:
+    staging = Staging(SIZE, warm=False, inherited=True)
+    staging.view[:] = bytes(range(256)) * (SIZE // 256)
+    first, second = (staging.lasting_tensor(at, torch.uint8, (4096 * 3,)) for at in (0, 4096 * 3))
+    staging.release_all_but([(t.data_ptr(), t.nbytes) for t in (first, second)])
+    assert _pages_in_memory(staging) == 6
+    view = first[5:7]
+    del first
+    assert _pages_in_memory(staging) == 6  # a view is somebody, too
+    del view
+    assert _pages_in_memory(staging) == 3
+    assert second[300] == 300 % 256
+    del staging
+    assert second[300] == 300 % 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -26,15 +26,22 @@ class TensorsIn(Mapping[str, torch.Tensor]):
     """Every tensor of a checkpoint, as a view of the memory that holds it, or will; made when it is asked for."""
 
     def __init__(self, memory: Staging, layout: Layout) -> None:
-        self._memory, self._layout = memory, layout
+        self.memory, self._layout = memory, layout
         self._made: dict[str, torch.Tensor] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         found = self._made.get(name)
         if found is None:
-            entry = self._layout.entries[self._layout.by_name[name]]
-            found = self._made[name] = self._memory.tensor(entry.start, DTYPES[entry.dtype], entry.shape)
+            found = self._made[name] = self._made_by(self.memory.tensor, name)
         return found
+
+    def lasting(self, name: str) -> torch.Tensor:
+        """One for whoever keeps it when the others go."""
+        return self._made_by(self.memory.lasting_tensor, name)
+
+    def _made_by(self, make: Callable[[int, torch.dtype, tuple[int, ...]], torch.Tensor], name: str) -> torch.Tensor:
+        entry = self._layout.entries[self._layout.by_name[name]]
+        return make(entry.start, DTYPES[entry.dtype], entry.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._layout.by_name)
@@ -43,17 +50,15 @@ class TensorsIn(Mapping[str, torch.Tensor]):
         return len(self._layout.by_name)
 
 
-def load(
-    components: dict[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any], *, lasting: bool
-) -> Adopted:
-    """Give every component its state, which was checked to be of it; the tensors that some of them kept. Parameters
-    keep theirs only where its memory is ``lasting``, as good as what they have: they are written to in every step."""
+def load(components: dict[str, Any], tensors: TensorsIn, skeleton: Mapping[str, Any]) -> None:
+    """Give every component its state, which was checked to be of it, and the system what no component kept. Parameters
+    keep only what is memory as good as theirs: they are written to in every step."""
     adopted = Adopted(tensors)
-    given = _give_memory(components, skeleton, adopted) if lasting else set()
+    given = _give_memory(components, skeleton, adopted) if tensors.memory.own else set()
     for name in components:
         if name in skeleton:
             load_component(components, name, skeleton[name], adopted, given)
-    return adopted
+    adopted.release_others()
 
 
 def load_component(
@@ -96,19 +101,19 @@ class Adopted(dict[str, torch.Tensor]):
     """Tensors that belong to whoever asks for them. Memory that came with a checkpoint is not copied again where it
     can serve as it is; tied tensors stay tied."""
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: TensorsIn) -> None:
         super().__init__()
         self.borrowed = tensors
 
     def __missing__(self, name: str) -> torch.Tensor:
         tensor = self.borrowed[name]
-        self[name] = tensor if is_aligned(tensor) else tensor.clone()
+        self[name] = self.borrowed.lasting(name) if is_aligned(tensor) else tensor.clone()
         return self[name]
 
-    def release_others(self, memory: Staging) -> None:
+    def release_others(self) -> None:
         """Give back the memory of all that nobody kept."""
         kept = [(t.data_ptr(), t.nbytes) for name, t in self.items() if t.data_ptr() == self.borrowed[name].data_ptr()]
-        memory.release_all_but(kept)
+        self.borrowed.memory.release_all_but(kept)
 
 
 def check(components: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from deepvm.checkpoint import awaited
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.layout import Layout
 from deepvm.checkpoint.lending import Loan
-from deepvm.checkpoint.loading import Adopted, is_aligned, load_component
+from deepvm.checkpoint.loading import Adopted, TensorsIn, is_aligned, load_component
 from deepvm.checkpoint.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.pieces import HEADER, Pieces
 from deepvm.checkpoint.staging import Staging
@@ -46,14 +46,16 @@ class Source:
 class OnDemand:
     """One restore that is under way. All of its methods are for the trainer's thread."""
 
-    def __init__(self, components: dict[str, Any], tensors: Mapping[str, torch.Tensor], source: Source) -> None:
+    def __init__(self, components: dict[str, Any], tensors: TensorsIn, source: Source) -> None:
         refuse_compiled(components)
         self._components, self._tensors, self._source = components, tensors, source
         self._pieces = Pieces(source.layout, source.manifest.chunk_bytes)
         self._homes: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
         self._of_parameter: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
         self._loans: dict[int, Loan] = {}  # by entry
+        self._adopted = Adopted(tensors)  # until all is in its place, and others have what they keep
         self._hooks: list[RemovableHandle] = []
+        self._loading = False
         self._afterwards: Callable[[], None] | None = None
         self._late = [name for name, part in components.items() if _comes_late(part)]
         for name, component in components.items():
@@ -98,6 +100,8 @@ class OnDemand:
 
     def finish(self) -> None:
         """Everything in its place. Afterwards a step costs what it always did."""
+        if self._loading:  # an optimizer is asked for its settings meanwhile, and its hook comes here
+            return
         if self.open:
             try:
                 self._arrival.wait_all(self._source.deadline_s)
@@ -106,7 +110,11 @@ class OnDemand:
             for parameter, _ in self._of_parameter.values():
                 awaited.forget(parameter)
             self._of_parameter = {}
-            self._load_late(self._end_loans())
+            self._loading = True
+            try:
+                self._load_late(self._end_loans())
+            finally:
+                self._loading = False
         self._end()
 
     def abandon(self) -> None:
@@ -123,6 +131,8 @@ class OnDemand:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self._adopted.clear()
+        self._components = {}  # theirs is theirs from here on
         afterwards, self._afterwards = self._afterwards, None
         if afterwards is not None:
             afterwards()
@@ -223,27 +233,25 @@ class OnDemand:
 
     def _load_now(self) -> None:
         """What is not a parameter, and not the optimizer's state."""
-        adopted = Adopted(self._tensors)
         skeleton = self._source.skeleton
         for name, component in self._components.items():
             if isinstance(component, torch.nn.Module):
                 load_rest(component, rebuild(skeleton[name], self._tensors), self._of_parameter)
             elif name in self._late:  # its settings count at once: a schedule may look at them, or change them
-                groups = rebuild(skeleton[name]["param_groups"], adopted)
+                groups = rebuild(skeleton[name]["param_groups"], self._adopted)
                 component.load_state_dict({"state": {}, "param_groups": groups})
             elif name in skeleton:
-                load_component(self._components, name, skeleton[name], adopted)
+                load_component(self._components, name, skeleton[name], self._adopted)
 
     def _load_late(self, kept: Sequence[int]) -> None:
-        adopted = Adopted(self._tensors)
         for entry in kept:
-            adopted[self._source.layout.entries[entry].name]
+            self._adopted[self._source.layout.entries[entry].name]
         late, self._late = self._late, []
         for name in late:
             optimizer: torch.optim.Optimizer = self._components[name]
-            state = rebuild(self._source.skeleton[name]["state"], adopted)
+            state = rebuild(self._source.skeleton[name]["state"], self._adopted)
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        adopted.release_others(self._source.memory)
+        self._adopted.release_others()
 
     # --- hooks --------------------------------------------------------------------------------------------------
 

@@ -181,7 +181,7 @@ class _Fetched:
         tensors = TensorsIn(self._memory, self._layout)
         check(components, tensors, self._skeleton)
         if not self._lazy:
-            load(components, tensors, self._skeleton, lasting=self._memory.own).release_others(self._memory)
+            load(components, tensors, self._skeleton)
             return True
         source = Source(
             store=self._store,

@@ -6,7 +6,9 @@ First touch is the hidden cost of a copy: fresh pages take ten times as long as 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
+import weakref
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -63,21 +65,34 @@ class Staging:
 
     def tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor over a part of this memory."""
-        count = 1
-        for n in shape:
-            count *= n
+        count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(shape)
 
+    def lasting_tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+        """The same for whoever keeps it: its pages go back to the system with it, and do not stay for as long as
+        anything does that lies beside it."""
+        if not self.own or 0 in shape:
+            return self.tensor(start, dtype, shape)
+        length = dtype.itemsize * math.prod(shape)
+        part = (ctypes.c_char * length).from_address(self.address + start)
+        weakref.finalize(part, self._release_within, start, start + length).atexit = False
+        return torch.frombuffer(part, dtype=dtype).view(shape)
+
     def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
         """Give the pages back to the system that hold nothing of these (address, length); the rest stays."""
-        at = self.address
-        for start, length in [*sorted(kept), (self.address + self.mapped_bytes, 0)]:
-            first, last = _pages_up(at - self.address), (start - self.address) // mmap.PAGESIZE * mmap.PAGESIZE
-            if last > first:
-                self._release(first, last - first)
+        at = 0
+        for address, length in [*sorted(kept), (self.address + self.mapped_bytes, 0)]:
+            start = address - self.address
+            self._release_within(at, start)
             at = max(at, start + length)
+
+    def _release_within(self, start: int, end: int) -> None:
+        """The whole pages between two offsets."""
+        first, last = _pages_up(start), end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            self._release(first, last - first)
 
     def _release(self, start: int, length: int) -> None:
         if isinstance(self._map, mmap.mmap):
