@@ -216,6 +216,10 @@ class OnDemand:
             self._arrival.wait(together or chunks, self._source.deadline_s)
         except Exception as error:
             raise self._failed(error) from error
+        if together:
+            for parameter, entry in list(self._of_parameter.values()):
+                if self._arrival.has(self._pieces.chunks_of_one(entry)):
+                    self._settle(parameter, entry)
 
     def _failed(self, error: Exception) -> CheckpointError:
         return CheckpointError(
@@ -227,9 +231,13 @@ class OnDemand:
         found = self._of_parameter.get(id(parameter))
         if found is not None:
             self._wait(self._pieces.chunks_of_one(found[1]))
-            del self._of_parameter[id(parameter)]
-            if found[1] in self._loans:
-                self._loans[found[1]].begin()
+            self._settle(*found)
+
+    def _settle(self, parameter: torch.nn.Parameter, entry: int) -> None:
+        """An ordinary one from here on: its bytes are there."""
+        awaited.forget(parameter)
+        if self._of_parameter.pop(id(parameter), None) is not None and entry in self._loans:
+            self._loans[entry].begin()
 
     def _load_now(self) -> None:
         """What is not a parameter, and not the optimizer's state."""
@@ -283,9 +291,10 @@ class OnDemand:
         def come() -> None:
             handle.remove()
             entries = [self._of_parameter[id(p)][1] for p in wanted if id(p) in self._of_parameter]
-            self._wait(self._pieces.chunks_of(entries))  # together, not one by one
-            for parameter in wanted:
-                awaited.come(parameter)
+            if entries:
+                self._wait(self._pieces.chunks_of(entries))  # together, not one by one
+                for parameter in wanted:
+                    awaited.come(parameter)
 
         before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiler runs it, and looks away
         handle: RemovableHandle = module.register_forward_pre_hook(before_forward)
