@@ -202,7 +202,8 @@ class Truth:
     @classmethod
     def read(cls, path: Path) -> Truth:
         truth = cls()
-        for line in path.read_text().splitlines() if path.exists() else []:
+        text = path.read_text() if path.exists() else ""
+        for line in text[: text.rfind("\n") + 1].splitlines():  # the last one may still be in the writing
             row = json.loads(line)
             event, name = row["event"], row["name"]
             truth.events[event] = truth.events.get(event, 0) + 1
