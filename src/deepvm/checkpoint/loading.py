@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from deepvm.checkpoint.layout import ALIGNED_BYTES, DTYPES, Layout
-from deepvm.checkpoint.parameters import is_compiled, load_rest, owns_memory, plain_parameters
+from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors, rebuild
 from deepvm.errors import CheckpointError, Corrupt
@@ -83,7 +83,7 @@ def _give_memory(components: Mapping[str, Any], skeleton: Mapping[str, Any], ado
     """Let parameters use the memory that came with the checkpoint in the place of their own, as Module.to() does; the
     ids of those that do. A copy stays where memory has others that look at it, now or after this restore."""
     parts = Counter(name for part in components for name in names_of_tensors(skeleton.get(part)))
-    found: dict[int, tuple[torch.nn.Parameter, str]] = {}
+    found: ByParameter = {}
     for name, component in components.items():
         if isinstance(component, torch.nn.Module) and not is_compiled(component):
             found.update(plain_parameters(component, skeleton[name], adopted.borrowed))

@@ -22,7 +22,6 @@ from deepvm.checkpoint.lending import Loan
 from deepvm.checkpoint.loading import Adopted, TensorsIn, is_aligned, load_component
 from deepvm.checkpoint.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.pieces import HEADER, Pieces
-from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.use_order import modules_in_order
 from deepvm.errors import CheckpointError
@@ -38,13 +37,13 @@ class Source:
     store: Store | InPlace
     manifest: Manifest
     layout: Layout
-    memory: Staging  # for all that does not go straight into a parameter; not touched before bytes come
     skeleton: Mapping[str, Any]
     deadline_s: float
 
 
 class OnDemand:
-    """One restore that is under way. All of its methods are for the trainer's thread."""
+    """One restore that is under way. All of its methods are for the trainer's thread. The memory of ``tensors`` is for
+    all that does not go straight into a parameter; it is not touched before bytes come."""
 
     def __init__(self, components: dict[str, Any], tensors: TensorsIn, source: Source) -> None:
         refuse_compiled(components)
@@ -64,7 +63,7 @@ class OnDemand:
         late, now = self._others()
         for entry in [*late, *now]:
             if entry in self._homes:  # tied to something that is no parameter of a module
-                self._homes[entry].append(source.memory.address + source.layout.entries[entry].start)
+                self._homes[entry].append(tensors.memory.address + source.layout.entries[entry].start)
         order, hurried = self._order(now, late)
         # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
         # for an instant, and a forward that shares them with it takes longer than one after the other.
@@ -164,7 +163,7 @@ class OnDemand:
         parts: list[Part] = []
         for entry, offset, length in self._pieces.parts[chunk]:
             start = 0 if entry == HEADER else self._source.layout.entries[entry].start
-            homes = self._homes.get(entry) or [self._source.memory.address + start]
+            homes = self._homes.get(entry) or [self._tensors.memory.address + start]
             for home in homes:
                 _add(parts, (offset, length, home + offset - start))
         return parts

@@ -187,7 +187,6 @@ class _Fetched:
             store=self._store,
             manifest=self.manifest,
             layout=self._layout,
-            memory=self._memory,
             skeleton=self._skeleton,
             deadline_s=self._deadline_s,
         )
