@@ -16,12 +16,12 @@ from deepvm.checkpoint.deciding import Deciding, NoticeFile
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.loading import RESERVED
 from deepvm.checkpoint.on_demand import OnDemand
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.sending import Sending
+from deepvm.checkpoint.state import RESERVED
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline

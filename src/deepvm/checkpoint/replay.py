@@ -23,7 +23,7 @@ from deepvm.checkpoint.capture import Capture
 from deepvm.checkpoint.determinism import DETERMINISM
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.layout import make_layout
-from deepvm.checkpoint.loading import RESERVED
+from deepvm.checkpoint.state import RESERVED
 from deepvm.errors import CheckpointError, Corrupt, DeepvmError, NotFound, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.header import read_header
