@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 import deepvm
 from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
 from deepvm.cli import run as run_plan
 from deepvm.cli.render import print_json, stderr
-from deepvm.errors import DeepvmError, Infeasible
+from deepvm.errors import DeepvmError, Infeasible, printable
 
 app = typer.Typer(
     name="deepvm",
@@ -77,9 +78,5 @@ def _fail(error: DeepvmError | str, code: int, *, as_json: bool) -> int:
         if isinstance(error, Infeasible):
             document["cheapest_usd"] = error.cheapest_usd
         print_json({"error": document})
-    stderr.print(f"[bold red]deepvm:[/] {_escape(str(error))}", soft_wrap=True)
+    stderr.print(f"[bold red]deepvm:[/] {escape(printable(str(error)))}", soft_wrap=True)
     return code
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
 # torch's own: what a lost peer makes it say, and logs
 _NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # other control characters are shown as escapes
 _COLOURS = {"training": "green", "up": "cyan", "waiting": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
 
 
@@ -67,7 +69,7 @@ class Display:
 
     def _printed(self, line: str) -> None:
         if line and not line.startswith(_NOT_THE_SCRIPTS) and " deepvm." not in line:
-            self._console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+            self._console.print(Text(f"  {_COLOUR.sub('', line)}", style="dim"), soft_wrap=True)
 
     def _say(self, text: str) -> None:
         self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {text}"), soft_wrap=True)
@@ -146,8 +148,8 @@ def _since(at_s: float, now_s: float) -> str:
 def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
     machine = place.machine
     return (
-        machine.name,
-        f"{machine.market} {machine.instance}",
+        Text(machine.name),
+        Text(f"{machine.market} {machine.instance}"),
         Text(place.state, style=_COLOURS[place.state]),
         _since(place.since_s, now_s) if place.since_s else "",
         f"{machine.usd_per_hour:.4f}",
