@@ -21,6 +21,7 @@ from deepvm.memnode.log import Log
 from deepvm.memnode.metrics import MetricsServer
 from deepvm.memnode.registry import Runs
 from deepvm.memnode.settings import Settings, join_address, split_address
+from deepvm.memnode.sockets import accept_each
 from deepvm.memnode.status import Counters
 
 _TICK_S = 0.5
@@ -125,32 +126,36 @@ class MemoryNode:
 
     def _accept(self) -> None:
         assert self._listener is not None  # noqa: S101 - start() made it
-        while not self.stopping:
-            try:
-                sock, address = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if self._listener.fileno() >= 0:  # out of descriptors, for one: it passes
-                    self.log.warning("accept failed", error=str(error))
-                    time.sleep(_TICK_S)
-                continue
-            name = join_address(*address[:2])
-            if self.connections >= self.settings.limits.connections:
-                self.counters.add(connections_refused=1)
-                self.log.warning("refused", client=name, reason="too many connections")
-                sock.close()
-                continue
-            with self._lock:
-                self._connected += 1
-            thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
+        accept_each(self._listener, self._admit, stopping=lambda: self.stopping, failed=self._accept_failed)
+
+    def _accept_failed(self, error: Exception) -> None:
+        self.log.warning("accept failed", error=str(error) or type(error).__name__)
+
+    def _admit(self, sock: socket.socket, address: Any) -> None:
+        name = join_address(*address[:2])
+        if self.connections >= self.settings.limits.connections:
+            self.counters.add(connections_refused=1)
+            self.log.warning("refused", client=name, reason="too many connections")
+            sock.close()
+            return
+        thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
+        with self._lock:
+            self._connected += 1
+        try:
             thread.start()
+        except BaseException:
+            with self._lock:
+                self._connected -= 1
+            raise
 
     def _serve(self, sock: socket.socket, name: str) -> None:
         self.counters.add(connections_total=1)
         try:
             self._serve_one(sock, name)
+        except Exception as error:  # out of memory, for one: this client loses its connection, the others nothing
+            self.log.error("internal error", client=name, error=f"{type(error).__name__}: {error}")
         finally:
+            sock.close()
             with self._lock:
                 self._connected -= 1
 
@@ -255,7 +260,6 @@ def _listen(address: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
         listener.listen(_BACKLOG)
-        listener.settimeout(_TICK_S)
     except OSError as error:
         listener.close()
         raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepvm.errors import DeepvmError, UsageError
+from deepvm.memnode.sockets import accept_each
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
@@ -131,18 +132,13 @@ class Hub:
     # --- machines come --------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        self._listener.settimeout(0.5)
-        while not self._stopping:
-            try:
-                sock, peer = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            if threading.active_count() > MOST_CONNECTIONS:
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
+        accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
+
+    def _take(self, sock: socket.socket, peer: Any) -> None:
+        if threading.active_count() > MOST_CONNECTIONS:
+            sock.close()
+            return
+        threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket, peer: Any) -> None:
         guest: Guest | None = None
@@ -300,6 +296,10 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (guest := self._guests.get(name)) is not None:
                 guest.tell(what, **fields)
+
+
+def _accept_failed(error: Exception) -> None:
+    log.warning("a connection to the hub could not be accepted: %s", str(error) or type(error).__name__)
 
 
 if __name__ == "__main__":
