@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from plain_client import PlainClient
 
 from deepvm.memnode import wire
-from deepvm.memnode.client import NodeClient
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest
 
@@ -50,7 +50,7 @@ def manifest_of(data: bytes, run: str, step: int, **fields: Any) -> Manifest:
     )
 
 
-class Client(NodeClient):
+class Client(PlainClient):
     def __init__(self, address: str, run: str | None = None, *, key: str = "key", **fields: Any) -> None:
         options = {name: fields.pop(name) for name in ("token", "tls", "timeout_s") if name in fields}
         super().__init__(address, **options)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from memnode_client import Client, content, wait_until
+from memnode_client import DEEPVM, Client, content, wait_until
 
 from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode import MemoryNode, wire
-from deepvm.memnode.access import client_tls, read_token
+from deepvm.memnode.access import read_token
 from deepvm.memnode.log import Log
 from deepvm.memnode.wire import Kind, ProtocolError
+from deepvm.store.connection import Connection
 
 SIZE = 1000
 
@@ -62,6 +62,15 @@ def test_a_node_without_the_token_is_unmasked(start_node: Any, monkeypatch: pyte
     object.__setattr__(node.settings, "token", "another")
     with pytest.raises(AccessDenied, match="not the node it claims to be"):
         connect(node.address, token="right")
+
+
+def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(node: MemoryNode, tmp_path: Path) -> None:
+    with pytest.raises(AccessDenied, match="asks for no token, though one is set"):
+        Connection(node.address, token="t")
+    command = [DEEPVM, "memory-node", "--status", node.address]
+    done = subprocess.run(command, capture_output=True, text=True, env={"DEEPVM_TOKEN": "t"}, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "asks for no token" in " ".join(done.stderr.split())
 
 
 def test_another_version_is_told_so(node: MemoryNode) -> None:
@@ -201,38 +210,6 @@ def test_no_secret_is_logged(start_node: Any, connect: Any) -> None:
         word for word in ("secret", "my-wrong", wire.run_verifier("run", "my-secret-key")) if word in lines.text
     ]
     assert "secret" not in repr(node.settings)
-
-
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=node"
-    subprocess.run(
-        [*command.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=30
-    )
-    return certificate, key
-
-
-def test_tls_carries_checkpoints(start_node: Any, connect: Any, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    node = start_node(token="t", tls_cert=certificate, tls_key=key)
-    tls = client_tls(certificate)
-    data = content(1, 1_000_000)
-    client = connect(node.address, "run", token="t", tls=tls)
-    client.save(1, data)
-    assert client.read(1) == data
-    assert connect(node.address, "run", token="t", tls=tls, write=False).read(1) == data
-    with pytest.raises(StoreError):  # plain, where TLS is spoken
-        connect(node.address, token="t", timeout_s=0.5)
-    with pytest.raises(StoreError, match="certificate"):
-        connect(node.address, token="t", tls=ssl.create_default_context())
-
-
-def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    certificate, _ = make_certificate(tmp_path)
-    _, key = make_certificate(tmp_path / "other")
-    with pytest.raises(UsageError, match="cannot be used"):
-        start_node(tls_cert=certificate, tls_key=key)
 
 
 def test_malformed_frames_close_the_connection(node: MemoryNode, connect: Callable[..., Client]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import threading
@@ -130,9 +131,10 @@ def _write_ready(path: Path, address: str) -> None:
 
 def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_json: bool) -> None:
     from deepvm.memnode.access import client_tls
-    from deepvm.memnode.client import ask_status
+    from deepvm.store.memory import MemoryStore
 
-    found = ask_status(address, token=token, tls=client_tls(tls_cert), timeout_s=10.0)
+    with contextlib.closing(MemoryStore([address], token=token, tls=client_tls(tls_cert))) as store:
+        found = store.status(address)
     if as_json:
         print_json(found)
         return

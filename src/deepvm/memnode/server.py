@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import deepvm
-from deepvm.errors import DeepvmError, UsageError
 from deepvm.memnode import wire
+from deepvm.memnode.access import server_tls
+from deepvm.memnode.addresses import join_address
 from deepvm.memnode.arena import Arena
 from deepvm.memnode.channel import Channel, Gone
 from deepvm.memnode.connection import Connection
@@ -20,12 +21,11 @@ from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
 from deepvm.memnode.metrics import MetricsServer
 from deepvm.memnode.registry import Runs
-from deepvm.memnode.settings import Settings, join_address, split_address
-from deepvm.memnode.sockets import accept_each
+from deepvm.memnode.settings import Settings
+from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.memnode.status import Counters
 
 _TICK_S = 0.5
-_BACKLOG = 128
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
 
 
@@ -99,9 +99,9 @@ class MemoryNode:
 
     def start(self) -> None:
         try:
-            self._tls = _tls_context(self.settings)
+            self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
             loaded = self.flow.load(self.runs, self.arena)
-            self._listener = _listen(self.settings.listen)
+            self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
                 thread = threading.Thread(target=work, name=f"deepvm-{work.__name__}", daemon=True)
@@ -247,32 +247,3 @@ class MemoryNode:
             **self.counters.as_dict(),
             **self.flow.status(),
         }
-
-
-def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"{address} is no address of this machine: {error.strerror or error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None
-    return listener
-
-
-def _tls_context(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificate {settings.tls_cert} and its key cannot be used: {error}") from None
-    return context

@@ -9,10 +9,32 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.memnode.addresses import split_address
+
 HASHED_BYTES = 2**19  # moved and hashed at once: fits into the cache of a core, so that memory is read only once
 
+_BACKLOG = 128
 ACCEPT_S = 0.5  # how often a listener that nobody calls sees that it should stop
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket that listens on ``HOST:PORT`` and nowhere else."""
+    host, port = split_address(address, listen=True)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"{address} is not an address of this machine: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None
+    return listener
 
 
 def accept_each(

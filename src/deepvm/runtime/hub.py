@@ -16,8 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deepvm.errors import DeepvmError, UsageError
-from deepvm.memnode.sockets import accept_each
+from deepvm.errors import DeepvmError
+from deepvm.memnode.addresses import join_address
+from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
@@ -61,12 +62,8 @@ class Hub:
         self._broken_at_s: float | None = None
         self._failed_times = 0  # that workers failed by themselves
         self._told_stores: tuple[str, ...] = ()  # to those that train now
-        host, _, port = listen.rpartition(":")
-        try:
-            self._listener = socket.create_server((host, int(port)))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"machines cannot meet at {listen}: {getattr(error, 'strerror', None) or error}") from None
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._listener = listen_at(listen)
+        self.address = join_address(*self._listener.getsockname()[:2])
         self._threads = [
             threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
             for name, target in (("accept", self._accept), ("form", self._form))

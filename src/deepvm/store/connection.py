@@ -9,8 +9,9 @@ from typing import Any
 
 import xxhash
 
-from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
+from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.memnode import wire
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.wire import Frame, Kind
 from deepvm.store.channel import PROGRESS_S, Channel
 from deepvm.store.strips import Strip, cut, first_bytes, from_offset
@@ -21,14 +22,6 @@ _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that w
 
 Send = Callable[[Sequence[Strip]], int]
 HandOver = Callable[[int, int, Send], int]  # chunk, offset
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """``10.0.0.9:7070`` or ``[::1]:7070``."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise UsageError(f"{text!r} is no address of a memory node: write it like 10.0.0.9:7070")
-    return host.strip("[]"), int(port)
 
 
 class Connection:
@@ -54,7 +47,7 @@ class Connection:
         self._header = bytearray(wire.HEADER.size)
         self._channel = Channel(
             address,
-            parse_address(address),
+            split_address(address),
             tls=tls,
             connect_s=connect_s,
             progress_s=progress_s,
@@ -97,7 +90,9 @@ class Connection:
         if not hello.get("token") and self._token is not None:
             raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
         if hello.get("token") and self._token is None:
-            raise AccessDenied(f"memory node {self.address} asks for a token: set DEEPVM_TOKEN or token=")
+            raise AccessDenied(
+                f"memory node {self.address} asks for a token: set DEEPVM_TOKEN, or give --token-file or token="
+            )
         known = "" if self._token is None else wire.proof(self._token, "client", self.node_nonce, self.nonce)
         answer, _ = self.call(Kind.AUTH, {"version": wire.VERSION, "nonce": self.nonce, "proof": known})
         if self._token is not None and hello.get("token"):
@@ -117,6 +112,11 @@ class Connection:
                 "verifier": wire.masked(verifier, self._token, self.node_nonce, self.nonce),
             },
         )
+
+    def open_to_read(self, run: str, verifier: str) -> None:
+        """With what a node keeps of the run's key: for nodes that fetch from each other."""
+        proof = wire.proof(verifier, f"run/{run}", self.node_nonce, self.nonce)
+        self.call(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
 
     # --- calls --------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""A plain connection to a node, one request at a time: for status, and for nodes that fetch from each other."""
+"""The protocol as docs/protocol.md tells it, once more: one connection, one request at a time, for the tests.
+
+What deepvm itself uses is store.connection; that both understand the node shows that the page is right.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,11 @@ import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.memnode import wire
-from deepvm.memnode.settings import split_address
-from deepvm.memnode.sockets import tune
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.wire import Kind
 
 
-class NodeClient:
+class PlainClient:
     """Every failure is a StoreError; every wait has the deadline given at birth."""
 
     def __init__(
@@ -32,7 +34,6 @@ class NodeClient:
         except OSError as error:
             raise StoreUnavailable(f"no memory node answers at {address}: {error.strerror or error}") from None
         try:
-            tune(self._sock)
             if tls is not None:
                 self._sock = tls.wrap_socket(self._sock, server_hostname=host)
             self._shake_hands()
@@ -43,7 +44,7 @@ class NodeClient:
             self.close()
             raise
 
-    def __enter__(self) -> NodeClient:
+    def __enter__(self) -> PlainClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -74,11 +75,6 @@ class NodeClient:
     def _check_node(self, found: str, wanted: str) -> None:
         if not wire.same(found, wanted):
             raise AccessDenied(f"{self.address} does not know the token: it is not the node it claims to be")
-
-    def open(self, run: str, verifier: str) -> None:
-        """Open a run to read, with what a node keeps of its key."""
-        proof = wire.proof(verifier, f"run/{run}", self.node_nonce, self.client_nonce)
-        self.ask(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
 
     def ask(
         self,
@@ -130,8 +126,3 @@ class NodeClient:
             if not count:
                 raise ConnectionError("it closed the connection")
             done += count
-
-
-def ask_status(address: str, *, token: str | None, tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, Any]:
-    with NodeClient(address, token=token, tls=tls, timeout_s=timeout_s) as client:
-        return client.ask(Kind.STATUS)[1]
