@@ -25,6 +25,12 @@ def command(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve here; port 0 takes a free one.")
     ] = None,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--advertise", metavar="HOST:PORT", help="Where clients reach it through NAT or a forwarded port."
+        ),
+    ] = None,
     capacity: Annotated[
         str | None, typer.Option("--capacity", metavar="SIZE", help="Memory for checkpoints, e.g. 8GB.")
     ] = None,
@@ -79,6 +85,7 @@ def command(
     node = MemoryNode(
         log=Log.to_stderr(),
         listen=listen,
+        advertise=tuple(advertise or ()),
         capacity_bytes=parse_bytes(capacity),
         block_bytes=parse_bytes(block),
         buffers=buffers,

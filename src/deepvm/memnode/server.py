@@ -15,6 +15,7 @@ from deepvm.memnode import wire
 from deepvm.memnode.access import server_tls
 from deepvm.memnode.addresses import join_address
 from deepvm.memnode.arena import Arena
+from deepvm.memnode.auth import resolve_all
 from deepvm.memnode.channel import Channel, Gone
 from deepvm.memnode.connection import Connection
 from deepvm.memnode.flow import Flow
@@ -76,6 +77,7 @@ class MemoryNode:
         self._background: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self._address = ""
+        self.advertised: frozenset[str] = frozenset()
         self._tls: ssl.SSLContext | None = None
         self._metrics: MetricsServer | None = None
 
@@ -100,6 +102,7 @@ class MemoryNode:
     def start(self) -> None:
         try:
             self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
+            self.advertised = resolve_all(self.settings.advertise)
             loaded = self.flow.load(self.runs, self.arena)
             self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])

@@ -38,6 +38,7 @@ class Limits:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     listen: str = "127.0.0.1:0"
+    advertise: tuple[str, ...] = ()  # where clients reach it through a forwarded port or NAT, beside its own addresses
     capacity_bytes: int
     block_bytes: int = DEFAULT_CHUNK_BYTES
     buffers: int = 2  # checkpoints of a run in memory, the one in progress included
@@ -53,6 +54,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         host, _ = split_address(self.listen, listen=True)
+        for address in self.advertise:
+            split_address(address)
         if not wire.LEAST_BLOCK_BYTES <= self.block_bytes <= wire.MOST_BLOCK_BYTES or self.block_bytes % 4096:
             raise UsageError(
                 f"a block of {self.block_bytes} bytes: take a multiple of 4096 from "

@@ -16,6 +16,7 @@ from contextlib import suppress
 import xxhash
 
 from deepvm.errors import StoreUnavailable
+from deepvm.memnode.auth import dialled_address
 from deepvm.memnode.sockets import HASHED_BYTES, tune
 
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
@@ -61,6 +62,11 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._waits_for, self._woken_at = select.POLLIN, 1
+
+    @property
+    def dialled(self) -> str:
+        """IP:PORT at the other end, as far as this end sees."""
+        return dialled_address(self._sock)
 
     def close(self) -> None:
         self._sock.close()
