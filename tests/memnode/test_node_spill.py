@@ -93,7 +93,9 @@ def test_a_restarted_node_serves_what_it_had_spilled(start_node: Any, connect: A
 
 
 def test_keys_of_runs_are_kept_for_the_owner_only(start_node: Any, connect: Any, tmp_path: Path) -> None:
-    connect(start_node(spill=tmp_path).address, "run", key="secret")
+    client = connect(start_node(spill=tmp_path).address, "run", key="secret")
+    client.save(1, content(1, SIZE))
+    wait_until(lambda: settled(client))
     path = tmp_path / "run" / "run.json"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "secret" not in path.read_text()
