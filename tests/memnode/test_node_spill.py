@@ -158,12 +158,6 @@ def test_kill_9_at_any_moment_leaves_whole_checkpoints(tmp_path: Path) -> None:
     kill_often(tmp_path, rounds=4)
 
 
-@pytest.mark.chaos
-@pytest.mark.timeout(1800)
-def test_kill_9_at_a_hundred_moments_leaves_whole_checkpoints(tmp_path: Path) -> None:
-    kill_often(tmp_path, rounds=100)
-
-
 def kill_often(directory: Path, rounds: int) -> None:
     spill = directory / "spill"
     spill.mkdir()
