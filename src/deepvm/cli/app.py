@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import deepvm
 from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(words: Sequence[str]) -> int:
     try:
-        result = app(args=list(words), standalone_mode=False)
+        result = _command()(args=list(words), standalone_mode=False)
         return result if isinstance(result, int) else 0
     except DeepvmError as error:
         return _fail(error, error.exit_code, as_json="--json" in words)
@@ -71,15 +72,28 @@ def run(words: Sequence[str]) -> int:
         return _fail(message(), 2, as_json="--json" in words)  # click's own words about usage
 
 
+def _command() -> Any:
+    """The command with all below it. Their help texts are plain words, so that brackets in them are shown."""
+    command = typer.main.get_command(app)
+    _escape_help(command)
+    return command
+
+
+def _escape_help(command: Any) -> None:
+    for owner in (command, *command.params):
+        for name in ("help", "short_help"):
+            text = getattr(owner, name, None)
+            if text:
+                setattr(owner, name, escape(text))
+    for below in getattr(command, "commands", {}).values():
+        _escape_help(below)
+
+
 def _fail(error: DeepvmError | str, code: int, *, as_json: bool) -> int:
     if as_json:
         document: dict[str, object] = {"message": str(error), "exit_code": code}
         if isinstance(error, Infeasible):
             document["cheapest_usd"] = error.cheapest_usd
         print_json({"error": document})
-    stderr.print(f"[bold red]deepvm:[/] {_escape(str(error))}", soft_wrap=True)
+    stderr.print(f"[bold red]deepvm:[/] {escape(str(error))}", soft_wrap=True)
     return code
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")
