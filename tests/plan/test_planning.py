@@ -126,6 +126,27 @@ def test_what_is_left_out_is_told_with_its_reason(
     assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]
 
 
+def test_several_regions_and_zones_widen_the_choice_and_no_more() -> None:
+    places = (("r1", "a"), ("r1", "b"), ("r2", "c"), ("r3", "d"))
+    spot = [(0, 0, 0.4), (0, 1, 0.3), (0, 2, 0.2), (0, 3, 0.1)]
+    market = small_catalog([gpu("g")], [(0, p, 0.5) for p in range(4)], spot, places=places)
+    request = Request(budget_usd=2, architectures=("all-spot",))
+
+    def where(**wanted: object) -> tuple[str, str | None]:
+        best = planning.plan(market, replace(request, **wanted)).recommendations[0]  # type: ignore[arg-type]
+        return best.worker.region, best.worker.zone
+
+    assert where() == ("r3", "d")
+    assert where(region="r1") == ("r1", "b")
+    assert where(region=("r1", "r2")) == ("r2", "c")
+    assert where(region=("r1", "r2"), zone=("a", "b")) == ("r1", "b")
+    assert replace(request, region=("r1",)).region == "r1"
+    assert replace(request, region=()).region is None
+    assert replace(request, region=["r1", "r2", "r1"]).to_json()["region"] == ["r1", "r2"]  # type: ignore[arg-type]
+    with pytest.raises(UnknownName):
+        where(region=("r1", "mars"))
+
+
 def test_missing_bandwidth_is_estimated_and_said_so() -> None:
     market = small_catalog([gpu("g", sustained_gbps=None, eflops=None), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)])
     best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
