@@ -117,7 +117,9 @@ class SingleAnchor:
     def may_anchor(self, board: Board) -> NDArray[np.bool_]:
         """[row of workers]: whether one machine holds the checkpoints and its link receives them in time.
 
-        A memory that is not known is not held against the type."""
+        A memory that is not known is not held against the type. The published method bounds memory nodes alone."""
+        if board.request.published:
+            return np.ones(len(board.workers), dtype=bool)
         with np.errstate(invalid="ignore"):
             too_small = board.workers.memory_gib < board.checkpoints_gib
         return ~too_small & (board.workers.gbps >= board.checkpoint_gbps)
