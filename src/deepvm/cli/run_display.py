@@ -21,7 +21,15 @@ REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
 # torch's own: what a lost peer makes it say, and logs
 _NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
-_COLOURS = {"training": "green", "up": "cyan", "waiting": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
+_COLOURS = {
+    "training": "green",
+    "running": "cyan",
+    "up": "cyan",
+    "waiting": "cyan",
+    "asked": "dim",
+    "notice": "yellow",
+    "down": "red",
+}
 
 
 class Display:
@@ -102,6 +110,7 @@ _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
     "notice": _notice,
     "decision": lambda machine, data: f"at the notice of {machine}: {data['choice']} ({data['why']})",
     "replanned": lambda _, data: "; ".join(data["changes"]),
+    "warning": lambda _, data: str(data["text"]),
     "restored": lambda machine, data: f"{machine} goes on at step {data['step']}" if not data.get("rank") else None,
 }
 
