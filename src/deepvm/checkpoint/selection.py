@@ -6,7 +6,6 @@ of what is to be loaded alone, in which modules' tensors have the names that the
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -89,12 +88,15 @@ def select(components: Mapping[str, Any], skeleton: Mapping[str, Any], saved: Sa
             found.missing += [] if ours else [name]
         else:
             row = skeleton[name]
-            if isinstance(component, torch.nn.Module):
-                row = _select_module(name, component, row, saved, wanted, found, problems, known)
-            elif isinstance(component, torch.optim.Optimizer):
-                row = _select_optimizer(name, component, row)
-            elif isinstance(component, torch.Tensor):
-                problems += _tensor_problems(name, component, row, saved)
+            try:
+                if isinstance(component, torch.nn.Module):
+                    row = _select_module(name, component, row, saved, wanted, found, problems, known)
+                elif isinstance(component, torch.optim.Optimizer):
+                    row = _select_optimizer(name, component, row)
+                elif isinstance(component, torch.Tensor):
+                    problems += _tensor_problems(name, component, row, saved)
+            except (KeyError, TypeError, AttributeError) as error:
+                raise Corrupt(f"the saved state of {name} cannot be read: {type(error).__name__} {error}") from error
             found.components[name], found.skeleton[name] = component, row
     absent = [name for name in skeleton if name not in components and not name.startswith(RESERVED)]
     found.unexpected += [name for name in absent if wanted.takes(name)]
@@ -152,7 +154,8 @@ def _select_module(
     """The module's part of a skeleton, by the names of its own tensors."""
     own = found.own[name] = module.state_dict(keep_vars=True)
     rows = row.get("$module", row) if isinstance(row, dict) else None
-    if not isinstance(rows, dict) or any(key.startswith("$") for key in rows):
+    versions = row.get("versions", {}) if isinstance(row, dict) else None
+    if not isinstance(rows, dict) or not isinstance(versions, dict) or any(key.startswith("$") for key in rows):
         raise Corrupt(f"the saved state of {name} is not that of a module")
     names = dict(zip(own, own, strict=True)) if own.keys() == rows.keys() else matched(module, own.keys(), rows.keys())
     clean = clean_names(module, own.keys()) or {}
@@ -176,14 +179,15 @@ def _select_module(
         problems += _tensor_problems(f"{name}.{key}", own[key], rows[there], saved)
     if "$module" not in row:
         return {key: rows[there] for key, there in names.items()}
-    versions = row["versions"] if names.keys() == rows.keys() else _versions(names, row["versions"])
+    if names.keys() != rows.keys():
+        versions = _versions(names, versions)
     return {"$module": {key: rows[there] for key, there in names.items()}, "versions": versions}
 
 
-def _versions(names: Mapping[str, str], versions: Mapping[str, Any]) -> Mapping[str, Any]:
+def _versions(names: Mapping[str, str], versions: Mapping[str, Any]) -> dict[str, Any]:
     """The versions of saved modules, by the paths of those here."""
     paths = {key.rpartition(".")[0]: there.rpartition(".")[0] for key, there in names.items()}
-    return OrderedDict((path, versions[there]) for path, there in paths.items() if there in versions)
+    return {path: versions[there] for path, there in paths.items() if there in versions}
 
 
 def _tensor_problems(name: str, live: Any, row: Any, saved: Saved) -> list[str]:
@@ -192,7 +196,7 @@ def _tensor_problems(name: str, live: Any, row: Any, saved: Saved) -> list[str]:
         return []
     check_fillable(name, live)
     if not isinstance(row, dict) or ("$tensor" not in row and "$wrapper" not in row and "$inline" not in row):
-        return [f"{name} is a tensor, saved a plain value"]
+        raise Corrupt(f"{name} is a tensor, and saved is a plain value")
     if is_wrapper(live) or "$wrapper" in row:
         problem = wrapper_problem(name, live, row, saved)  # type: ignore[arg-type]
         return [] if problem is None else [problem]
