@@ -17,6 +17,7 @@ import torch
 from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.state import Inline, Tensors, flatten
 from deepvm.checkpoint.tensor_kinds import is_direct, own_stride
+from deepvm.checkpoint.unwrapping import without_wrappers
 
 _address = torch.Tensor.data_ptr
 
@@ -68,6 +69,8 @@ class _Plain:
         before = len(tensors)
         part = self._component
         value = part.state_dict() if hasattr(part, "state_dict") else part
+        if isinstance(part, torch.nn.Module):
+            value = without_wrappers(part, value)
         tensors.usual = _usual_strides(part) if isinstance(part, torch.optim.Optimizer) else {}
         text = json.dumps(flatten(value, self._name, tensors), allow_nan=False)
         return text, dict(list(tensors.items())[before:])
@@ -115,7 +118,8 @@ class _Module:
         self._modules = list(self._module.modules())
         self._children = self._child_ids()
         self._seen = _marks(self._tensors())
-        self._text = json.dumps(flatten(self._module.state_dict(), self._name, tensors), allow_nan=False)
+        state = without_wrappers(self._module, self._module.state_dict())
+        self._text = json.dumps(flatten(state, self._name, tensors), allow_nan=False)
         return self._text
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:

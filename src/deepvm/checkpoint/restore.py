@@ -17,7 +17,7 @@ from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import TensorsIn, check, load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.selection import Selection, Wanted, select
+from deepvm.checkpoint.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
 from deepvm.errors import CheckpointError, StoreError
@@ -51,6 +51,11 @@ class Restored:
     replayed: bool = False  # its next step was made once more, and was the same
     on_demand: OnDemand | None = None  # what is still under way
 
+    def left_as_it_was(self) -> tuple[str, ...]:
+        """Why a run drifts that has not all of its state from the checkpoint."""
+        parts = [*self.missing, *self.skipped]
+        return (f"only a part was restored, the rest is as it was: {listed(parts)}",) if parts else ()
+
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
         proven = "; replayed and identical" if self.replayed else ""
@@ -63,10 +68,10 @@ def restore_newest(
     stores: Sequence[Store],
     run: str,
     components: dict[str, Any],
-    *,
     step: int | None = None,
-    lazy: bool = False,
     wanted: Wanted | None = None,
+    lazy: bool = False,
+    *,
     deadline_s: float = 600.0,
 ) -> Restored | None:
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load

@@ -79,6 +79,7 @@ def select(components: Mapping[str, Any], skeleton: Mapping[str, Any], saved: Sa
     """Raises CheckpointError where the checkpoint is not of these components."""
     found = Selection()
     problems: list[str] = []
+    others: list[str] = []
     known = {name for name in (*components, *skeleton) if not name.startswith(RESERVED)}
     for name, component in components.items():
         ours = name.startswith(RESERVED)
@@ -92,7 +93,7 @@ def select(components: Mapping[str, Any], skeleton: Mapping[str, Any], saved: Sa
                 if isinstance(component, torch.nn.Module):
                     row = _select_module(name, component, row, saved, wanted, found, problems, known)
                 elif isinstance(component, torch.optim.Optimizer):
-                    row = _select_optimizer(name, component, row)
+                    row = _select_optimizer(name, component, row, others)
                 elif isinstance(component, torch.Tensor):
                     problems += _tensor_problems(name, component, row, saved)
             except (KeyError, TypeError, AttributeError) as error:
@@ -103,6 +104,8 @@ def select(components: Mapping[str, Any], skeleton: Mapping[str, Any], saved: Sa
     found.skipped += [name for name in absent if not wanted.takes(name)]
     wanted.check_known(known)
     _raise_problems(problems, found, components, skeleton, wanted)
+    if others:  # what is wrong with the model is wrong with its optimizer, and says more
+        raise CheckpointError(f"the checkpoint is of another optimizer: {listed(others)}")
     return found
 
 
@@ -211,16 +214,16 @@ def _tensor_problems(name: str, live: Any, row: Any, saved: Saved) -> list[str]:
 # --- optimizers -----------------------------------------------------------------------------------------------------
 
 
-def _select_optimizer(name: str, optimizer: torch.optim.Optimizer, row: Any) -> Any:
+def _select_optimizer(name: str, optimizer: torch.optim.Optimizer, row: Any, problems: list[str]) -> Any:
     groups = row.get("param_groups") if isinstance(row, dict) else None
     if not isinstance(groups, list):
         return row  # of a kind that has its own idea of a state
     mine, theirs = ([len(group["params"]) for group in each] for each in (optimizer.param_groups, groups))
     if mine != theirs:
-        raise CheckpointError(
-            f"the checkpoint is of another optimizer: {name} has groups of {mine} parameters, saved {theirs}; "
-            f'restore(exclude=("{name}",)) leaves it as it is'
+        problems.append(
+            f'{name} has groups of {mine} parameters, saved {theirs}: restore(exclude=("{name}",)) leaves it as it is'
         )
+        return row
     own = [group.get("param_names") for group in optimizer.param_groups]
     if not any(own):
         return row

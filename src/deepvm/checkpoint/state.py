@@ -151,7 +151,7 @@ def _flatten_rare(value: Any, name: str, tensors: Tensors) -> Any:
     numpy_array = _as_numpy(value)
     if numpy_array is not None:
         return _flatten_numpy(value, numpy_array, name, tensors)
-    if isinstance(value, str | int | float) or hasattr(value, "_asdict"):
+    if isinstance(value, str | int | float | enum.Enum) or hasattr(value, "_asdict"):
         plain = tuple(value) if hasattr(value, "_asdict") else _plain_of(value)
         return flatten(plain, name, tensors)  # enum members, named tuples and the like: their plain value
     if isinstance(value, torch.utils.data.DataLoader):
