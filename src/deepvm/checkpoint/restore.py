@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -78,6 +80,32 @@ def restore_newest(
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
     if lazy:
         refuse_compiled(components)
+    with _collector_paused():
+        return _restore_newest(stores, run, components, step, wanted or Wanted(), lazy, deadline_s)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A restore makes objects by the number of tensors, and nearly all of them stay: walking them again and again, to
+    find what can go, took a third of the time for 100,000 tensors."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _restore_newest(
+    stores: Sequence[Store],
+    run: str,
+    components: dict[str, Any],
+    step: int | None,
+    wanted: Wanted,
+    lazy: bool,
+    deadline_s: float,
+) -> Restored | None:
     problems: list[str] = []
     rank, world_size = ranks.rank_and_world_size()
     found = _candidates(stores, run, step, problems) if rank == 0 else []
@@ -90,7 +118,7 @@ def restore_newest(
             break
         store = stores[nearness]
         what = f"step {candidate} in {store.url}"
-        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy, wanted or Wanted())
+        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy, wanted)
         fetched = _on_every_rank(fetch, what, problems)
         if fetched is None:
             continue
