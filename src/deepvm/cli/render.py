@@ -78,4 +78,6 @@ def price_age_note(seen: date, today: date) -> str | None:
     days = (today - seen).days
     if days <= STALE_DAYS:
         return None
-    return f"prices of {seen.isoformat()} are {format_days(days)}: 'deepvm catalog update' fetches today's"
+    return (
+        f"prices of {seen.isoformat()} are {format_days(days)}: deepvm catalog update --source skypilot fetches today's"
+    )

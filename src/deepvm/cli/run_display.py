@@ -23,7 +23,15 @@ PLAIN_S = 5.0  # between two lines of progress
 # torch's own: what a lost peer makes it say, and logs
 _NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # other control characters are shown as escapes
-_COLOURS = {"training": "green", "up": "cyan", "waiting": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
+_COLOURS = {
+    "training": "green",
+    "running": "cyan",
+    "up": "cyan",
+    "waiting": "cyan",
+    "asked": "dim",
+    "notice": "yellow",
+    "down": "red",
+}
 
 
 class Display:
@@ -104,6 +112,7 @@ _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
     "notice": _notice,
     "decision": lambda machine, data: f"at the notice of {machine}: {data['choice']} ({data['why']})",
     "replanned": lambda _, data: "; ".join(data["changes"]),
+    "warning": lambda _, data: str(data["text"]),
     "restored": lambda machine, data: f"{machine} goes on at step {data['step']}" if not data.get("rank") else None,
 }
 

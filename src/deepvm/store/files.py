@@ -137,14 +137,14 @@ class FileStore:
         with explained(directory):
             if not directory.is_dir():
                 return
-            with _locked(directory):
+            with locked(directory):
                 with self._lock:
                     spare_wanted = run in self._spares and self._spares[run] is None
-                was = self._untouched(run, step) if spare_wanted else None
+                was = self._known(run, step) if spare_wanted else None
                 spare_wanted &= _unlink(directory / (stem(step) + MANIFEST))
                 data = directory / (stem(step) + DATA)
                 if spare_wanted:
-                    _sync_directory(directory)  # before its bytes change, the manifest must be gone for good
+                    sync_directory(directory)  # before its bytes change, the manifest must be gone for good
                 spare = Aside.recycled(data, was) if spare_wanted else None
                 if spare is None:
                     _unlink(data)
@@ -155,16 +155,12 @@ class FileStore:
             if spare is not None:
                 spare.discard()
 
-    def _untouched(self, run: str, step: int) -> Manifest | None:
-        """The manifest of a checkpoint whose bytes nobody has written to since it was published."""
-        place = self._directory(run)
+    def _known(self, run: str, step: int) -> Manifest | None:
+        """What a checkpoint's file should hold; each chunk is verified before it is trusted."""
         try:
-            manifest = self.manifest(run, step)
-            data, note = (os.stat(place / (stem(step) + suffix)) for suffix in (DATA, MANIFEST))
-        except (StoreError, OSError):
+            return self.manifest(run, step)
+        except StoreError:
             return None
-        whole = data.st_size == manifest.size_bytes and data.st_mtime_ns <= note.st_mtime_ns
-        return manifest if whole else None
 
     def close(self) -> None:
         with self._lock:
@@ -203,13 +199,13 @@ class FileWriter:
             try:
                 note.write([memoryview(document)], 0)
                 os.fsync(note.fd)
-                with _locked(directory):
+                with locked(directory):
                     # A step saved again: at no moment, a crash included, one's manifest and the other's bytes.
                     if _unlink(directory / (name + MANIFEST)):
-                        _sync_directory(directory)
+                        sync_directory(directory)
                     aside.rename(directory / (name + DATA))
                     note.rename(directory / (name + MANIFEST))
-                    _sync_directory(directory)
+                    sync_directory(directory)
             except BaseException:
                 note.discard()
                 raise
@@ -234,11 +230,11 @@ def _make_directory(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for parent in (directory.parent, directory.parent.parent):
         with contextlib.suppress(OSError):  # those that are not ours need not be readable
-            _sync_directory(parent)
+            sync_directory(parent)
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """One publication or deletion in a run at a time, over all processes."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -252,7 +248,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

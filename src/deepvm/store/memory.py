@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, UsageError
+from deepvm.memnode.access import client_tls
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.wire import Kind
 from deepvm.store.answers import rank_states, run_names, step_rows
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.chunks import read_manifest
-from deepvm.store.connection import Connection, parse_address
+from deepvm.store.connection import Connection
 from deepvm.store.homes import fewest_nodes, home_nodes
 from deepvm.store.uploading import MemoryWriter
 
@@ -53,7 +55,7 @@ class MemoryStore:
         if not 1 <= connections <= 64:
             raise UsageError(f"{connections} connections to a memory node: it takes 1 to 64")
         for node in nodes:
-            parse_address(node)
+            split_address(node)
         self.nodes, self.replicas, self.connections = tuple(nodes), replicas, connections
         self.session = session or secrets.token_hex(8)
         self._token, self._key, self._tls, self._pace = token, key, tls, pace_bytes_per_s
@@ -64,11 +66,13 @@ class MemoryStore:
     @classmethod
     def from_url(cls, url: str, *, token: str | None = None, key: str | None = None) -> MemoryStore:
         parts = urlsplit(url)
-        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        options = _options(parts.query)
         unknown = options.keys() - {"replicas", "connections", "pace", "tls"}
         if parts.path not in ("", "/") or unknown:
             what = f"option {sorted(unknown)[0]!r}" if unknown else f"path {parts.path!r}"
             raise UsageError(f"{url}: {what} is not known; write memory://h1:7070,h2:7070?replicas=2&connections=4")
+        if options.get("tls") == "":
+            raise UsageError(f"{url}: tls= names no file; write tls=FILE, with the nodes' certificate in PEM form")
         try:
             numbers = {name: int(options[name]) for name in ("replicas", "connections", "pace") if name in options}
         except ValueError:
@@ -80,7 +84,7 @@ class MemoryStore:
             pace_bytes_per_s=numbers.get("pace"),
             token=token,
             key=key or "",
-            tls=ssl.create_default_context(cafile=options["tls"] or None) if "tls" in options else None,
+            tls=client_tls(options.get("tls")),
         )
 
     @property
@@ -311,6 +315,12 @@ class MemoryStore:
 
     def status(self, node: str) -> dict[str, object]:
         return self.call(node, None, Kind.STATUS)[0]
+
+
+def _options(query: str) -> dict[str, str]:
+    """A plus sign is itself, as in the path of a file; what is not said is not lost: ``tls=`` is not no TLS."""
+    pairs = (part.partition("=") for part in query.split("&") if part)
+    return {unquote(name): unquote(value) for name, _, value in pairs}
 
 
 def _getting(manifest: Manifest, chunk: int, into: memoryview) -> Callable[[Connection], None]:
