@@ -46,7 +46,7 @@ class Meeting:
         text = (
             f"deepvm/{VERSION}/{self.protocol}/{purpose}/{self.server_nonce}/{self.client_nonce}/{seen}/{self.address}"
         )
-        return hmac.digest(token, text.encode(), "sha256")
+        return hmac.digest(token, text.encode("utf-8", "surrogatepass"), "sha256")  # some of it is another's words
 
 
 class Tags:
