@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from deepvm.cli.render import JsonFlag, console, print_json, table, write_text
 from deepvm.errors import UsageError
@@ -145,11 +146,11 @@ def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_j
     if as_json:
         print_json(found)
         return
-    rows = table(f"memory node {address}")
+    rows = table(f"memory node {escape(address)}")
     rows.add_column("what")
     rows.add_column("how much", justify="right")
     for name, value in found.items():
-        rows.add_row(*_shown(name, value))
+        rows.add_row(*map(escape, _shown(name, value)))
     console.print(rows)
 
 

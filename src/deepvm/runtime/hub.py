@@ -13,7 +13,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from deepvm.errors import DeepvmError
@@ -106,11 +106,22 @@ class Hub:
         if guest is not None:
             guest.lines.close()
 
-    def stop(self) -> None:
-        """Tell every machine to end its workers and itself."""
+    def save_now(self, *, within_s: float) -> int | None:
+        """Have all that train save as at a notice, and then wait for their end; the step that must be saved. None
+        where nobody trains, or where that step is saved already."""
         with self._lock:
-            self._stopping = True
-            guests = list(self._guests.values())
+            step = self.progress.step
+            if not self._membership.training or step is None or step <= (self.progress.saved_step or 0):
+                return None
+            at_s = time.time() + within_s
+            self._tell_members("notice", machine="", at_s=at_s, choice="save", step=step, action="interrupt")
+            return step
+
+    def stop(self, names: Collection[str] | None = None) -> None:
+        """Tell these machines, or all of them and for good, to end their workers and themselves."""
+        with self._lock:
+            self._stopping = self._stopping or names is None
+            guests = [guest for name, guest in self._guests.items() if names is None or name in names]
         for guest in guests:
             guest.tell("stop")
 

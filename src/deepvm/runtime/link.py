@@ -18,6 +18,7 @@ BEAT_S = 1.0
 CONNECT_S = 60.0  # the hub's machine may still be starting
 WELCOME_S = 10.0
 AGAIN_S = 0.2
+STOPPED = "the run is stopped"
 FOREVER_S = 7 * 86400.0
 HUB_DEAD_S = FOREVER_S  # its connection ends when it does; silence alone is no sign of death
 
@@ -142,7 +143,7 @@ class Link:
             self._on_notice(message)
             return
         if what == "stop":
-            self._end("the run is stopped")
+            self._end(STOPPED)
             return
         with self._changed:
             if what == "round":

@@ -5,7 +5,6 @@ Losing a node loses nothing as long as every chunk has a replica left.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import ssl
@@ -20,7 +19,9 @@ from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, Usage
 from deepvm.memnode.access import client_tls
 from deepvm.memnode.addresses import split_address
 from deepvm.memnode.wire import Kind
+from deepvm.store.answers import rank_states, run_names, step_rows
 from deepvm.store.base import Manifest, check_run
+from deepvm.store.chunks import read_manifest
 from deepvm.store.connection import Connection
 from deepvm.store.homes import fewest_nodes, home_nodes
 from deepvm.store.uploading import MemoryWriter
@@ -179,7 +180,7 @@ class MemoryStore:
 
     def runs(self) -> list[str]:
         answers, _ = self._each(None, Kind.RUNS)
-        return sorted({str(run) for answer, _ in answers.values() for run in answer["runs"]})  # type: ignore[attr-defined]
+        return sorted({run for node, (answer, _) in answers.items() for run in run_names(answer, node)})
 
     def steps(self, run: str) -> list[int]:
         """Steps whose manifest some node has, and whose every chunk some reachable node should have. Where there are
@@ -211,7 +212,7 @@ class MemoryStore:
         for node in holders:
             with suppress(StoreError):
                 document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
-                manifest = Manifest.from_bytes(bytes(document))
+                manifest = read_manifest(bytes(document), run, step, f"memory node {node}")
                 return len(holders) >= fewest_nodes(len(manifest.nodes), manifest.replicas)
         return False
 
@@ -219,15 +220,15 @@ class MemoryStore:
         answers, failure = self._each(run, Kind.STEPS)
         held: dict[int, list[str]] = {}
         for node, (answer, _) in answers.items():
-            for row in answer["steps"]:  # type: ignore[attr-defined]
-                held.setdefault(int(row["step"]), []).append(node)
+            for row in step_rows(answer, node):
+                held.setdefault(row["step"], []).append(node)
         return held, failure
 
     def states(self, run: str, step: int) -> list[str]:
         """What each reachable node says of a checkpoint: remote, spilled or durable."""
         answers, _ = self._each(run, Kind.STEPS)
-        rows = (row for answer, _ in answers.values() for row in answer["steps"])  # type: ignore[attr-defined]
-        return [str(row["state"]) for row in rows if row["step"] == step]
+        rows = (row for node, (answer, _) in answers.items() for row in step_rows(answer, node))
+        return [row["state"] for row in rows if row["step"] == step]
 
     def outlives_the_nodes(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
@@ -240,9 +241,9 @@ class MemoryStore:
         """Of a step that was saved twice, a node that was away the second time has the first."""
         answers, failure = self._each(run, Kind.MANIFEST, {"step": step})
         found: list[tuple[Manifest, bytes]] = []
-        for _, body in answers.values():
+        for node, (_, body) in answers.items():
             try:
-                found.append((Manifest.from_bytes(bytes(body)), bytes(body)))
+                found.append((read_manifest(bytes(body), run, step, f"memory node {node}"), bytes(body)))
             except Corrupt as error:
                 failure = error
         if not found:
@@ -310,7 +311,7 @@ class MemoryStore:
         _, body = connection.call(
             Kind.EXTRAS, {"step": step, "world_size": world_size, "timeout_s": timeout_s}, timeout_s=timeout_s
         )
-        return list(json.loads(body))
+        return rank_states(bytes(body), world_size, connection.address)
 
     def status(self, node: str) -> dict[str, object]:
         return self.call(node, None, Kind.STATUS)[0]
