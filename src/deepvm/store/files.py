@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.store.aside import Aside, lock_if_free, remove_stale
-from deepvm.store.base import Manifest, check_run
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
 from deepvm.store.chunks import (
     DATA,
     MANIFEST,
@@ -72,10 +72,19 @@ class FileStore:
         path = self._directory(run) / (stem(step) + MANIFEST)
         with explained(path):
             try:
+                if (size := os.stat(path).st_size) > MOST_MANIFEST_BYTES:
+                    raise Corrupt(f"{path} has {size} bytes, a manifest has at most {MOST_MANIFEST_BYTES}")
                 data = path.read_bytes()
             except FileNotFoundError:
                 raise NotFound(f"{self.root} has no step {step} of run {run}") from None
-        return read_manifest(data, run, step, str(path))
+        manifest = read_manifest(data, run, step, str(path))
+        with contextlib.suppress(OSError):  # gone, or not to be read: readers of its bytes say so
+            found = os.stat(path.with_suffix(DATA)).st_size
+            if found < manifest.size_bytes:
+                raise Corrupt(
+                    f"{path.with_suffix(DATA)} ends at {found} of {manifest.size_bytes} bytes: use another step"
+                )
+        return manifest
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         path = self._directory(manifest.run) / (stem(manifest.step) + DATA)
