@@ -9,6 +9,7 @@ import xxhash
 
 from deepvm.memnode import wire
 from deepvm.memnode.auth import TAG_BYTES, NoTags, Tags, of_body
+from deepvm.memnode.budgets import FREE_BYTES, Room
 from deepvm.memnode.channel import Channel
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.wire import Kind
@@ -43,12 +44,15 @@ class Frames:
             self._check(bytes(header) + meta, tag)
         return frame, wire.decode_meta(meta)
 
-    def receive_document(self, frame: wire.Frame, *, within_s: float) -> bytes:
+    def receive_document(self, frame: wire.Frame, room: Room, *, within_s: float, piece_s: float) -> bytes:
+        """It takes room as it arrives. One that takes other documents' room has so long for each piece."""
         deadline, length = time.monotonic() + within_s, frame.body_bytes
         body = bytearray()
         while len(body) < length:
             piece = bytearray(min(_PIECE_BYTES, length - len(body)))
-            self._channel.receive(memoryview(piece), timeout_s=max(0.0, deadline - time.monotonic()))
+            room.grow(len(piece), deadline)
+            left_s = max(0.0, deadline - time.monotonic())
+            self._channel.receive(memoryview(piece), timeout_s=left_s if length <= FREE_BYTES else min(left_s, piece_s))
             body += piece
         tag = self._tag[: self.tags.size]
         self._channel.receive(tag, timeout_s=max(0.0, deadline - time.monotonic()))

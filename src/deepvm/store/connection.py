@@ -38,7 +38,10 @@ class Connection:
         connect_s: float = CONNECT_S,
         progress_s: float = PROGRESS_S,
         pace_bytes_per_s: int | None = None,
+        stalled: Callable[[str], None] | None = None,
     ) -> None:
+        """``stalled`` is called with the address where no byte of a wait moves for a while; it raises StoreUnavailable
+        if there is nothing to wait for."""
         self.address = address
         self.block_bytes: Any = None
         self._token = token
@@ -53,11 +56,12 @@ class Connection:
             split_address(address),
             tls=tls,
             connect_s=connect_s,
-            progress_s=progress_s,
+            progress_s=min(progress_s, connect_s),
             pace_bytes_per_s=pace_bytes_per_s,
         )
         try:
             self._handshake(time.monotonic() + connect_s)
+            self._channel.progress_s, self._channel.stalled = progress_s, stalled
         except BaseException:
             self.close()
             raise
