@@ -13,7 +13,7 @@ import deepvm
 from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
 from deepvm.cli import run as run_plan
 from deepvm.cli.render import print_json, stderr
-from deepvm.errors import DeepvmError, Infeasible, UsageError
+from deepvm.errors import DeepvmError, Infeasible, UsageError, printable
 
 app = typer.Typer(
     name="deepvm",
@@ -123,5 +123,5 @@ def _fail(error: DeepvmError | str, code: int, *, as_json: bool) -> int:
         if isinstance(error, Infeasible):
             document["cheapest_usd"] = error.cheapest_usd
         print_json({"error": document})
-    stderr.print(f"[bold red]deepvm:[/] {escape(str(error))}", soft_wrap=True)
+    stderr.print(f"[bold red]deepvm:[/] {escape(printable(str(error)))}", soft_wrap=True)
     return code

@@ -62,7 +62,7 @@ def command(
     if reasons is not None:
         _show_reasons(plan, reasons)
     if output is not None:
-        console.print(f"\nwritten to {escape(str(output))}", style="dim", soft_wrap=True)
+        console.print(escape(f"\nwritten to {output}"), style="dim", soft_wrap=True)
 
 
 def _show(plan: Plan, today: date) -> None:
@@ -79,7 +79,7 @@ def _show(plan: Plan, today: date) -> None:
     console.print()
     console.print(f"prices of {oldest.isoformat()}; network by the {plan.recommendations[0].network}", style="dim")
     if estimates:
-        console.print(f"estimated, not measured: {escape(', '.join(estimates))}", style="dim")
+        console.print(escape(f"estimated, not measured: {', '.join(estimates)}"), style="dim")
     hint = price_age_note(oldest, today)
     if hint:
         console.print(hint, style="yellow")
@@ -103,7 +103,7 @@ def _show_instances(plan: Plan) -> None:
     console.print(rows)
     if plan.left_out:
         out = "; ".join(f"{x.count} {x.reason}" for x in plan.left_out[:4])
-        console.print(f"left out: {escape(out)}", style="dim")
+        console.print(escape(f"left out: {out}"), style="dim")
     console.print()
 
 
@@ -114,8 +114,9 @@ def _show_architectures(plan: Plan) -> None:
     for column in ("$/h", "performance"):
         rows.add_column(column, justify="right")
     for best in plan.architectures:
-        cells = (best.architecture, cluster_text(best), f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}")
-        rows.add_row(*map(escape, cells))
+        rows.add_row(
+            best.architecture, escape(cluster_text(best)), f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}"
+        )
     console.print(rows)
     console.print()
 

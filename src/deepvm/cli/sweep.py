@@ -55,7 +55,7 @@ def command(
         _show(points, policies)
         for path in (output, figure):
             if path is not None:
-                console.print(f"written to {escape(str(path))}", style="dim", soft_wrap=True)
+                console.print(escape(f"written to {path}"), style="dim", soft_wrap=True)
     else:
         _write_csv(points, sys.stdout)
 
@@ -87,4 +87,4 @@ def _show(points: list[Point], policies: tuple[str, ...]) -> None:
 def _cell(point: Point) -> str:
     if point.performance is None:
         return "-"
-    return f"{point.performance:,.0f} ({point.count} × {point.instance})"
+    return escape(f"{point.performance:,.0f} ({point.count} × {point.instance})")
