@@ -98,6 +98,8 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         ("sweep --policy nobody", 2, "no policy is called"),
         ("plann", 2, "plan"),
         ("plan --budget 3 --nonsense", 2, "--nonsense"),
+        ("plan --budget 3 --min-gpu-memory big", 2, "write it like 24 or 24GB"),
+        ("plan --budget 3 --min-gpu-memory 0", 2, "above zero"),
         ("plan --budget 3 --budget 4", 2, "--budget is given 2 times: it takes one value"),
         ("catalog update --source aws --region us-east-1 --region us-west-2", 2, "--region is given 2 times"),
         ("checkpoint ls file:///nowhere --run a --run b", 2, "--run is given 2 times"),
@@ -155,6 +157,26 @@ def test_quotas_on_the_command_line_bind(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["plan", "--budget", "3", "--gpu", "T4", "--quota", "G:spot=16", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["recommendations"][0]
     assert sum(r["count"] for r in best["roles"] if r["market"] == "spot") <= 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "left_out"),
+    [
+        ("24", {"L4", "A10G", "L40S", "A100", "B200"}, {"T4"}),
+        ("24GB", {"L4", "A10G"}, {"T4"}),
+        ("24GiB", {"L4", "A10G"}, {"T4"}),
+        ("48", {"L40S", "A100-80GB"}, {"L4", "A100"}),
+        ("16384MiB", {"T4"}, set()),
+        ("180", {"B200"}, {"H200"}),
+    ],
+)
+def test_gpu_memory_is_asked_for_as_gpus_are_sold(
+    asked: str, least: set[str], left_out: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--budget", "500", "--min-gpu-memory", asked, "--json"]) == 0
+    found = {row["accelerator"] for row in json.loads(capsys.readouterr().out)["instances"]}
+    assert least <= found
+    assert not left_out & found
 
 
 def test_regions_zones_and_gpus_may_be_several(capsys: pytest.CaptureFixture[str]) -> None:

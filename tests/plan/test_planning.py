@@ -112,8 +112,13 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
         ({"architecture": "arm64"}, {}, "arm64"),
         ({"accelerator_count": 0.125}, {}, "slice"),
         ({"eflops": None, "accelerator": "Nobody's"}, {}, "unknown speed"),
-        ({"accelerator_memory_gib": 8.0}, {"min_gpu_memory_gib": 16.0}, "GPU memory"),
-        ({"accelerator_memory_gib": None}, {"min_gpu_memory_gib": 16.0}, "GPU memory unknown"),
+        ({"accelerator": "M60"}, {"min_gpu_memory_gb": 16.0}, "less than 16 GB of GPU memory"),
+        ({"accelerator": "Nobody's", "accelerator_memory_gib": 8.0}, {"min_gpu_memory_gb": 16.0}, "GPU memory"),
+        (
+            {"accelerator": "Nobody's", "accelerator_memory_gib": None},
+            {"min_gpu_memory_gb": 16.0},
+            "GPU memory unknown",
+        ),
         ({"sustained_gbps": None, "vcpus": None}, {}, "bandwidth"),
     ],
 )

@@ -17,7 +17,7 @@ from deepvm.errors import UsageError
 from deepvm.plan import OBJECTIVES, POLICIES, Request
 from deepvm.plan.instances import eflops_of
 from deepvm.plan.request import PAPER_ARCHITECTURES
-from deepvm.units import parse_bytes, parse_seconds
+from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
 JOB, CLUSTER, MODEL = "The job", "What the cluster may be made of", "How it is modelled"
 
@@ -46,7 +46,9 @@ Architectures = Annotated[
 Region = Annotated[list[str] | None, typer.Option(help="Only this region, repeatable.", rich_help_panel=CLUSTER)]
 Zone = Annotated[list[str] | None, typer.Option(help="Only this zone, repeatable.", rich_help_panel=CLUSTER)]
 Gpu = Annotated[list[str] | None, typer.Option(help="Only this GPU, repeatable.", rich_help_panel=CLUSTER)]
-MinGpuMemory = Annotated[str | None, typer.Option(help="Least memory of one GPU, as 24GiB.", rich_help_panel=CLUSTER)]
+MinGpuMemory = Annotated[
+    str | None, typer.Option(help="Least memory of one GPU, in GB as GPUs are sold: 24.", rich_help_panel=CLUSTER)
+]
 Arch = Annotated[str, typer.Option(help="CPU architecture: x86_64, arm64, any.", rich_help_panel=CLUSTER)]
 FractionalGpus = Annotated[
     bool, typer.Option("--fractional-gpus", help="Admit slices of GPUs.", rich_help_panel=CLUSTER)
@@ -103,7 +105,7 @@ def _request_options(
         region=tuple(region or ()),
         zone=tuple(zone or ()),
         gpu=tuple(gpu or ()),
-        min_gpu_memory_gib=None if min_gpu_memory is None else parse_bytes(min_gpu_memory) / 2**30,
+        min_gpu_memory_gb=None if min_gpu_memory is None else parse_gpu_gb(min_gpu_memory),
         cpu=cast(Any, {"x86": "x86_64", "arm": "arm64"}.get(arch, arch)),  # the request checks the names
         fractional_gpus=fractional_gpus,
         max_nodes=max_nodes,

@@ -37,6 +37,16 @@ def eflops_of(instance: Instance) -> tuple[float | None, bool]:
     return eflops, True
 
 
+def gpu_memory_gb(instance: Instance) -> float | None:
+    """The size that its GPU is sold by. Of a slice, and where nobody knows the GPU, by the bytes there are: 22.35 GiB
+    are 24 GB. None where nothing is known."""
+    gpu = None if instance.accelerator is None else find_accelerator(instance.accelerator)
+    if gpu is not None and instance.accelerator_count % 1 == 0:
+        return gpu.marketed_gb
+    told_gib = instance.accelerator_memory_gib
+    return None if told_gib is None else round(told_gib * 2**30 / 1e9, 1)
+
+
 class _Analysis:
     def __init__(self, catalog: Catalog, request: Request) -> None:
         self.catalog, self.request = catalog, request
@@ -151,11 +161,12 @@ class _Analysis:
             return "accelerator of unknown speed"
         if np.isnan(self.gbps[i]):
             return "bandwidth and vCPUs unknown"
-        if request.min_gpu_memory_gib is not None:
-            if instance.accelerator_memory_gib is None:
+        if request.min_gpu_memory_gb is not None:
+            marketed_gb = gpu_memory_gb(instance)
+            if marketed_gb is None:
                 return "GPU memory unknown, and a least one is asked for"
-            if instance.accelerator_memory_gib < request.min_gpu_memory_gib:
-                return f"less than {request.min_gpu_memory_gib:g} GiB of GPU memory"
+            if marketed_gb < request.min_gpu_memory_gb:
+                return f"less than {request.min_gpu_memory_gb:g} GB of GPU memory"
         return self._unfit_quota(instance)
 
     def _unfit_memory(self, i: int, instance: Instance) -> str | None:
