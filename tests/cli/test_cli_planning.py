@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deepvm.catalog import load
 from deepvm.cli.app import run
 
 DEEPVM = str(Path(sys.executable).with_name("deepvm"))
@@ -98,6 +99,8 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         ("sweep --policy nobody", 2, "no policy is called"),
         ("plann", 2, "plan"),
         ("plan --budget 3 --nonsense", 2, "--nonsense"),
+        ("plan --budget 3 --quota GG:spot=16", 2, "no quota family of this catalogue is called 'GG'"),
+        ("plan --budget 3 --quota G/Q9:spot=16", 2, "called 'Q9'"),
         ("plan --budget 3 --min-gpu-memory big", 2, "write it like 24 or 24GB"),
         ("plan --budget 3 --min-gpu-memory 0", 2, "above zero"),
         ("plan --budget 3 --budget 4", 2, "--budget is given 2 times: it takes one value"),
@@ -177,6 +180,31 @@ def test_gpu_memory_is_asked_for_as_gpus_are_sold(
     found = {row["accelerator"] for row in json.loads(capsys.readouterr().out)["instances"]}
     assert least <= found
     assert not left_out & found
+
+
+@pytest.mark.parametrize(
+    ("quotas", "bound"),
+    [
+        (["P5:spot=0"], "p5. p5en. p6-"),
+        (["P5EN:spot=0"], "p5en."),
+        (["P:spot=0"], "p4d. p4de. p5. p5en. p6-"),
+        (["P:spot=0", "P5:spot=1000"], "p4d. p4de."),
+        (["g6:spot=0"], "g6. g6e."),
+        (["G/P:spot=0", "G4dn:spot=1000"], "g5. g6. g6e. p4d. p4de. p5. p5en. p6-"),
+    ],
+)
+def test_a_quota_covers_every_type_of_its_family_and_generation(
+    quotas: list[str], bound: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [word for quota in quotas for word in ("--quota", quota)]
+    for machine in load("aws-2026-08").instances:
+        if machine.accelerator is None:
+            continue
+        words = ["plan", "--budget", "500", "--architecture", "all-spot", "--gpu", machine.accelerator, "--top", "999"]
+        assert run([*words, *given, "--json"]) in (0, 3)
+        found = json.loads(capsys.readouterr().out).get("recommendations", [])
+        workers = {r["roles"][0]["instance"] for r in found}
+        assert (machine.name in workers) is not machine.name.startswith(tuple(bound.split()))
 
 
 def test_regions_zones_and_gpus_may_be_several(capsys: pytest.CaptureFixture[str]) -> None:

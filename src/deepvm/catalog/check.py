@@ -186,8 +186,7 @@ def _same_place(catalog: Catalog, spot: Prices, on_demand: Prices) -> NDArray[np
 
 
 def _quotas(catalog: Catalog) -> list[Finding]:
-    families = {instance.family for instance in catalog.instances}
-    idle = [quota.name for quota in catalog.quotas if families.isdisjoint(quota.families)]
+    idle = [q.name for q in catalog.quotas if not any(q.closeness(instance) for instance in catalog.instances)]
     known = set(catalog.regions)
     elsewhere = [quota.name for quota in catalog.quotas if quota.region is not None and quota.region not in known]
     pairs = Counter((f, q.market, q.region) for q in catalog.quotas for f in q.families)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from deepvm.catalog import accelerators
-from deepvm.catalog.aws_names import architecture_of, family_of
+from deepvm.catalog.aws_names import architecture_of, quota_family_of
 from deepvm.catalog.gpu_memory import Gpu, gpu_of
 from deepvm.catalog.model import Instance
 
@@ -56,7 +56,7 @@ class Types:
         gpu = gpu_of(self._provider, accelerator, count, gpu_info) if accelerator and count else None
         instance = Instance(
             name=name,
-            family=family_of(name) if aws else None,
+            family=quota_family_of(name) if aws else None,
             vcpus=vcpus,
             memory_gib=memory_gib,
             accelerator=gpu.name if gpu else None,

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
-from deepvm.errors import UsageError
+from deepvm.errors import UnknownName, UsageError
 from deepvm.plan import OBJECTIVES, POLICIES, Request
 from deepvm.plan.instances import eflops_of
 from deepvm.plan.request import PAPER_ARCHITECTURES
@@ -151,10 +152,19 @@ def parse_work(catalog: Catalog, text: str) -> float:
 
 
 def with_quotas(catalog: Catalog, texts: list[str] | None) -> tuple[Quota, ...] | None:
-    """The catalogue's quotas, with those given on the command line in the place of the same family's and market's."""
+    """The catalogue's quotas, with those given on the command line in the place of the same family's and market's.
+
+    A family that no machine type is of is refused: its quota would bind nothing, and nobody would notice."""
     if not texts:
         return None
     given = [_quota(text) for text in texts]
+    known = sorted({i.family for i in catalog.instances if i.family is not None})
+    for quota, text in zip(given, texts, strict=True):
+        if not known:
+            raise UsageError(f"--quota {text} cannot bind: no machine type of {catalog.name} has a quota family")
+        for family in quota.families:
+            if not any(replace(quota, families=(family,)).closeness(i) for i in catalog.instances):
+                raise UnknownName("quota family of this catalogue", family, known)
     kept = [
         q for q in catalog.quotas if not any(g.market is q.market and set(g.families) & set(q.families) for g in given)
     ]

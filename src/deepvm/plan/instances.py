@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.catalog import Catalog, Instance, Market, Quota
+from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
 from deepvm.catalog.accelerators import find as find_accelerator
 from deepvm.catalog.accelerators import spellings
 from deepvm.errors import UnknownName
@@ -177,7 +177,7 @@ class _Analysis:
         return self._unfit_quota(instance)
 
     def _unfit_quota(self, instance: Instance) -> str | None:
-        if instance.vcpus is None and any(instance.family in q.families for q in self.quotas):
+        if instance.vcpus is None and any(q.closeness(instance) for q in self.quotas):
             return "vCPUs unknown, and a quota counts them"
         return None
 
@@ -216,13 +216,13 @@ class _Analysis:
         """[instance, place]: how many machines the quotas admit."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
-        for quota in self.quotas:
-            if quota.market is not market:
-                continue
-            at = np.array([quota.region in (None, region) for region, _ in catalog.places])
+        with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
+        for region in ("", *with_own) if self.quotas else ():  # "" stands for all regions without quotas of their own
+            at = np.array([(here if here in with_own else "") == region for here, _ in catalog.places])
             for i, instance in enumerate(catalog.instances):
-                if instance.family in quota.families and instance.vcpus is not None:
-                    limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
+                if instance.vcpus is not None:
+                    for quota in binding_quotas(self.quotas, instance, market, region):
+                        limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
         return limits
 
     def _admitted(self, quota: Quota, vcpus: float) -> float:
