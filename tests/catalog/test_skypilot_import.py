@@ -76,7 +76,7 @@ def test_known_aws_types_get_bandwidth_and_interruptions_from_the_built_in_catal
     elsewhere, report = parse(*rows, provider="gcp")
     assert report.completed_types == 0
     machine = elsewhere.instance("c5.xlarge")
-    assert (machine.gbps, machine.architecture, machine.family) == (None, None, None)
+    assert (machine.gbps, machine.architecture, machine.family) == (None, "x86_64", None)
 
 
 def test_awkward_rows_are_kept_and_flagged():
@@ -205,6 +205,35 @@ def test_the_table_of_accelerators_decides_about_memory(provider, accelerator, c
     assert (machine.accelerator, machine.accelerator_memory_gib) == (name, pytest.approx(gib, abs=0.001))
     about = [r for r in reasons(report.flagged) if "memory" in r]
     assert (flag is None and about == []) or any(flag in reason for reason in about)
+
+
+@pytest.mark.parametrize(
+    ("provider", "arm64", "x86_64"),
+    [
+        (
+            "azure",
+            ["Standard_D4ps_v5", "Standard_D2pls_v5", "Standard_D8plds_v5", "Standard_E4pds_v5", "Standard_B2pts_v2",
+             "Standard_E16ps_v6"],
+            ["Standard_D4s_v5", "Standard_NP10s", "Standard_E4-2as_v5", "Standard_FX4mds", "Standard_D2_v2_Promo",
+             "Standard_DC4ads_cc_v5", "Basic_A0", "Standard_ND96isr_H100_v5"],
+        ),
+        ("gcp", ["t2a-standard-4", "c4a-highmem-8", "n4a-standard-2"], ["c4-standard-4", "t2d-standard-1"]),
+        ("oci", ["VM.Standard.A1.Flex$_2_8", "BM.Standard.A1.160"], ["VM.Standard.E4.Flex$_2_8", "VM.Standard2.4"]),
+        ("aws", ["c6g.xlarge", "a1.metal"], ["c6i.xlarge", "g4dn.xlarge"]),
+    ],
+)  # fmt: skip
+def test_names_tell_the_cpu_architecture_of_every_large_cloud(provider, arm64, x86_64):
+    rows = [f"{name},,,4,16,,0.2,0.1,r1,a" for name in (*arm64, *x86_64)]
+    catalog, _ = parse(*rows, provider=provider)
+    assert {i.name: i.architecture for i in catalog.instances} == {
+        **dict.fromkeys(arm64, "arm64"),
+        **dict.fromkeys(x86_64, "x86_64"),
+    }
+
+
+def test_machines_with_grace_are_arm_whoever_has_them():
+    catalog, _ = parse("gpu_1x_gh200,GH200,1,64,432,,2.29,,r1,a", "n,H100,1,4,8,,2,,r1,a", provider="lambda")
+    assert [i.architecture for i in catalog.instances] == ["arm64", None]
 
 
 def test_a_host_without_its_accelerators_is_no_bargain():

@@ -110,6 +110,7 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
     ("facts", "wanted", "reason"),
     [
         ({"architecture": "arm64"}, {}, "arm64"),
+        ({"architecture": None}, {"cpu": "arm64"}, "CPU architecture unknown, arm64 asked for"),
         ({"accelerator_count": 0.125}, {}, "slice"),
         ({"eflops": None, "accelerator": "Nobody's"}, {}, "unknown speed"),
         ({"accelerator": "M60"}, {"min_gpu_memory_gb": 16.0}, "less than 16 GB of GPU memory"),
@@ -125,7 +126,9 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
 def test_what_is_left_out_is_told_with_its_reason(
     facts: dict[str, object], wanted: dict[str, object], reason: str
 ) -> None:
-    market = small_catalog([gpu("good"), gpu("bad", **facts), cpu("c")], [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
+    good = {"architecture": wanted.get("cpu", "x86_64")}
+    machines = [gpu("good", **good), gpu("bad", **facts), cpu("c", **good)]
+    market = small_catalog(machines, [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
     plan = planning.plan(market, Request(budget_usd=1, **wanted))  # type: ignore[arg-type]
     assert plan.recommendations[0].worker.instance == "good"
     assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]

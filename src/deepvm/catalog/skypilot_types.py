@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from deepvm.catalog import accelerators
-from deepvm.catalog.aws_names import architecture_of, quota_family_of
+from deepvm.catalog.aws_names import quota_family_of
+from deepvm.catalog.cpu_names import architecture_of
 from deepvm.catalog.gpu_memory import Gpu, gpu_of
 from deepvm.catalog.model import Instance
 
@@ -62,7 +63,7 @@ class Types:
             accelerator=gpu.name if gpu else None,
             accelerator_count=count or 0.0,
             accelerator_memory_gib=gpu.memory_gib if gpu else None,
-            architecture=_ARCHITECTURES.get(arch, architecture_of(name) if aws else None),
+            architecture=_ARCHITECTURES.get(arch) or architecture_of(self._provider, name, gpu.name if gpu else None),
         )
         return self._match(instance, gpu)
 

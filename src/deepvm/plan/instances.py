@@ -126,8 +126,9 @@ class _Analysis:
         is_worker = np.zeros(len(self.catalog.instances), bool)
         is_memory = np.zeros(len(self.catalog.instances), bool)
         for i, instance in enumerate(self.catalog.instances):
-            if self.request.cpu != "any" and instance.architecture not in (None, self.request.cpu):
-                self._leave_out(instance, f"{instance.architecture} machine, {self.request.cpu} asked for")
+            if self.request.cpu not in ("any", instance.architecture or "x86_64"):  # what nobody names is x86
+                told = f"{instance.architecture} machine" if instance.architecture else "CPU architecture unknown"
+                self._leave_out(instance, f"{told}, {self.request.cpu} asked for")
                 continue
             self._rate(i, instance)
             reason = self._unfit_worker(i, instance) if instance.accelerator else self._unfit_memory(i, instance)
