@@ -168,6 +168,63 @@ def test_infeasible_names_the_cheapest_price() -> None:
     assert caught.value.cheapest_usd == pytest.approx(0.066 + 0.1664)
 
 
+@pytest.mark.parametrize(
+    ("on_demand", "spot", "wanted", "told", "then"),
+    [
+        ([(0, 0, 1.0), (1, 0, 0.1)], [], {}, "no spot price of any GPU type", {"architectures": ("all-on-demand",)}),
+        (
+            [(0, 0, 1.0), (1, 0, 0.1)],
+            [],
+            {"objective": "flopp"},
+            "--objective throughput --architecture all-on-demand",
+            {"objective": "throughput", "architectures": ("all-on-demand",)},
+        ),
+        (
+            [(0, 0, 1.0)],
+            [],
+            {"policy": "cost-first"},
+            "--policy deepvm --architecture all-on-demand",
+            {"policy": "deepvm", "architectures": ("all-on-demand",)},
+        ),
+        ([], [(0, 0, 0.3)], {}, "add --architecture all-spot", {"architectures": ("all-spot",)}),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"quotas": (Quota(families=("G",), market=Market.SPOT, vcpus=2),)},
+            "no cluster meets the quotas, at any price: raise a quota",
+            {"quotas": ()},
+        ),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"work_eflops_h": 1e9, "deadline_s": 60.0},
+            "no cluster meets the deadline, at any price: allow more time",
+            {"deadline_s": None},
+        ),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"checkpoint_bytes": 10**15},
+            "no cluster meets checkpoints of 2 × 1 PB every 60 s",
+            {"checkpoint_bytes": 0},
+        ),
+    ],
+)
+def test_what_rules_every_cluster_out_is_named_with_what_helps(
+    on_demand: list[tuple[int, int, float]],
+    spot: list[tuple[int, int, float]],
+    wanted: dict[str, object],
+    told: str,
+    then: dict[str, object],
+) -> None:
+    market = small_catalog([gpu("g"), cpu("c")], on_demand, spot)
+    request = Request(budget_usd=50, **wanted)  # type: ignore[arg-type]
+    with pytest.raises(Infeasible) as caught:
+        planning.plan(market, request)
+    assert told in str(caught.value)
+    assert planning.plan(market, replace(request, **then)).recommendations  # type: ignore[arg-type]
+
+
 def test_infeasible_at_any_price_names_the_constraints() -> None:
     market = small_catalog(
         [gpu("g"), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)],
