@@ -204,6 +204,8 @@ def _run(
             after_loss=parse_after_loss(settings.after_loss), listen=f"{backend.hub_address}:0",
         )  # fmt: skip
         stack.callback(hub.close)
+        if resumed:
+            hub.progress.recall(ledger.events("save"))
         backend.job = replace(job, hub=hub.address)
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=settings.durable)
         supervisor = Supervisor(

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ class Here:
             if self.link.role == "memory":
                 self._wait()
                 return 0 if self.stopped else 1
-            tail = Tail(self.events, self._pass_on)
+            tail = Tail(self.events, self._pass_on_all)
             stack.callback(tail.close)
             return self._train(tail)
 
@@ -224,6 +224,10 @@ class Here:
         """Have the newest checkpoint come while a group forms. A machine with a memory node has it at hand."""
         if self.link.role == "worker":
             self._fetching.begin(self._stores)
+
+    def _pass_on_all(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
         with contextlib.suppress(Gone):
