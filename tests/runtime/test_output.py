@@ -14,11 +14,13 @@ from playing import wait_until
 from rich.console import Console
 
 from deepvm.cli.run_display import MOST_LINES, Display, Output, plain
+from deepvm.runtime import Template
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
 from deepvm.runtime.tail import Tail, as_shown, last_words
 from deepvm.runtime.trees import Tree
 from deepvm.runtime.view import Place, View
+from deepvm.runtime.worker import run_script
 
 BAR = """
 import sys, time
@@ -76,6 +78,16 @@ def test_of_a_progress_bar_the_log_keeps_a_state_a_second_and_the_last(tmp_path:
     assert text.endswith(b"|\nend\n")
     assert b"\r1999/2000" in text
     assert text.count(b"\r") < 30, "2,000 updates in some 2 s"
+
+
+def test_a_worker_prints_line_by_line(tmp_path: Path) -> None:
+    script, log = tmp_path / "slow.py", tmp_path / "log"
+    script.write_text("import time\nprint('a line')\ntime.sleep(600)\n", encoding="utf-8")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Template(preload=["json"], env=env) as template, log.open("wb") as file:
+        worker = template.start(run_script, [str(script), [], False], env=env, stdout=file.fileno())
+        wait_until(lambda: log.read_bytes() == b"a line\n", "the line")
+        worker.kill()
 
 
 def test_output_before_a_crash_is_all_there(tmp_path: Path) -> None:
@@ -158,7 +170,7 @@ def test_a_first_failure_is_shown_at_once_with_its_traceback(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [("\x1b[31mred\x1b[0m", "red"), ("\x1b]0;title\x07x", "x"), ("a\x08b\tc", "a b c"), ("ü█", "ü█")],
+    [("\x1b[31mred\x1b[0m", "red"), ("\x1b]0;title\x07x", "x"), ("a\x08b\tc", "a\\x08b     c"), ("ü█", "ü█")],
 )
 def test_what_moves_a_terminal_is_not_shown(text: str, shown: str) -> None:
     assert plain(text) == shown

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from deepvm.cli.render import JsonFlag, stderr
 from deepvm.errors import UnknownName, UsageError
@@ -189,8 +190,8 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
 
     def begun(folder: RunFolder, cluster: Cluster, supervisor: Supervisor) -> None:
         for note in cluster.notes:
-            stderr.print(f"[dim]{note}[/]", soft_wrap=True)
-        stderr.print(f"[bold]run {folder.name}[/], in {folder.path}", soft_wrap=True)
+            stderr.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+        stderr.print(f"[bold]run {escape(folder.name)}[/], in {escape(str(folder.path))}", soft_wrap=True)
         shown.append(Display(stderr, log_of=folder.log_of))
         _until_interrupted(supervisor)
 
@@ -203,7 +204,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
     outcome = ended.outcome
     for machine, error in outcome.errors.items():
         if error:
-            stderr.print(f"[bold red]{machine} said last:[/]")
+            stderr.print(f"[bold red]{escape(machine)} said last:[/]")
             stderr.print(error.rstrip(), markup=False, soft_wrap=True)
     _report(ended.run, as_json=as_json)
     if outcome.outcome == "interrupted":
@@ -212,7 +213,8 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         )
         raise typer.Exit(130)
     if outcome.outcome == "failed":
-        stderr.print(f"[bold red]deepvm:[/] {outcome.why}: logs are in {ended.folder / 'machines'}", soft_wrap=True)
+        logs = ended.folder / "machines"
+        stderr.print(f"[bold red]deepvm:[/] {escape(f'{outcome.why}: logs are in {logs}')}", soft_wrap=True)
         raise typer.Exit(1)
 
 

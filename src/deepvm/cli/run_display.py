@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deepvm.errors import printable
 from deepvm.runtime.events import Event
 from deepvm.runtime.tail import Tail
 from deepvm.runtime.view import Place, View
@@ -24,7 +25,7 @@ REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
 MOST_LINES, LINES_S = 100, 1.0  # of the script's output in that time: a terminal takes no more
 MOST_WIDE = 2_000  # letters of one of these lines
-_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")  # colours, titles, cursors
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles, cursors
 # torch's own: what a lost peer makes it say, and logs
 _NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
 _LOUD = {"warning": "yellow", "worker-failed": "bold red"}
@@ -151,9 +152,8 @@ class Output:
 
 
 def plain(text: str) -> str:
-    """Text of others, without what moves a terminal's cursor or changes its colours."""
-    shown = _ESCAPES.sub("", text[:MOST_WIDE])
-    return "".join(c if c.isprintable() else " " for c in shown)
+    """Text of others, without what moves a terminal's cursor or changes its colours; other controls as escapes."""
+    return printable(_ESCAPES.sub("", text[:MOST_WIDE]).expandtabs())
 
 
 def sentence(event: Event) -> str | None:
@@ -240,8 +240,8 @@ def _since(at_s: float, now_s: float) -> str:
 def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
     machine = place.machine
     return (
-        machine.name,
-        f"{machine.market} {machine.instance}",
+        Text(machine.name),
+        Text(f"{machine.market} {machine.instance}"),
         Text(place.state, style=_COLOURS[place.state]),
         _since(place.since_s, now_s) if place.since_s else "",
         f"{machine.usd_per_hour:.4f}",

@@ -16,7 +16,9 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from deepvm.errors import DeepvmError, UsageError
+from deepvm.errors import DeepvmError
+from deepvm.memnode.addresses import join_address
+from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
@@ -62,12 +64,8 @@ class Hub:
         self._restarts = Restarts(int(self._job.get("max_restarts", 0)))  # of workers that fail by themselves
         self._stepped = False  # whether the group that trains now has finished a step
         self._told_stores: tuple[str, ...] = ()  # to those that train now
-        host, _, port = listen.rpartition(":")
-        try:
-            self._listener = socket.create_server((host, int(port)))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"machines cannot meet at {listen}: {getattr(error, 'strerror', None) or error}") from None
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._listener = listen_at(listen)
+        self.address = join_address(*self._listener.getsockname()[:2])
         self._threads = [
             threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
             for name, target in (("accept", self._accept), ("form", self._form))
@@ -144,18 +142,13 @@ class Hub:
     # --- machines come --------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        self._listener.settimeout(0.5)
-        while not self._stopping:
-            try:
-                sock, peer = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            if threading.active_count() > MOST_CONNECTIONS:
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
+        accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
+
+    def _take(self, sock: socket.socket, peer: Any) -> None:
+        if threading.active_count() > MOST_CONNECTIONS:
+            sock.close()
+            return
+        threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket, peer: Any) -> None:
         guest: Guest | None = None
@@ -314,6 +307,10 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (guest := self._guests.get(name)) is not None:
                 guest.tell(what, **fields)
+
+
+def _accept_failed(error: Exception) -> None:
+    log.warning("a connection to the hub could not be accepted: %s", str(error) or type(error).__name__)
 
 
 if __name__ == "__main__":
