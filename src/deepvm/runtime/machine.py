@@ -28,6 +28,7 @@ from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.events import Event
 from deepvm.runtime.fetching import Fetching, store_urls
+from deepvm.runtime.interfaces import socket_variables
 from deepvm.runtime.lines import Gone
 from deepvm.runtime.link import STOPPED, Link
 from deepvm.runtime.notices.sources import open_source
@@ -113,6 +114,7 @@ class Here:
         self._address = given.address or "127.0.0.1"
         self.job: dict[str, Any] = self.link.job
         os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
+        os.environ.update(socket_variables(given.address, given.hub))
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
         self._durable: str | None = self.job.get("durable") or None
         self._fetching = Fetching(self._folder, str(self.job["run"]), token=self._token, durable=self._durable)
