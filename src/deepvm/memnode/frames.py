@@ -20,8 +20,8 @@ _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced leng
 class Frames:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._header = memoryview(bytearray(wire.HEADER.size))
-        self._meta = memoryview(bytearray(wire.MOST_META_BYTES + TAG_BYTES))
+        self._header = memoryview(bytearray(wire.HEADER.size + TAG_BYTES))
+        self._meta = memoryview(bytearray(wire.MOST_META_BYTES))
         self._digest = memoryview(bytearray(wire.DIGEST.size + TAG_BYTES))
         self._tag = memoryview(bytearray(TAG_BYTES))
         self.tags: Tags = NoTags()  # until the handshake is over
@@ -32,15 +32,16 @@ class Frames:
     def receive(self, *, first_s: float, timeout_s: float | None = None) -> tuple[wire.Frame, dict[str, Any]]:
         """A frame's header and meta. Its body is for the caller, who knows where it goes."""
         self.begun = False
-        self._channel.receive(self._header, first_s=first_s, timeout_s=timeout_s)
+        start = self._header[: wire.HEADER.size + self.tags.size]
+        self._channel.receive(start, first_s=first_s, timeout_s=timeout_s)
         self.begun = True
-        frame = wire.decode_header(self._header)
-        rest = self._meta[: frame.meta_bytes + self.tags.size]
-        if not rest:
-            return frame, {}
-        self._channel.receive(rest, timeout_s=timeout_s)
-        meta = rest[: frame.meta_bytes]
-        self._check(bytes(self._header) + meta, rest[frame.meta_bytes :])
+        header, tag = start[: wire.HEADER.size], start[wire.HEADER.size :]
+        frame = wire.decode_header(header)
+        meta = self._meta[: frame.meta_bytes]
+        if meta:
+            self._channel.receive(meta, timeout_s=timeout_s)
+        if tag:
+            self._check(bytes(header) + meta, tag)
         return frame, wire.decode_meta(meta)
 
     def receive_document(self, frame: wire.Frame, room: Room, *, within_s: float, piece_s: float) -> bytes:
@@ -81,17 +82,14 @@ class Frames:
     # --- out --------------------------------------------------------------------------------------------------------
 
     def send(self, kind: Kind, request: int, meta: dict[str, Any] | None = None) -> None:
-        head = wire.encode(kind, request, meta)
-        self._channel.send(head + self.tags.next(head))
+        self._channel.send(self.tags.on(wire.encode(kind, request, meta)))
 
     def refuse(self, request: int, code: str, message: str) -> None:
         self.send(Kind.ERROR, request, wire.error_meta(code, message))
 
     def send_document(self, request: int, body: bytes) -> None:
-        head = wire.encode(Kind.DATA, request, None, len(body), xxhash.xxh3_64_intdigest(body))
-        head += self.tags.next(head)
+        head = self.tags.on(wire.encode(Kind.DATA, request, None, len(body), xxhash.xxh3_64_intdigest(body)))
         self._channel.send(head, body, self.tags.next(of_body(body)) if body and self.tags.size else b"")
 
     def send_chunk(self, request: int, chunk: memoryview, digest: int) -> None:
-        head = wire.encode(Kind.DATA, request, None, len(chunk), digest)
-        self._channel.send(head + self.tags.next(head), chunk)
+        self._channel.send(self.tags.on(wire.encode(Kind.DATA, request, None, len(chunk), digest)), chunk)
