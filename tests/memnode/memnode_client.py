@@ -104,8 +104,7 @@ class Client(PlainClient):
 
     def head_of(self, kind: Kind, meta: dict[str, Any], body_bytes: int = 0, digest: int = 0) -> bytes:
         self._request += 1
-        head = wire.encode(kind, self._request, meta, body_bytes, digest)
-        return head + self._tag(head)
+        return self.tagged(wire.encode(kind, self._request, meta, body_bytes, digest))
 
     def _put(self, frame: bytes) -> None:
         self.send(frame)
