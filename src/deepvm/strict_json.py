@@ -11,7 +11,10 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from deepvm.errors import MalformedFile, UsageError
 
 MOST_DEPTH = 64
 MOST_VALUES = 1_000_000
@@ -51,6 +54,19 @@ def loads(
     return value
 
 
+def read_file(path: Path | str, *, most_bytes: int, hint: str, most_depth: int = MOST_DEPTH) -> Any:
+    """Parse a file that a user named. UsageError if it cannot be read, MalformedFile if it is not JSON."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        return loads(data, most_bytes=most_bytes, most_depth=most_depth)
+    except MalformedJson as error:
+        raise MalformedFile(path, f"{error}; {hint}") from None
+
+
 def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
     """Depth and number of values, from the brackets and commas outside of strings. The parser would find out only when
     it has recursed, or allocated. This takes a third of its time."""
@@ -67,7 +83,7 @@ def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
         found = len(brackets)
         brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
         if len(brackets) == found:
-            raise MalformedJson("its brackets do not match")
+            raise MalformedJson("it is not valid JSON: its brackets do not match")
     if brackets:
         raise MalformedJson(f"it is nested more than {most_depth} deep")
 

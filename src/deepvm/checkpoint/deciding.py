@@ -77,6 +77,12 @@ class NoticeFile:
             return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:  # half written, or nothing of ours
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # half written, or nothing of ours
             log.warning("the notice in %s cannot be read: %s", self._path, error)
             return None

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.memnode import auth
 
@@ -28,6 +29,7 @@ MAGIC = b"DVM2"
 HEADER = struct.Struct("!4sBBHIIQQ")
 DIGEST = struct.Struct("!Q")
 MOST_META_BYTES = 64 * 2**10
+MOST_META_DEPTH = 8
 MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 MOST_PUT = 16  # chunks of one frame
@@ -135,9 +137,9 @@ def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        meta = json.loads(bytes(data))
-    except (ValueError, RecursionError):
-        raise ProtocolError("a frame's meta is no JSON") from None
+        meta = strict.loads(bytes(data), most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH)
+    except strict.MalformedJson as error:
+        raise ProtocolError(f"a frame's meta cannot be read: {error}") from None
     if not isinstance(meta, dict):
         raise ProtocolError("a frame's meta is no JSON object")
     return meta

@@ -16,13 +16,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError
 from deepvm.memnode.addresses import join_address
 from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.events import Event, is_time
+from deepvm.runtime.events import Event
 from deepvm.runtime.failures import Restarts, error_line, error_text
 from deepvm.runtime.guests import Guest, free_place
 from deepvm.runtime.lines import Gone, Lines, greet
@@ -35,6 +36,7 @@ DEAD_S = 15.0  # machines beat every second, once they have started
 START_S = 300.0  # while they import and fork, they have no thread that could
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000
+MOST_WORKERS = 1024  # of one machine
 
 
 class Hub:
@@ -158,7 +160,7 @@ class Hub:
             guest = self._admit(hello, lines, str(peer[0]))
             while True:
                 self._heard(guest, lines.hear(DEAD_S if guest.beats else START_S))
-        except (Gone, KeyError, TypeError, ValueError, OSError) as reason:
+        except (Gone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
             log.info("%s: %s", guest.name if guest else peer, reason)
         except DeepvmError as refusal:
             with contextlib.suppress(Gone):
@@ -175,7 +177,7 @@ class Hub:
         asked = str(hello.get("machine"))
         with self._lock:
             name = free_place(asked, self.machines, self._guests)
-            guest = Guest(name, lines, str(hello.get("address") or peer), int(hello.get("workers") or 1))
+            guest = Guest(name, lines, str(hello.get("address") or peer), _workers(hello))
             self._guests[name] = guest
             stores = [] if self.progress.saved_step is None else list(self.stores)
             lines.say("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
@@ -214,10 +216,7 @@ class Hub:
 
     def _event(self, guest: Guest, message: dict[str, Any]) -> None:
         try:
-            event = Event.from_line(str(message["line"]))
-            if not is_time(event.at_s):
-                raise ValueError(f"no event happens at {event.at_s}")
-            event = Event(at_s=event.at_s, kind=event.kind, machine=guest.name, data=event.data)
+            event = Event.from_trainer(str(message["line"]), guest.name)
             self.progress.see(event)
             self._stepped = self._stepped or event.kind == "step"
         except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
@@ -307,6 +306,10 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (guest := self._guests.get(name)) is not None:
                 guest.tell(what, **fields)
+
+
+def _workers(hello: Mapping[str, Any]) -> int:
+    return strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
 
 
 def _accept_failed(error: Exception) -> None:

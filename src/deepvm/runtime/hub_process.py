@@ -6,7 +6,6 @@ There the cloud's own fleet replaces what is lost; here machines meet, and what 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import queue
 import signal
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, MalformedFile
 from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
@@ -115,7 +115,7 @@ def _event(kind: str, machine: str | None = None, **data: Any) -> Event:
 
 def _read(path: Path) -> tuple[dict[str, Any], tuple[Machine, ...]]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = strict.read_file(path, most_bytes=64 * 2**20, hint="deepvm run writes it")
         machines = tuple(Machine(**machine) for machine in document.pop("machines"))
         return {name: document[name] for name in TOLD}, machines
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

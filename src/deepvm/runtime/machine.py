@@ -235,8 +235,9 @@ class Here:
         with contextlib.suppress(Gone):
             self.link.say("event", line=line)
         with contextlib.suppress(ValueError):
-            event = Event.from_line(line)
-            if event.kind == "save" and event.data["state"] == "remote" and event.data["step"] >= self._wanted_step:
+            event = Event.from_trainer(line)
+            saved = event.kind == "save" and event.data.get("state") == "remote"
+            if saved and event.data["step"] >= self._wanted_step:
                 self._saved.set()
 
     # --- the end --------------------------------------------------------------------------------------------------
