@@ -27,6 +27,7 @@ from deepvm.store.header import header_bytes
 log = logging.getLogger("deepvm.checkpoint")
 
 T = TypeVar("T")
+CALL = "restore()"  # where ranks meet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,25 +63,29 @@ def restore_newest(
 ) -> Restored | None:
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
-    if lazy:
-        refuse_compiled(components)
     problems: list[str] = []
     rank, world_size = ranks.rank_and_world_size()
-    found = _candidates(stores, run, step, problems) if rank == 0 else []
+
+    def candidates() -> list[tuple[int, int]]:
+        if lazy:
+            refuse_compiled(components)
+        return _candidates(stores, run, step, problems) if rank == 0 else []
+
+    found, _ = ranks.agree(CALL, candidates, deadline_s=ranks.START_S)
     while True:
         began = time.perf_counter()
         candidate, nearness = chosen = found.pop(0) if found else (-1, 0)
         if world_size > 1:
-            candidate, nearness = chosen = ranks.as_rank_0_says(chosen)
+            candidate, nearness = ranks.as_rank_0_says(CALL, chosen)
         if candidate < 0:
             break
         store = stores[nearness]
         what = f"step {candidate} in {store.url}"
         fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy)
-        fetched = _on_every_rank(fetch, what, problems)
+        fetched = _on_every_rank(fetch, what, problems, deadline_s)
         if fetched is None:
             continue
-        if _on_every_rank(partial(fetched.load, components), what, problems):
+        if _on_every_rank(partial(fetched.load, components), what, problems, deadline_s):
             origin, was_here = came_from(store, fetched.manifest)
             return Restored(
                 step=candidate,
@@ -95,8 +100,9 @@ def restore_newest(
             )
         if fetched.on_demand is not None:
             fetched.on_demand.abandon()
-    if problems if world_size == 1 else ranks.any_of(bool(problems)):
-        why = "; ".join(problems) or "another rank cannot: its log says why"
+    verdict = ranks.meet(CALL, problem="; ".join(problems) or None)
+    if verdict.problems:
+        why = "; ".join(problems) or verdict.text()
         raise CheckpointError(f"no checkpoint of run {run} can be restored: {why}")
     if step is not None:
         raise CheckpointError(f"no store has step {step} of run {run}")
@@ -115,19 +121,22 @@ def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: l
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
-def _on_every_rank(work: Callable[[], T], what: str, problems: list[str]) -> T | None:
-    """What the work returns, where every rank could do it; the problems tell why one could not."""
-    result: T | None = None
-    try:
-        result = work()
-    except (StoreError, KeyError, ValueError) as error:
-        problems.append(f"{what}: {error}")
-        log.warning("cannot restore %s", problems[-1])
-    if ranks.rank_and_world_size()[1] > 1 and not ranks.all_of(result is not None):
-        if result is not None:
-            problems.append(f"{what}: another rank cannot read it")
-        return None
-    return result
+def _on_every_rank(work: Callable[[], T], what: str, problems: list[str], deadline_s: float) -> T | None:
+    """What the work returns, where every rank could do it; the problems tell why one could not. An error for which no
+    older checkpoint is tried is raised on every rank."""
+    result, error = ranks.attempt(work)
+    fatal = error is not None and not isinstance(error, StoreError | KeyError | ValueError)
+    if error is not None and not fatal:
+        log.warning("cannot restore %s: %s", what, error)
+    verdict = ranks.meet(CALL, fatal, problem=error, deadline_s=ranks.START_S + deadline_s)
+    if error is not None and fatal:
+        raise error
+    if any(verdict.values):
+        raise CheckpointError(verdict.text())
+    if not verdict.problems:
+        return result
+    problems.append(f"{what}: {verdict.text() if len(verdict.values) > 1 else error}")
+    return None
 
 
 class _Fetched:
