@@ -97,26 +97,13 @@ class Checkpointer:
         self._notices = NoticeFile(given.notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
         self._tiers = Tiers(
-            self._stores,
-            run,
-            self._rank,
-            self._told,
-            retention=self.retention,
-            status=self._status,
-            deadline_s=deadline_s,
-            witnesses=self._witnesses,
-        )
+            self._stores, run, self._rank, self._told,
+            retention=self.retention, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
+        )  # fmt: skip
         self._sending = Sending(
-            self._transfer,
-            self._taking,
-            self._determinism,
-            self._tiers,
-            self._told,
-            place=first.url,
-            status=self._status,
-            deadline_s=deadline_s,
-            raises=on_error == "raise",
-        )
+            self._transfer, self._taking, self._determinism, self._tiers, self._told,
+            place=first.url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
+        )  # fmt: skip
         self._hooks = [o.register_step_pre_hook(self._optimizer_steps) for o in optimizers(self.state)]
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         self._attempts = 0
@@ -141,7 +128,11 @@ class Checkpointer:
             self.notice(announced_s)
         under_way = not self._sending.wait_idle(0.0)
         if self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds):
-            return self._save(step)
+            handle = self._save(step)
+            if self._notices.interrupts:  # the run ends with this save: steps after it would be lost
+                self._before_step()
+                handle.wait_for_the_end(self._pace.notice_ends_s)
+            return handle
         with suppress(Exception):  # a state that cannot be saved is told when it is
             self._taking.warm_up(self._components())
         return None

@@ -59,7 +59,7 @@ class Pace:
         self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
         self._last_saved_step = 0
         self._noticed_s: float | None = None
-        self._notice_ends_s: float | None = None
+        self.notice_ends_s: float | None = None
 
     def stepped(self) -> float:
         """How long the step took that is finished now."""
@@ -76,7 +76,7 @@ class Pace:
 
     def notice(self, seconds_left: float) -> None:
         self._noticed_s = time.monotonic()
-        self._notice_ends_s = self._noticed_s + seconds_left
+        self.notice_ends_s = self._noticed_s + seconds_left
 
     def moment(self, step: int, last_save_s: float | None, *, under_way: bool) -> Moment:
         now_s = time.monotonic()
@@ -85,7 +85,7 @@ class Pace:
             now_s=now_s - self._started_s,
             last_saved_step=self._last_saved_step,
             last_saved_s=self._last_saved_s - self._started_s,
-            notice_s_left=None if self._notice_ends_s is None else max(0.0, self._notice_ends_s - now_s),
+            notice_s_left=None if self.notice_ends_s is None else max(0.0, self.notice_ends_s - now_s),
             noticed_s=None if self._noticed_s is None else self._noticed_s - self._started_s,
             save_cost_s=last_save_s,
             save_took_s=last_save_s,
@@ -100,6 +100,7 @@ class NoticeFile:
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
+        self.interrupts = False  # whether the run ends with the save that the notice asks for
 
     def seconds_left(self) -> float | None:
         """Until the end that is announced there; None where nothing is, or nothing new since the last look."""
@@ -112,10 +113,17 @@ class NoticeFile:
                 return None
             self._seen = looks
             with open(self._path, encoding="utf-8") as file:
-                at_s = json.loads(file.read() or "{}").get("at_s")
+                notice = json.loads(file.read() or "{}")
+            at_s, self.interrupts = notice.get("at_s"), notice.get("action") == "interrupt"
             return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:  # half written, or nothing of ours
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # half written, or nothing of ours
             log.warning("the notice in %s cannot be read: %s", self._path, error)
             return None

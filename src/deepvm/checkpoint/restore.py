@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
+from deepvm.checkpoint.documents import skeleton_of_rank
 from deepvm.checkpoint.fetched import came_from, memory_for
 from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import TensorsIn, check, load
@@ -19,7 +19,7 @@ from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
-from deepvm.errors import CheckpointError, StoreError
+from deepvm.errors import CheckpointError, DeepvmError, StoreError
 from deepvm.store.base import Store, chunk_count
 from deepvm.store.files import FileStore
 from deepvm.store.header import header_bytes
@@ -28,6 +28,10 @@ log = logging.getLogger("deepvm.checkpoint")
 
 T = TypeVar("T")
 CALL = "restore()"  # where ranks meet
+# A checkpoint that raises one of these is passed over: its bytes are bad, or a component cannot take what they say.
+_UNUSABLE = (
+    StoreError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError, MemoryError
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +129,19 @@ def _on_every_rank(work: Callable[[], T], what: str, problems: list[str], deadli
     """What the work returns, where every rank could do it; the problems tell why one could not. An error for which no
     older checkpoint is tried is raised on every rank."""
     result, error = ranks.attempt(work)
-    fatal = error is not None and not isinstance(error, StoreError | KeyError | ValueError)
+    fatal = error is not None and not isinstance(error, _UNUSABLE)
+    kind = "" if isinstance(error, DeepvmError) else f"{type(error).__name__}: "
+    problem = None if error is None else f"{kind}{error}"
     if error is not None and not fatal:
-        log.warning("cannot restore %s: %s", what, error)
-    verdict = ranks.meet(CALL, fatal, problem=error, deadline_s=ranks.START_S + deadline_s)
+        log.warning("cannot restore %s: %s", what, problem, exc_info=error if kind else None)
+    verdict = ranks.meet(CALL, fatal, problem=problem, deadline_s=ranks.START_S + deadline_s)
     if error is not None and fatal:
         raise error
     if any(verdict.values):
         raise CheckpointError(verdict.text())
     if not verdict.problems:
         return result
-    problems.append(f"{what}: {verdict.text() if len(verdict.values) > 1 else error}")
+    problems.append(f"{what}: {verdict.text() if len(verdict.values) > 1 else problem}")
     return None
 
 
@@ -159,9 +165,8 @@ class _Fetched:
         header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))
         self._fetch(self._here[1:])
-        self._layout, metadata = read_header(self._memory.view)
-        skeletons = json.loads(metadata["skeleton"])
-        self._skeleton = skeletons[ranks.rank_and_world_size()[0] % len(skeletons)]
+        self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
+        self._skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
         if not lazy:
             self._fetch_whole(components)
 

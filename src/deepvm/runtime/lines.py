@@ -12,6 +12,7 @@ import time
 from collections import deque
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.memnode import wire
 from deepvm.memnode.sockets import tune
@@ -70,9 +71,9 @@ class Lines:
             *whole, self._rest = (self._rest + found).split(b"\n")
             self._heard.extend(whole)
         try:
-            message = json.loads(self._heard.popleft())
-        except ValueError:
-            raise Gone("what was heard is no message") from None
+            message = strict.loads(self._heard.popleft(), most_bytes=MOST_LINE_BYTES, most_values=100_000)
+        except strict.MalformedJson as error:
+            raise Gone(f"what was heard is not a message: {error}") from None
         if not isinstance(message, dict) or not isinstance(message.get("say"), str):
             raise Gone("what was heard is no message")
         return message
