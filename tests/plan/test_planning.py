@@ -110,20 +110,49 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
     ("facts", "wanted", "reason"),
     [
         ({"architecture": "arm64"}, {}, "arm64"),
+        ({"architecture": None}, {"cpu": "arm64"}, "CPU architecture unknown, arm64 asked for"),
         ({"accelerator_count": 0.125}, {}, "slice"),
         ({"eflops": None, "accelerator": "Nobody's"}, {}, "unknown speed"),
-        ({"accelerator_memory_gib": 8.0}, {"min_gpu_memory_gib": 16.0}, "GPU memory"),
-        ({"accelerator_memory_gib": None}, {"min_gpu_memory_gib": 16.0}, "GPU memory unknown"),
+        ({"accelerator": "M60"}, {"min_gpu_memory_gb": 16.0}, "less than 16 GB of GPU memory"),
+        ({"accelerator": "Nobody's", "accelerator_memory_gib": 8.0}, {"min_gpu_memory_gb": 16.0}, "GPU memory"),
+        (
+            {"accelerator": "Nobody's", "accelerator_memory_gib": None},
+            {"min_gpu_memory_gb": 16.0},
+            "GPU memory unknown",
+        ),
         ({"sustained_gbps": None, "vcpus": None}, {}, "bandwidth"),
     ],
 )
 def test_what_is_left_out_is_told_with_its_reason(
     facts: dict[str, object], wanted: dict[str, object], reason: str
 ) -> None:
-    market = small_catalog([gpu("good"), gpu("bad", **facts), cpu("c")], [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
+    good = {"architecture": wanted.get("cpu", "x86_64")}
+    machines = [gpu("good", **good), gpu("bad", **facts), cpu("c", **good)]
+    market = small_catalog(machines, [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
     plan = planning.plan(market, Request(budget_usd=1, **wanted))  # type: ignore[arg-type]
     assert plan.recommendations[0].worker.instance == "good"
     assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]
+
+
+def test_several_regions_and_zones_widen_the_choice_and_no_more() -> None:
+    places = (("r1", "a"), ("r1", "b"), ("r2", "c"), ("r3", "d"))
+    spot = [(0, 0, 0.4), (0, 1, 0.3), (0, 2, 0.2), (0, 3, 0.1)]
+    market = small_catalog([gpu("g")], [(0, p, 0.5) for p in range(4)], spot, places=places)
+    request = Request(budget_usd=2, architectures=("all-spot",))
+
+    def where(**wanted: object) -> tuple[str, str | None]:
+        best = planning.plan(market, replace(request, **wanted)).recommendations[0]  # type: ignore[arg-type]
+        return best.worker.region, best.worker.zone
+
+    assert where() == ("r3", "d")
+    assert where(region="r1") == ("r1", "b")
+    assert where(region=("r1", "r2")) == ("r2", "c")
+    assert where(region=("r1", "r2"), zone=("a", "b")) == ("r1", "b")
+    assert replace(request, region=("r1",)).region == "r1"
+    assert replace(request, region=()).region is None
+    assert replace(request, region=["r1", "r2", "r1"]).to_json()["region"] == ["r1", "r2"]  # type: ignore[arg-type]
+    with pytest.raises(UnknownName):
+        where(region=("r1", "mars"))
 
 
 def test_missing_bandwidth_is_estimated_and_said_so() -> None:
@@ -137,6 +166,63 @@ def test_infeasible_names_the_cheapest_price() -> None:
     with pytest.raises(Infeasible, match=r"\$0\.2324/h.*\$0\.2000/h.*raise --budget") as caught:
         planning.plan(virtual, Request(budget_usd=0.2))
     assert caught.value.cheapest_usd == pytest.approx(0.066 + 0.1664)
+
+
+@pytest.mark.parametrize(
+    ("on_demand", "spot", "wanted", "told", "then"),
+    [
+        ([(0, 0, 1.0), (1, 0, 0.1)], [], {}, "no spot price of any GPU type", {"architectures": ("all-on-demand",)}),
+        (
+            [(0, 0, 1.0), (1, 0, 0.1)],
+            [],
+            {"objective": "flopp"},
+            "--objective throughput --architecture all-on-demand",
+            {"objective": "throughput", "architectures": ("all-on-demand",)},
+        ),
+        (
+            [(0, 0, 1.0)],
+            [],
+            {"policy": "cost-first"},
+            "--policy deepvm --architecture all-on-demand",
+            {"policy": "deepvm", "architectures": ("all-on-demand",)},
+        ),
+        ([], [(0, 0, 0.3)], {}, "add --architecture all-spot", {"architectures": ("all-spot",)}),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"quotas": (Quota(families=("G",), market=Market.SPOT, vcpus=2),)},
+            "no cluster meets the quotas, at any price: raise a quota",
+            {"quotas": ()},
+        ),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"work_eflops_h": 1e9, "deadline_s": 60.0},
+            "no cluster meets the deadline, at any price: allow more time",
+            {"deadline_s": None},
+        ),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"checkpoint_bytes": 10**15},
+            "no cluster meets checkpoints of 2 × 1 PB every 60 s",
+            {"checkpoint_bytes": 0},
+        ),
+    ],
+)
+def test_what_rules_every_cluster_out_is_named_with_what_helps(
+    on_demand: list[tuple[int, int, float]],
+    spot: list[tuple[int, int, float]],
+    wanted: dict[str, object],
+    told: str,
+    then: dict[str, object],
+) -> None:
+    market = small_catalog([gpu("g"), cpu("c")], on_demand, spot)
+    request = Request(budget_usd=50, **wanted)  # type: ignore[arg-type]
+    with pytest.raises(Infeasible) as caught:
+        planning.plan(market, request)
+    assert told in str(caught.value)
+    assert planning.plan(market, replace(request, **then)).recommendations  # type: ignore[arg-type]
 
 
 def test_infeasible_at_any_price_names_the_constraints() -> None:
@@ -293,12 +379,76 @@ def test_a_mixed_cluster_equals_brute_force(catalog: Catalog, request: Request) 
         assert found.performance == pytest.approx(best, rel=1e-6)
 
 
-def _vcpus(catalog: Catalog, board: object, rows: tuple[int, ...], quota: Quota) -> float:
+@settings(max_examples=60, deadline=None)
+@given(
+    catalog=markets(),
+    request=requests(policy="deepvm", objective="throughput", max_nodes=3, architectures=("single-anchor",)),
+)
+def test_a_mixed_anchored_cluster_equals_brute_force_under_deadline_memory_and_links(
+    catalog: Catalog, request: Request
+) -> None:
+    """Over all ways to choose an anchor that holds and receives the checkpoints, and spot machines beside it."""
+    board = analyse_instances(catalog, request)
+    workers, best = board.workers, 0.0
+    wanted_gib = request.checkpoint_bytes * request.buffers / 2**30
+    for anchor in range(len(workers)):
+        if workers.memory_gib[anchor] < wanted_gib or workers.gbps[anchor] < board.checkpoint_gbps:
+            continue
+        beside = np.flatnonzero((workers.place == workers.place[anchor]) & np.isfinite(workers.spot_usd))
+        for n in range(2, request.max_nodes + 1):
+            for chosen in itertools.combinations_with_replacement(beside.tolist(), n - 1):
+                usd = workers.on_demand_usd[anchor] + workers.spot_usd[list(chosen)].sum()
+                spot, anchors = (Market.SPOT, chosen), (Market.ON_DEMAND, (anchor,))
+                used = {q: sum(_vcpus(catalog, board, r, q, m) for m, r in (spot, anchors)) for q in catalog.quotas}
+                if usd > request.budget_usd + 1e-6 or any(vcpus > q.vcpus for q, vcpus in used.items()):
+                    continue
+                slowest = float(workers.gbps[[anchor, *chosen]].min())
+                if n * slowest < board.checkpoint_gbps:
+                    continue
+                value = sum(
+                    workers.eflops[r] * float(board.curve(int(workers.instance[r]), slowest).scaling(np.array([n]))[0])
+                    for r in (anchor, *chosen)
+                )
+                best = max(best, value)
+    if best < max(request.least_performance, 1e-9):
+        with pytest.raises(Infeasible):
+            planning.plan(catalog, replace(request, mixed=True))
+    else:
+        found = planning.plan(catalog, replace(request, mixed=True)).recommendations[0]
+        assert found.performance == pytest.approx(best, rel=1e-6)
+
+
+def test_a_mixed_cluster_keeps_the_deadline() -> None:
+    request = Request(budget_usd=3.0, mixed=True, work_eflops_h=20_000.0, deadline_s=3600.0)
+    with pytest.raises(Infeasible):
+        planning.plan(catalogues.load("aws-2026-08"), request)
+    kept = planning.plan(catalogues.load("aws-2026-08"), replace(request, budget_usd=60.0)).recommendations
+    assert all(r.performance >= 20_000 for r in kept)
+
+
+def test_the_anchor_of_a_mixed_cluster_holds_the_checkpoints() -> None:
+    """The type with little memory may work, not anchor; the one without an on-demand offer likewise."""
+    small, large = gpu("small", memory_gib=1.0, eflops=300.0), gpu("large", memory_gib=64.0)
+    catalog = small_catalog([small, large], [(0, 0, 0.5), (1, 0, 0.5)], [(0, 0, 0.2), (1, 0, 0.2)])
+    request = Request(
+        budget_usd=0.75,
+        mixed=True,
+        checkpoint_bytes=3_000_000_000,
+        checkpoint_every_s=600,
+        architectures=("single-anchor",),
+    )
+    best = planning.plan(catalog, request).recommendations[0]
+    assert shape(best) == [("worker", "small", 1), ("anchor", "large", 1)]
+    only_spot = small_catalog([small, large], [(1, 0, 0.5)], [(0, 0, 0.2), (1, 0, 0.2)])
+    assert planning.plan(only_spot, request).recommendations[0].performance == best.performance
+
+
+def _vcpus(catalog: Catalog, board: object, rows: tuple[int, ...], quota: Quota, market: Market = Market.SPOT) -> float:
     workers = board.workers  # type: ignore[attr-defined]
     return sum(
         catalog.instances[workers.instance[r]].vcpus
         for r in rows
-        if quota.market is Market.SPOT
+        if quota.market is market
         and catalog.instances[workers.instance[r]].family in quota.families
         and quota.region in (None, catalog.places[workers.place[r]][0])
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from deepvm.memnode import wire
 from deepvm.memnode.arena import Arena
+from deepvm.memnode.budgets import Kept
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.runs import Outlet, Run
 from deepvm.memnode.status import Counters
@@ -15,8 +16,8 @@ from deepvm.memnode.status import Counters
 class Runs:
     """All runs by name. A name belongs to whoever first brings a key for it."""
 
-    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, *, most: int) -> None:
-        self._arena, self._outlet, self._counters, self._most = arena, outlet, counters, most
+    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept, *, most: int) -> None:
+        self._arena, self._outlet, self._counters, self._kept, self._most = arena, outlet, counters, kept, most
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}
 
@@ -36,14 +37,23 @@ class Runs:
             if run is None:
                 if len(self._runs) >= self._most:
                     self._forget_one()
-                run = Run(name, verifier, self._arena, self._outlet, self._counters)
-                self._runs[name] = run
+                run = self._make(name, verifier)
             return run
+
+    def load(self, name: str, verifier: str) -> Run:
+        """A run that an earlier node kept: it has its place, however many there are."""
+        with self._lock:
+            return self._make(name, verifier)
+
+    def _make(self, name: str, verifier: str) -> Run:
+        run = self._runs[name] = Run(name, verifier, self._arena, self._outlet, self._counters, self._kept)
+        return run
 
     def _forget_one(self) -> None:
         for name, run in self._runs.items():
             if run.empty:
                 del self._runs[name]
+                self._outlet.forget(run)
                 return
         raise Refused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
 

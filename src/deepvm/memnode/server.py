@@ -7,46 +7,28 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import deepvm
-from deepvm.errors import DeepvmError, UsageError
 from deepvm.memnode import wire
+from deepvm.memnode.access import server_tls
+from deepvm.memnode.addresses import join_address
+from deepvm.memnode.admission import Admission, Place
 from deepvm.memnode.arena import Arena
-from deepvm.memnode.channel import Channel, Gone
+from deepvm.memnode.auth import resolve_all
+from deepvm.memnode.budgets import Budget, Kept
+from deepvm.memnode.channel import Channel
 from deepvm.memnode.connection import Connection
 from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
 from deepvm.memnode.metrics import MetricsServer
 from deepvm.memnode.registry import Runs
-from deepvm.memnode.settings import Settings, join_address, split_address
+from deepvm.memnode.settings import Settings
+from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.memnode.status import Counters
 
 _TICK_S = 0.5
-_BACKLOG = 128
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
-
-
-class Budget:
-    """Bytes that all clients together may have on their way in, beside chunks."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def take(self, count: int, *, timeout_s: float) -> Iterator[None]:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._left >= count, timeout_s):
-                raise Gone("too many documents are on their way in")
-            self._left -= count
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._left += count
-                self._changed.notify_all()
 
 
 class MemoryNode:
@@ -58,23 +40,25 @@ class MemoryNode:
         self.counters = Counters()
         self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
         self.arena.expect(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
-        self.documents = Budget(self.settings.limits.documents_bytes)
+        self.documents = Budget(self.settings.incoming_documents_bytes)
+        self.kept = Kept(self.settings.kept_documents_bytes)
+        self.admission = Admission(self.settings.limits)
         try:
             self.flow = Flow(self.settings, self.log)
         except BaseException:
             self.arena.close()
             raise
-        self.runs = Runs(self.arena, self.flow, self.counters, most=self.settings.limits.runs)
+        self.runs = Runs(self.arena, self.flow, self.counters, self.kept, most=self.settings.limits.runs)
         self.stopping = False  # no new connections and uploads
         self.closing = False  # no more frames
         self._started_s = time.time()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._connected = 0
         self._threads: dict[Connection, threading.Thread] = {}
         self._background: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self._address = ""
+        self.advertised: frozenset[str] = frozenset()
         self._tls: ssl.SSLContext | None = None
         self._metrics: MetricsServer | None = None
 
@@ -85,7 +69,7 @@ class MemoryNode:
     @property
     def connections(self) -> int:
         """Clients that are connected, those who have not finished their handshake included."""
-        return self._connected
+        return len(self.admission)
 
     def __enter__(self) -> MemoryNode:
         self.start()
@@ -98,9 +82,10 @@ class MemoryNode:
 
     def start(self) -> None:
         try:
-            self._tls = _tls_context(self.settings)
+            self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
+            self.advertised = resolve_all(self.settings.advertise)
             loaded = self.flow.load(self.runs, self.arena)
-            self._listener = _listen(self.settings.listen)
+            self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
                 thread = threading.Thread(target=work, name=f"deepvm-{work.__name__}", daemon=True)
@@ -125,46 +110,45 @@ class MemoryNode:
 
     def _accept(self) -> None:
         assert self._listener is not None  # noqa: S101 - start() made it
-        while not self.stopping:
-            try:
-                sock, address = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if self._listener.fileno() >= 0:  # out of descriptors, for one: it passes
-                    self.log.warning("accept failed", error=str(error))
-                    time.sleep(_TICK_S)
-                continue
-            name = join_address(*address[:2])
-            if self.connections >= self.settings.limits.connections:
-                self.counters.add(connections_refused=1)
-                self.log.warning("refused", client=name, reason="too many connections")
-                sock.close()
-                continue
-            with self._lock:
-                self._connected += 1
-            thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
-            thread.start()
+        accept_each(self._listener, self._admit, stopping=lambda: self.stopping, failed=self._accept_failed)
 
-    def _serve(self, sock: socket.socket, name: str) -> None:
+    def _accept_failed(self, error: Exception) -> None:
+        self.log.warning("accept failed", error=str(error) or type(error).__name__)
+
+    def _admit(self, sock: socket.socket, address: Any) -> None:
+        name = join_address(*address[:2])
+        place, dropped = self.admission.enter(sock, address[0])
+        if dropped is not None:
+            self.counters.add(connections_refused=1)
+            self.log.warning("refused", client=dropped.host, reason="too many connections are shaking hands")
+        thread = threading.Thread(target=self._serve, args=(place, name), name=f"deepvm-{name}", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self.admission.leave(place)
+            raise
+
+    def _serve(self, place: Place, name: str) -> None:
         self.counters.add(connections_total=1)
         try:
-            self._serve_one(sock, name)
+            self._serve_one(place, name)
+        except Exception as error:  # out of memory, for one: this client loses its connection, the others nothing
+            self.log.error("internal error", client=name, error=f"{type(error).__name__}: {error}")
         finally:
-            with self._lock:
-                self._connected -= 1
+            place.sock.close()
+            self.admission.leave(place)
 
-    def _serve_one(self, sock: socket.socket, name: str) -> None:
+    def _serve_one(self, place: Place, name: str) -> None:
         try:
             if self._tls is not None:
-                sock.settimeout(self.settings.limits.handshake_s)
-                sock = self._tls.wrap_socket(sock, server_side=True)
-            channel = Channel(sock, frame_s=self.settings.limits.frame_s)
+                place.sock.settimeout(self.settings.limits.handshake_s)
+                place.sock = tls = self._tls.wrap_socket(place.sock, server_side=True, do_handshake_on_connect=False)
+                tls.do_handshake()
+            channel = Channel(place.sock, frame_s=self.settings.limits.frame_s)
         except OSError as error:  # ssl's errors are among them
             self.log.warning("handshake failed", client=name, error=str(error))
-            sock.close()
             return
-        connection = Connection(self, channel, name)
+        connection = Connection(self, channel, name, place)
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:
@@ -238,37 +222,8 @@ class MemoryNode:
             "runs": len(self.runs),
             "checkpoints": sum(len(run.checkpoints) for run in self.runs),
             "uploads": sum(len(run.uploads) for run in self.runs),
+            "documents_bytes": self.kept.used_bytes,
             "connections": self.connections,
             **self.counters.as_dict(),
             **self.flow.status(),
         }
-
-
-def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"{address} is no address of this machine: {error.strerror or error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(_BACKLOG)
-        listener.settimeout(_TICK_S)
-    except OSError as error:
-        listener.close()
-        raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None
-    return listener
-
-
-def _tls_context(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificate {settings.tls_cert} and its key cannot be used: {error}") from None
-    return context

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from deepvm.catalog import Catalog
-from deepvm.errors import Infeasible
 from deepvm.plan import architectures, mixed, objectives
 from deepvm.plan.board import Board
 from deepvm.plan.forecast import restore_forecast
+from deepvm.plan.infeasible import infeasible
 from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Curve, InstanceAnalysis, Plan, Recommendation, role_of
 from deepvm.plan.space import Candidate, Space
-from deepvm.units import format_usd
 
 
 def plan(catalog: Catalog, request: Request) -> Plan:
@@ -108,28 +105,6 @@ def instance_rows(board: Board) -> tuple[InstanceAnalysis, ...]:
             )
         )
     return tuple(rows)
-
-
-def infeasible(board: Board) -> Infeasible:
-    """Why nothing fits: the price of the cheapest cluster, or the constraint that rules all of them out."""
-    request = board.request
-    if not len(board.workers):
-        reasons = "; ".join(f"{x.count} × {x.reason}" for x in board.left_out[:4]) or "the catalogue has no GPU types"
-        return Infeasible(f"no GPU type is left to plan with ({reasons}): allow more types or places")
-    everything = replace(request, budget_usd=1e12)
-    space = objectives.build_space(replace(board, request=everything))
-    finite = space.possible
-    if not finite.size:
-        return Infeasible(
-            "no cluster meets the quotas, the checkpoint's memory and network, and the deadline, at any price: "
-            "raise a quota, save less often, or allow more types, places or architectures"
-        )
-    cheapest = float(space.hourly_usd.reshape(-1)[finite[0]])
-    return Infeasible(
-        f"the cheapest plan costs {format_usd(cheapest)}/h, the budget is {format_usd(request.budget_usd)}/h: "
-        f"raise --budget or allow more instance types",
-        cheapest_usd=cheapest,
-    )
 
 
 def _finite(value: float) -> float | None:

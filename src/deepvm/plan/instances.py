@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.catalog import Catalog, Instance, Market, Quota
+from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
 from deepvm.catalog.accelerators import find as find_accelerator
+from deepvm.catalog.accelerators import spellings
 from deepvm.errors import UnknownName
 from deepvm.performance import estimate_eflops, estimate_sustained_gbps
 from deepvm.plan.board import Board, Floats, Ints, LeftOut, MemoryNodes, Workers
@@ -36,6 +37,16 @@ def eflops_of(instance: Instance) -> tuple[float | None, bool]:
     return eflops, True
 
 
+def gpu_memory_gb(instance: Instance) -> float | None:
+    """The size that its GPU is sold by. Of a slice, and where nobody knows the GPU, by the bytes there are: 22.35 GiB
+    are 24 GB. None where nothing is known."""
+    gpu = None if instance.accelerator is None else find_accelerator(instance.accelerator)
+    if gpu is not None and instance.accelerator_count % 1 == 0:
+        return gpu.marketed_gb
+    told_gib = instance.accelerator_memory_gib
+    return None if told_gib is None else round(told_gib * 2**30 / 1e9, 1)
+
+
 class _Analysis:
     def __init__(self, catalog: Catalog, request: Request) -> None:
         self.catalog, self.request = catalog, request
@@ -45,6 +56,7 @@ class _Analysis:
         self.eflops, self.gbps = np.full(count, np.nan), np.full(count, np.nan)
         self.eflops_estimated, self.gbps_estimated = np.zeros(count, bool), np.zeros(count, bool)
         self.reasons: dict[str, list[str]] = {}
+        self.gpus: set[str] = set()  # the catalogue's spellings of those asked for
         self._check_names()
 
     def board(self) -> Board:
@@ -96,20 +108,27 @@ class _Analysis:
 
     def _check_names(self) -> None:
         request, catalog = self.request, self.catalog
-        if request.region is not None and request.region not in catalog.regions:
-            raise UnknownName("region of this catalogue", request.region, catalog.regions)
-        if request.zone is not None and request.zone not in catalog.zones:
-            raise UnknownName("zone of this catalogue", request.zone, catalog.zones)
-        known = {i.accelerator for i in catalog.instances if i.accelerator is not None}
-        if request.gpu is not None and request.gpu.lower() not in {k.lower() for k in known}:
-            raise UnknownName("GPU of this catalogue", request.gpu, known)
+        for kind, asked, known in (
+            ("region", request.regions, catalog.regions),
+            ("zone", request.zones, catalog.zones),
+        ):
+            for name in asked:
+                if name not in known:
+                    raise UnknownName(f"{kind} of this catalogue", name, known)
+        offered = {i.accelerator for i in catalog.instances if i.accelerator is not None}
+        for name in request.gpus:
+            found = spellings(name, offered)
+            if not found:
+                raise UnknownName("GPU of this catalogue", name, offered)
+            self.gpus |= found
 
     def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         is_worker = np.zeros(len(self.catalog.instances), bool)
         is_memory = np.zeros(len(self.catalog.instances), bool)
         for i, instance in enumerate(self.catalog.instances):
-            if self.request.cpu != "any" and instance.architecture not in (None, self.request.cpu):
-                self._leave_out(instance, f"{instance.architecture} machine, {self.request.cpu} asked for")
+            if self.request.cpu not in ("any", instance.architecture or "x86_64"):  # what nobody names is x86
+                told = f"{instance.architecture} machine" if instance.architecture else "CPU architecture unknown"
+                self._leave_out(instance, f"{told}, {self.request.cpu} asked for")
                 continue
             self._rate(i, instance)
             reason = self._unfit_worker(i, instance) if instance.accelerator else self._unfit_memory(i, instance)
@@ -135,19 +154,20 @@ class _Analysis:
 
     def _unfit_worker(self, i: int, instance: Instance) -> str | None:
         request = self.request
-        if request.gpu is not None and (instance.accelerator or "").lower() != request.gpu.lower():
-            return f"another GPU than {request.gpu}"
+        if request.gpus and instance.accelerator not in self.gpus:
+            return f"another GPU than {' or '.join(request.gpus)}"
         if instance.accelerator_count % 1 and not request.fractional_gpus:
             return "a slice of a GPU (--fractional-gpus admits it)"
         if np.isnan(self.eflops[i]):
             return "accelerator of unknown speed"
         if np.isnan(self.gbps[i]):
             return "bandwidth and vCPUs unknown"
-        if request.min_gpu_memory_gib is not None:
-            if instance.accelerator_memory_gib is None:
+        if request.min_gpu_memory_gb is not None:
+            marketed_gb = gpu_memory_gb(instance)
+            if marketed_gb is None:
                 return "GPU memory unknown, and a least one is asked for"
-            if instance.accelerator_memory_gib < request.min_gpu_memory_gib:
-                return f"less than {request.min_gpu_memory_gib:g} GiB of GPU memory"
+            if marketed_gb < request.min_gpu_memory_gb:
+                return f"less than {request.min_gpu_memory_gb:g} GB of GPU memory"
         return self._unfit_quota(instance)
 
     def _unfit_memory(self, i: int, instance: Instance) -> str | None:
@@ -158,7 +178,7 @@ class _Analysis:
         return self._unfit_quota(instance)
 
     def _unfit_quota(self, instance: Instance) -> str | None:
-        if instance.vcpus is None and any(instance.family in q.families for q in self.quotas):
+        if instance.vcpus is None and any(q.closeness(instance) for q in self.quotas):
             return "vCPUs unknown, and a quota counts them"
         return None
 
@@ -166,11 +186,8 @@ class _Analysis:
         self.reasons.setdefault(reason, []).append(instance.name)
 
     def _allowed_places(self) -> NDArray[np.bool_]:
-        request = self.request
-        return np.array(
-            [request.region in (None, region) and request.zone in (None, zone) for region, zone in self.catalog.places],
-            dtype=bool,
-        )
+        regions, zones = self.request.regions or self.catalog.regions, self.request.zones
+        return np.array([r in regions and (not zones or z in zones) for r, z in self.catalog.places], dtype=bool)
 
     def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
         """[instance, place] -> USD an hour, inf where there is no offer; the cheapest where there are several."""
@@ -200,13 +217,13 @@ class _Analysis:
         """[instance, place]: how many machines the quotas admit."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
-        for quota in self.quotas:
-            if quota.market is not market:
-                continue
-            at = np.array([quota.region in (None, region) for region, _ in catalog.places])
+        with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
+        for region in ("", *with_own) if self.quotas else ():  # "" stands for all regions without quotas of their own
+            at = np.array([(here if here in with_own else "") == region for here, _ in catalog.places])
             for i, instance in enumerate(catalog.instances):
-                if instance.family in quota.families and instance.vcpus is not None:
-                    limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
+                if instance.vcpus is not None:
+                    for quota in binding_quotas(self.quotas, instance, market, region):
+                        limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
         return limits
 
     def _admitted(self, quota: Quota, vcpus: float) -> float:

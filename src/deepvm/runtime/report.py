@@ -44,7 +44,7 @@ class Forecast:
 
     planned_usd_per_hour: float
     usd_per_hour: float | None
-    planned_pause_s: float | None  # from a loss to the next finished step
+    planned_pause_s: float | None  # from the last finished step before a loss to the next
     median_pause_s: float | None
     median_restore_s: float | None
 

@@ -10,13 +10,15 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import xxhash
 
 from deepvm.errors import StoreUnavailable
+from deepvm.memnode.auth import dialled_address
 from deepvm.memnode.sockets import HASHED_BYTES, tune
+from deepvm.store.health import STALL_S
 
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
 _WOKEN_BYTES = 2**18  # of a chunk wake whoever waits for it: a byte at a time, they would come and go for nothing
@@ -37,21 +39,36 @@ class Channel:
         pace_bytes_per_s: int | None,
     ) -> None:
         self.address, self.progress_s = address, progress_s
+        self.stalled: Callable[[str], None] | None = None  # asked where no byte moves for a while; raises to give up
         self.broken = False  # or else the node was heard, and said no
         self._full = False  # the kernel took less than it was given
         try:
-            plain = socket.create_connection(peer, timeout=connect_s)
-            tune(plain)
+            self._sock = socket.create_connection(peer, timeout=connect_s)
+        except OSError as error:
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
+        try:
+            tune(self._sock)
             if pace_bytes_per_s is not None:
-                plain.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
-            self._sock = plain if tls is None else tls.wrap_socket(plain, server_hostname=peer[0])
-        except (OSError, ssl.SSLError) as error:
-            raise StoreUnavailable(f"memory node {address} cannot be reached: {error}") from None
+                self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
+            if tls is not None:
+                self._sock = tls.wrap_socket(self._sock, server_hostname=peer[0])
+        except ssl.SSLCertVerificationError as error:
+            self._sock.close()
+            why = error.verify_message.rstrip(".")
+            raise StoreUnavailable(f"memory node {address} shows a certificate that is not trusted: {why}") from None
+        except OSError as error:
+            self._sock.close()
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
         self._tls = tls is not None
         self._sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._waits_for, self._woken_at = select.POLLIN, 1
+
+    @property
+    def dialled(self) -> str:
+        """IP:PORT at the other end, as far as this end sees."""
+        return dialled_address(self._sock)
 
     def close(self) -> None:
         self._sock.close()
@@ -125,12 +142,19 @@ class Channel:
 
     def _wait(self, event: int, deadline_s: float) -> None:
         self._watch(event)
-        left_ms = max(0.0, (deadline_s - time.monotonic()) * 1e3)
-        if self._poll.poll(left_ms):
-            return
-        self._wake_at(1)  # a peer that is slow is not dead
-        if not self._poll.poll(0):
-            raise self._break("did not answer in time")
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if self._poll.poll(1e3 * (left_s if self.stalled is None else min(left_s, STALL_S))):
+                return
+            self._wake_at(1)  # a peer that is slow is not dead
+            if self._poll.poll(0):
+                return
+            if self.stalled is None or time.monotonic() >= deadline_s:
+                raise self._break("did not answer in time")
+            try:
+                self.stalled(self.address)
+            except StoreUnavailable as error:
+                raise self._break(f"hangs ({error})") from None
 
     def _wake_at(self, size_bytes: int) -> None:
         """Let so many bytes have come before a wait for some is over."""
