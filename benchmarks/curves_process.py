@@ -18,7 +18,6 @@ NEVER = "every 1000000 steps"
 
 
 def main(task: dict[str, Any]) -> None:
-    import torch
     import torch.distributed as dist
 
     if task.get("world", 1) > 1:
