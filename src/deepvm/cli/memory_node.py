@@ -155,8 +155,10 @@ def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_j
 
 
 def _shown(name: str, value: Any) -> tuple[str, str]:
+    if type(value) not in (int, float):
+        return name.replace("_", " "), "" if value is None else str(value)
     if name.endswith("_bytes") or name in ("bytes_in", "bytes_out"):
         return name.removesuffix("_bytes").replace("_", " "), format_bytes(value)
     if name.endswith("_s"):
         return name.removesuffix("_s").replace("_", " "), format_seconds(value)
-    return name.replace("_", " "), "" if value is None else str(value)
+    return name.replace("_", " "), str(value)
