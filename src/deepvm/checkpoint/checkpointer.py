@@ -16,11 +16,12 @@ from deepvm.checkpoint.deciding import Deciding, NoticeFile
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.loading import RESERVED
 from deepvm.checkpoint.on_demand import OnDemand
+from deepvm.checkpoint.own_state import StepHooks, check_state, write_back
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
+from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
@@ -39,8 +40,8 @@ log = logging.getLogger("deepvm.checkpoint")
 class Checkpointer:
     """Saves state into stores while training goes on, and restores the newest that is whole.
 
-    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors. Optimizers
-    among them are told to wait (through their own pre-hook) only for what is neither copied nor sent when they step.
+    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors; it is read
+    at each save, written by restore. Optimizers in it wait (in their own pre-hook) for what is neither copied nor sent.
 
     What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
     DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
@@ -65,10 +66,9 @@ class Checkpointer:
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
-        if taken := [name for name in state if name.startswith(RESERVED)]:
-            raise UsageError(f"{taken[0]!r}: names that begin with {RESERVED!r} are our own, call it something else")
+        check_state(state)
         self._use_order = UseOrder(state)
-        self.state = dict(state)
+        self.state = state
         self.run = run = environment.the_run(run)
         self.policy = environment.the_policy(policy)
         self.retention = retention or Retention()
@@ -119,7 +119,7 @@ class Checkpointer:
             deadline_s=deadline_s,
             raises=on_error == "raise",
         )
-        self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
+        self._step_hooks = StepHooks(state, self._before_step)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         self._attempts = 0
         self._closed = False
@@ -214,8 +214,7 @@ class Checkpointer:
         self._tiers.hurry()
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
             self.finish_restore()
-        for hook in self._hooks:
-            hook.remove()
+        self._step_hooks.remove()
         self._start.close()
         self._use_order.close()
         self._before_step()
@@ -265,18 +264,28 @@ class Checkpointer:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
-    def restore(self, step: int | None = None, *, lazy: bool = False, verify: str | None = None) -> int | None:
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        lazy: bool = False,
+        verify: str | None = None,
+        strict: bool = True,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
 
         With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
-        optimizer for its state when it first steps.
-
-        With ``verify="replay"`` the step function is called once, what it computed is compared with the witness that
-        was stored when the checkpoint was, and the checkpoint is loaded again. Raises where they are not the same."""
-        if verify not in (None, "replay") or (verify is not None and self._replay is None):
-            raise UsageError(f'verify is "replay", with Checkpointer(replay=step_function), or none; not {verify!r}')
+        optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, what it
+        computed is compared with the stored witness, and the checkpoint is loaded again. Raises where they differ.
+        ``only`` and ``exclude`` name components, or tensors of modules (``"model.head"``: all that begin so). These
+        stay as they are, and without ``strict`` what the checkpoint lacks does; ``restored`` lists them."""
+        wanted = Wanted(strict=strict, only=only, exclude=exclude)
+        if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
+            raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(step, lazy=lazy)
+        restored = self._restore(step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:
@@ -301,7 +310,7 @@ class Checkpointer:
             self._on_demand.finish()
             self._on_demand = None
 
-    def _restore(self, step: int | None, *, lazy: bool = False) -> Restored | None:
+    def _restore(self, step: int | None, *, lazy: bool = False, wanted: Wanted | None = None) -> Restored | None:
         self._before_step()  # what is under way is of the state as it is now
         if self._on_demand is not None:
             self._on_demand.abandon()
@@ -310,14 +319,14 @@ class Checkpointer:
         components = self._components()
         with self._start.restoring(), ExitStack() as stack:
             stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
-            restored = restore_newest(stores, self.run, components, step=step, lazy=lazy, deadline_s=self._deadline_s)
+            restored = restore_newest(stores, self.run, components, step, wanted, lazy, deadline_s=self._deadline_s)
             if restored is not None and restored.on_demand is not None:
                 self._on_demand = restored.on_demand
                 self._on_demand.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None
-        self.state.update({name: components[name] for name in self.state})
-        self._status.drift = self._determinism.resume(restored.facts)
+        write_back(self.state, components)
+        self._status.drift = (*restored.left_as_it_was(), *self._determinism.resume(restored.facts))
         return dataclasses.replace(restored, drift=self._status.drift)
 
     def _verify_by_replay(self, restored: Restored) -> Restored | None:
@@ -332,7 +341,7 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        return {**self.state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        return {**self._step_hooks.watch(), DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""
