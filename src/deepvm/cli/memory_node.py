@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from deepvm.cli.render import JsonFlag, console, print_json, table, write_text
+from deepvm.cli.render import JsonFlag, console, print_json, safe, table, write_text
 from deepvm.errors import UsageError
 from deepvm.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -153,11 +152,11 @@ def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_j
     if as_json:
         print_json(found)
         return
-    rows = table(f"memory node {escape(address)}")
+    rows = table(f"memory node {safe(address)}")
     rows.add_column("what")
-    rows.add_column("how much", justify="right")
+    rows.add_column("how much", justify="right", overflow="fold")
     for name, value in found.items():
-        rows.add_row(*map(escape, _shown(name, value)))
+        rows.add_row(*map(safe, _shown(name, value)))
     console.print(rows)
 
 
