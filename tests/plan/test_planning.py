@@ -161,6 +161,13 @@ def test_missing_bandwidth_is_estimated_and_said_so() -> None:
     assert best.estimates == ("eFLOPS of g", "bandwidth of g")
 
 
+def test_a_plan_built_on_a_bid_floor_says_so() -> None:
+    eight = gpu("a100.8x", accelerator="A100-80GB", accelerator_count=8, eflops=None, accelerator_memory_gib=80.0)
+    market = small_catalog([eight, cpu("c")], [(0, 0, 0.08), (1, 0, 0.1)], [(0, 0, 0.08)])
+    best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
+    assert "price of a100.8x (a bid floor)" in best.estimates
+
+
 def test_infeasible_names_the_cheapest_price() -> None:
     virtual = catalogues.load("paper-virtual")
     with pytest.raises(Infeasible, match=r"\$0\.2324/h.*\$0\.2000/h.*raise --budget") as caught:

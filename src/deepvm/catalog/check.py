@@ -140,6 +140,11 @@ def _offers(catalog: Catalog, market: Market, prices: Prices, today: date) -> li
     ]
 
 
+def is_bid_floor(instance: Instance, usd_per_hour: float) -> bool:
+    """True if a price is so low for its accelerators that it can only be the lowest bid that is admitted."""
+    return usd_per_hour < _tflops(instance) * BID_FLOOR_USD
+
+
 def _tflops(instance: Instance) -> float:
     """Of all its accelerators; zero where they are not known."""
     gpu = None if instance.accelerator is None else accelerators.find(instance.accelerator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from deepvm.catalog import Catalog
+from deepvm.catalog.check import is_bid_floor
 from deepvm.plan import architectures, mixed, objectives
 from deepvm.plan.board import Board
 from deepvm.plan.forecast import restore_forecast
@@ -50,14 +51,30 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
         objective_value=objectives.value(request.objective, board, candidate.worker, candidate.performance, usd),
         curves=tuple(_curve(board, instance, slowest, candidate.nodes) for instance in dict.fromkeys(trained)),
         network=board.network_model,
-        estimates=tuple(
-            f"{what} of {catalog.instances[i].name}"
-            for what, marks in (("eFLOPS", board.eflops_estimated), ("bandwidth", board.gbps_estimated))
-            for i in dict.fromkeys(part.instance for part in candidate.cluster)
-            if marks[i]
-        ),
+        estimates=_estimates(board, candidate),
         restore=restore_forecast(board, candidate, slowest),
     )
+
+
+def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
+    """The figures that nobody measured or that hardly anybody pays, by machine type."""
+    catalog = board.catalog
+    by_family = " (by its family)" if catalog.provider == "aws" else ""
+    marked = [
+        f"{what} of {catalog.instances[i].name}{how}"
+        for what, how, marks in (
+            ("eFLOPS", "", board.eflops_estimated),
+            ("bandwidth", by_family, board.gbps_estimated),
+        )
+        for i in dict.fromkeys(part.instance for part in candidate.cluster)
+        if marks[i]
+    ]
+    floors = [
+        f"price of {catalog.instances[part.instance].name} (a bid floor)"
+        for part in candidate.cluster
+        if is_bid_floor(catalog.instances[part.instance], part.usd_per_hour)
+    ]
+    return (*marked, *dict.fromkeys(floors))
 
 
 def _curve(board: Board, instance: int, slowest_gbps: float, nodes: int) -> Curve:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
 from deepvm.catalog.accelerators import find as find_accelerator
 from deepvm.catalog.accelerators import spellings
+from deepvm.catalog.aws_network import sustained_by_family
 from deepvm.errors import UnknownName
 from deepvm.performance import estimate_eflops, estimate_sustained_gbps
 from deepvm.plan.board import Board, Floats, Ints, LeftOut, MemoryNodes, Workers
@@ -148,9 +149,13 @@ class _Analysis:
         gbps = instance.burst_gbps if self.saturation == "table" and instance.burst_gbps else instance.gbps
         if gbps is not None:
             self.gbps[i] = gbps
-        elif instance.vcpus is not None:
+            return
+        estimate = sustained_by_family(instance.name, instance.vcpus) if self.catalog.provider == "aws" else None
+        if estimate is None and instance.vcpus is not None:
+            estimate = float(estimate_sustained_gbps(instance.vcpus))
+        if estimate is not None:
             self.gbps_estimated[i] = True
-            self.gbps[i] = estimate_sustained_gbps(instance.vcpus)
+            self.gbps[i] = estimate
 
     def _unfit_worker(self, i: int, instance: Instance) -> str | None:
         request = self.request
