@@ -106,11 +106,11 @@ def test_ranks_states_and_manifests_do_not_grow_beyond_their_limit(start_node: A
             client.ask(Kind.EXTRA, {"step": 1, "rank": 0}, state)
 
     def publish() -> None:
-        client, facts = connect(node.address, "other"), {"text": "x" * 3 * 2**20}
-        for step in range(20):
-            client.begin(step, BLOCK)
-            client.put(step, 0, content(step, BLOCK))
-            client.publish(manifest_of(content(step, BLOCK), "other", step, facts=facts))
+        for number in range(20):
+            client, data = connect(node.address, f"other-{number}"), content(number, BLOCK)
+            client.begin(1, BLOCK)
+            client.put(1, 0, data)
+            client.publish(manifest_of(data, client.run, 1, facts={"text": "x" * 3 * 2**20}))
 
     with pytest.raises(StoreUnavailable, match="documents take"):
         leave_states()
