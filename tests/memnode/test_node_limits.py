@@ -191,6 +191,12 @@ def test_seals_and_keeps_name_no_more_chunks_than_there_are(start_node: Any, con
         client.ask(Kind.KEEP, {"step": 2, "from_step": 1}, b"\0" * 12_000)
 
 
+def test_an_upload_that_shares_blocks_is_not_larger_than_any_node(start_node: Any, connect: Any) -> None:
+    client = connect(start_node().address, "run")
+    with pytest.raises(StoreUnavailable, match="64 blocks are here in all"):
+        client.begin(1, 2**22 * BLOCK, lean=True)
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 

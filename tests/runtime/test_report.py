@@ -150,6 +150,7 @@ def test_the_whole_story_as_json() -> None:
         },
         "changes": ["worker/1: h instead of g"],
         "notes": ["scaled"],
+        "warnings": [],
     }  # fmt: skip
 
 

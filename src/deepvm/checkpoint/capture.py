@@ -206,11 +206,11 @@ class Capture:
             found = self._again()
             if found is not None:
                 return found
-        self._components = known
+        self._components = []  # until all of it is captured: a part may raise
         self._parts = {name: _part(name, component) for name, component in components.items()}
         tensors = Tensors()
         texts = {name: self._kept(name, part.full(tensors)) for name, part in self._parts.items()}
-        self._tensors = tensors
+        self._tensors, self._components = tensors, known
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
     def _again(self) -> Captured | None:

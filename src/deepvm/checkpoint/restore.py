@@ -20,7 +20,7 @@ from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
-from deepvm.errors import CheckpointError, StoreError
+from deepvm.errors import CheckpointError, DeepvmError, StoreError
 from deepvm.store.base import Store, chunk_count
 from deepvm.store.files import FileStore
 from deepvm.store.header import header_bytes
@@ -28,6 +28,7 @@ from deepvm.store.header import header_bytes
 log = logging.getLogger("deepvm.checkpoint")
 
 T = TypeVar("T")
+CALL = "restore()"  # where ranks meet
 # A checkpoint that raises one of these is passed over: its bytes are bad, or a component cannot take what they say.
 _UNUSABLE = (
     StoreError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError, MemoryError
@@ -76,25 +77,29 @@ def restore_newest(
 ) -> Restored | None:
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
-    if lazy:
-        refuse_compiled(components)
     problems: list[str] = []
     rank, world_size = ranks.rank_and_world_size()
-    found = _candidates(stores, run, step, problems) if rank == 0 else []
+
+    def candidates() -> list[tuple[int, int]]:
+        if lazy:
+            refuse_compiled(components)
+        return _candidates(stores, run, step, problems) if rank == 0 else []
+
+    found, _ = ranks.agree(CALL, candidates, deadline_s=ranks.START_S)
     while True:
         began = time.perf_counter()
         candidate, nearness = chosen = found.pop(0) if found else (-1, 0)
         if world_size > 1:
-            candidate, nearness = chosen = ranks.as_rank_0_says(chosen)
+            candidate, nearness = ranks.as_rank_0_says(CALL, chosen)
         if candidate < 0:
             break
         store = stores[nearness]
         what = f"step {candidate} in {store.url}"
         fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy, wanted or Wanted())
-        fetched = _on_every_rank(fetch, what, problems)
+        fetched = _on_every_rank(fetch, what, problems, deadline_s)
         if fetched is None:
             continue
-        if _on_every_rank(partial(fetched.load, components), what, problems):
+        if _on_every_rank(partial(fetched.load, components), what, problems, deadline_s):
             origin, was_here = came_from(store, fetched.manifest)
             return Restored(
                 step=candidate,
@@ -112,8 +117,9 @@ def restore_newest(
             )
         if fetched.on_demand is not None:
             fetched.on_demand.abandon()
-    if problems if world_size == 1 else ranks.any_of(bool(problems)):
-        why = "; ".join(problems) or "another rank cannot: its log says why"
+    verdict = ranks.meet(CALL, problem="; ".join(problems) or None)
+    if verdict.problems:
+        why = "; ".join(problems) or verdict.text()
         raise CheckpointError(f"no checkpoint of run {run} can be restored: {why}")
     if step is not None:
         raise CheckpointError(f"no store has step {step} of run {run}")
@@ -132,20 +138,24 @@ def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: l
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
-def _on_every_rank(work: Callable[[], T], what: str, problems: list[str]) -> T | None:
-    """What the work returns, where every rank could do it; the problems tell why one could not."""
-    result: T | None = None
-    try:
-        result = work()
-    except _UNUSABLE as error:
-        kind = "" if isinstance(error, StoreError) else f"{type(error).__name__}: "
-        problems.append(f"{what}: {kind}{error}")
-        log.warning("cannot restore %s", problems[-1], exc_info=error if kind else None)
-    if ranks.rank_and_world_size()[1] > 1 and not ranks.all_of(result is not None):
-        if result is not None:
-            problems.append(f"{what}: another rank cannot read it")
-        return None
-    return result
+def _on_every_rank(work: Callable[[], T], what: str, problems: list[str], deadline_s: float) -> T | None:
+    """What the work returns, where every rank could do it; the problems tell why one could not. An error for which no
+    older checkpoint is tried is raised on every rank."""
+    result, error = ranks.attempt(work)
+    fatal = error is not None and not isinstance(error, _UNUSABLE)
+    kind = "" if isinstance(error, DeepvmError) else f"{type(error).__name__}: "
+    problem = None if error is None else f"{kind}{error}"
+    if error is not None and not fatal:
+        log.warning("cannot restore %s: %s", what, problem, exc_info=error if kind else None)
+    verdict = ranks.meet(CALL, fatal, problem=problem, deadline_s=ranks.START_S + deadline_s)
+    if error is not None and fatal:
+        raise error
+    if any(verdict.values):
+        raise CheckpointError(verdict.text())
+    if not verdict.problems:
+        return result
+    problems.append(f"{what}: {verdict.text() if len(verdict.values) > 1 else problem}")
+    return None
 
 
 class _Fetched:

@@ -23,6 +23,7 @@ from deepvm.errors import CheckpointError, DeepvmError
 log = logging.getLogger("deepvm.checkpoint")
 
 STATE_FORMAT = "deepvm-state/1"
+TELL_S = 5.0  # a wait at the end of a process that is longer is told
 _Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
 
 
@@ -49,6 +50,7 @@ class Sending:
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
+        self._under_way: SaveHandle | None = None
         self._thread: threading.Thread | None = None  # with the first save: a restore has the cores for itself
 
     @property
@@ -71,6 +73,7 @@ class Sending:
             self._tiers.start()
             self._thread = threading.Thread(target=self._loop, name="deepvm-save", daemon=True)
             self._thread.start()
+        self._under_way = handle
         self._saves.put((snapshot, handle, extra))
 
     def skipped(self, handle: SaveHandle, reason: str, *, told: bool = True) -> None:
@@ -80,6 +83,8 @@ class Sending:
         handle.advance("skipped", reason)
 
     def failed(self, handle: SaveHandle, error: BaseException) -> None:
+        if handle.state == "failed":  # given up before
+            return
         self._status.failed += 1
         self._taking.forget_stable()
         self._status.last_error = f"step {handle.step} was not saved: {error}"
@@ -95,13 +100,20 @@ class Sending:
         if problem is not None:
             raise problem
 
-    def end(self) -> None:
-        """No other save will come."""
+    def finish(self, ends_s: float, late: str) -> None:
+        """Wait for what is under way; no other save will come. ``late`` tells why one is given up that takes longer."""
         self._saves.put(None)
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._thread is None:
+            return
+        self._thread.join(min(TELL_S, max(0.0, ends_s - time.monotonic())))
+        handle = self._under_way
+        if self._thread.is_alive() and handle is not None and ends_s > time.monotonic():
+            left_s = ends_s - time.monotonic()
+            log.warning("step %d is being saved: waiting up to %.0f s more, Ctrl-C gives it up", handle.step, left_s)
+        self._thread.join(max(0.0, ends_s - time.monotonic()))
+        handle = self._under_way
+        if self._thread.is_alive() and handle is not None:
+            self.failed(handle, CheckpointError(late))
 
     def _loop(self) -> None:
         while (work := self._saves.get()) is not None:
@@ -121,6 +133,7 @@ class Sending:
                 if self.snapshot is snapshot:
                     self.snapshot = None
                 del work, snapshot, extra
+                self._under_way = None
                 self._idle.set()
         self._tiers.end()
 

@@ -221,12 +221,12 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
 
 
 def _until_interrupted(supervisor: Supervisor) -> None:
-    """The first Ctrl-C ends the run in good order, the second at once."""
+    """The first Ctrl-C ends the run in good order, the second at once. Who follows it says so: what a signal
+    interrupted may be printing."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         del number, frame
         if not supervisor.interrupted:
-            stderr.print("ending the run; Ctrl-C again ends it at once")
             supervisor.interrupt()
         else:
             supervisor.hurry()

@@ -39,6 +39,8 @@ def show_report(report: Report, as_json: bool = False) -> None:
         console.print()
     for sentence in said:
         console.print(_text(sentence, "dim"))
+    for warning in report.warnings[-_ROWS:]:
+        console.print(_text(f"warning: {warning}", "yellow"))
 
 
 def usd_texts(amounts: Sequence[float | None]) -> list[str]:

@@ -23,6 +23,7 @@ from deepvm.units import format_bytes
 
 _PAST_SESSIONS = 256
 _BEGIN_S = 30.0
+_MOST_SHARED = 16  # chunks of an upload for each block of the node, where most of them are shared
 
 
 class Outlet(Protocol):
@@ -160,6 +161,10 @@ class Run:
 
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
         """Room for so many chunks; for none where there is too little and most of them will be shared."""
+        if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
+            raise Refused(
+                "no-room", f"step {begin.step} has {chunks} chunks, {self._arena.blocks} blocks are here in all"
+            )
         try:
             self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
             return chunks
@@ -265,8 +270,11 @@ class Run:
     def _order(self, manifest: Manifest, *, repair: bool) -> int:
         """The newest is the one committed last; a repaired one takes the place that it had among the others."""
         if repair:
-            older = (found for found in self.checkpoints.values() if found.manifest.created_s <= manifest.created_s)
-            return max((found.order for found in older), default=0)
+            newer = [  # by time alone, a clock that was set back would make it the oldest, which goes first
+                found for found in self.checkpoints.values()
+                if found.manifest.created_s > manifest.created_s and found.step > manifest.step
+            ]  # fmt: skip
+            return max((found.order for found in self.checkpoints.values() if found not in newer), default=0)
         return max((found.order for found in self.checkpoints.values()), default=0) + 1
 
     def checkpoint(self, step: int) -> Checkpoint:

@@ -59,7 +59,7 @@ class Kind(IntEnum):
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that must be here -> DATA: their digests u64
     PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
     ABORT = 28  # {"step"} and {"attempt"}: later ones go on
-    STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}]}
+    STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}

@@ -138,7 +138,10 @@ class Here:
                 return 0 if self.stopped else 1
             tail = Tail(self.events, self._pass_on_all)
             stack.callback(tail.close)
-            return self._train(tail)
+            code = self._train(tail)
+            if code == 0 and self.link.role != "worker":  # what it keeps is needed until the run is over
+                self._wait()
+            return code
 
     @property
     def stopped(self) -> bool:

@@ -139,9 +139,10 @@ class Supervisor:
         if self._saving is None:
             step = self._hub.save_now(within_s=SAVE_S)
             if step is None:
+                self._say("the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once")
                 return True
             self._saving = step, time.monotonic() + SAVE_S
-            self._warn(f"saving step {step} before the run ends; Ctrl-C again ends it at once")
+            self._say(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
         step, until_s = self._saving
         progress = self._hub.progress
         if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._hurry:
@@ -318,6 +319,10 @@ class Supervisor:
             self._journal.append(taken)
             self._news += taken
         return bool(taken)
+
+    def _say(self, text: str) -> None:
+        """To those who watch now; the ledger does not need it."""
+        self._news.append(Event(at_s=time.time(), kind="warning", data={"text": text}))
 
     def _warn(self, text: str) -> None:
         self._tell("warning", text=text)

@@ -240,6 +240,11 @@ class MemoryStore:
         rows = (row for node, (answer, _) in answers.items() for row in step_rows(answer, node))
         return [row["state"] for row in rows if row["step"] == step]
 
+    def writes_on(self, run: str) -> bool:
+        """Whether the nodes write what is committed on to a disk or a durable store by themselves."""
+        answers, _ = self._each(run, Kind.STEPS)
+        return any(answer.get("writes_on") for answer, _ in answers.values())
+
     def outlives_the_nodes(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
         return "durable" in states or states.count("spilled") >= fewest_nodes(len(self.nodes), self.replicas)
