@@ -25,13 +25,11 @@ from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told
-from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.checkpoint.unsaved import Unsaved
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, OverBudget, UsageError
 from deepvm.policy import Retention, SavePolicy
 from deepvm.store.base import Store
-from deepvm.store.memory import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -64,6 +62,7 @@ class Checkpointer:
         on_error: str = "log",
         on_busy: str = "skip",
         replay: Step | None = None,
+        positions: Mapping[str, str] | None = None,
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
@@ -78,14 +77,10 @@ class Checkpointer:
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         first = self._stores[0]
-        if isinstance(first, MemoryStore):
-            first.session = given.session
-            self._transfer: MemoryTransfer | PlainTransfer = MemoryTransfer(first, run, self._rank, self._world_size)
-        else:
-            self._transfer = PlainTransfer(first, run, self._rank, self._world_size)
+        self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
         self._taking.budget_bytes = memory_budget_bytes
-        self._determinism = Determinism(self.state, self._rank, self._world_size)
+        self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
@@ -123,6 +118,7 @@ class Checkpointer:
         self._told.stepped(step, seconds)
         self._sending.raise_problem()
         self._look(step)
+        self._drifts(self._determinism.stepped())
         announced_s = self._notices.seconds_left()
         if announced_s is not None:
             self.notice(announced_s)
@@ -212,8 +208,10 @@ class Checkpointer:
             hook.remove()
         self._start.close()
         self._use_order.close()
+        self._determinism.close()
         self._before_step()
         self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
+        self._sending.tell_failures()
         self._tiers.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
@@ -324,6 +322,12 @@ class Checkpointer:
         self.state.update({name: components[name] for name in self.state})
         self._status.drift = self._determinism.resume(restored.facts)
         return dataclasses.replace(restored, drift=self._status.drift)
+
+    def _drifts(self, reasons: Sequence[str]) -> None:
+        if reasons and self.restored is not None:
+            log.warning("the run that was restored has drifted: %s", "; ".join(reasons))
+            self._status.drift = (*self._status.drift, *reasons)
+            self.restored = dataclasses.replace(self.restored, drift=self._status.drift)
 
     def _verify_by_replay(self, restored: Restored) -> Restored | None:
         assert self._replay is not None  # noqa: S101 - asked before

@@ -11,7 +11,9 @@ from deepvm import variables
 from deepvm.checkpoint import environment, ranks
 from deepvm.checkpoint.determinism import kinds
 from deepvm.checkpoint.loading import RESERVED
+from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.state import Tensors, flatten
+from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
 from deepvm.store.base import Store
@@ -29,6 +31,14 @@ class Given:
     notice_file: str | None
     session: str  # a name for this start of the job: rank 0's
     expects_notices: bool  # whether some rank's machine may be announced its end
+
+    def transfer(self, rank: int, world_size: int) -> MemoryTransfer | PlainTransfer:
+        """The way into the first store."""
+        first = self.stores[0]
+        if not isinstance(first, MemoryStore):
+            return PlainTransfer(first, self.run, rank, world_size)
+        first.session = self.session
+        return MemoryTransfer(first, self.run, rank, world_size)
 
 
 def prepare(

@@ -105,11 +105,19 @@ def _notice(machine: str, data: Mapping[str, Any]) -> str:
     return f"{machine} will be taken away{'' if left is None else f' in {format_seconds(left)}'} ({data['action']})"
 
 
+def _save(_: str, data: Mapping[str, Any]) -> str | None:
+    """Saves come often; the first that fails for a reason is told."""
+    if data.get("state") != "failed" or not data.get("first"):
+        return None
+    return f"step {data.get('step')} was NOT saved: {data.get('why')}"
+
+
 _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
     "machine-up": lambda machine, data: f"{machine} is up ({data['market']} {data['instance']})",
     "machine-down": _down,
     "group": _group,
     "notice": _notice,
+    "save": _save,
     "decision": lambda machine, data: f"at the notice of {machine}: {data['choice']} ({data['why']})",
     "replanned": lambda _, data: "; ".join(data["changes"]),
     "warning": lambda _, data: str(data["text"]),
