@@ -28,19 +28,10 @@ class Forgotten:
         self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._scalers: list[weakref.ref[Any]] = []
         self._known: tuple[set[int], list[str]] = (set(), [])
-        myself = weakref.ref(self)
-
-        def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            watching = myself()
-            if watching is None:
-                hook.remove()
-            elif id(optimizer) not in watching._seen:
-                watching._see(optimizer)
-
-        self._hook = hook = register_optimizer_step_post_hook(stepped)
+        _watch(self)
 
     def close(self) -> None:
-        self._hook.remove()
+        _watching.discard(self)
 
     def sentences(self) -> list[str]:
         """What is forgotten, as far as optimizers have stepped."""
@@ -56,7 +47,10 @@ class Forgotten:
             self._known = set(self._seen), found
         return found
 
-    def _see(self, optimizer: torch.optim.Optimizer) -> None:
+    def see(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has stepped."""
+        if id(optimizer) in self._seen:
+            return
         self._seen[id(optimizer)] = weakref.ref(optimizer)
         frame: Any = sys._getframe(1)
         for _ in range(_FRAMES):
@@ -108,7 +102,11 @@ class Forgotten:
         """Of loaders that keep their position, but not the order in which it is one."""
         found = []
         for name, part in self._state.items():
-            sampler = _random_sampler(part) if isinstance(part, DataLoader) and hasattr(part, "state_dict") else None
+            state_dict = getattr(type(part), "state_dict", None)  # a user's own may know more than torchdata's
+            torchdatas = isinstance(part, DataLoader) and str(getattr(state_dict, "__module__", "")).startswith(
+                "torchdata"
+            )
+            sampler = _random_sampler(part) if torchdatas else None
             if sampler is not None:
                 kind = type(sampler).__qualname__
                 found.append(
@@ -117,6 +115,24 @@ class Forgotten:
                     "torchdata.stateful_dataloader.sampler.RandomSampler, or deepvm.resumable"
                 )
         return found
+
+
+_watching: weakref.WeakSet[Forgotten] = weakref.WeakSet()
+_hooked = False
+
+
+def _watch(forgotten: Forgotten) -> None:
+    """With one hook for all, which stays: it cannot be removed while hooks are being called."""
+    global _hooked
+    _watching.add(forgotten)
+    if not _hooked:
+        _hooked = True
+        register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for forgotten in list(_watching):
+        forgotten.see(optimizer)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
