@@ -19,6 +19,7 @@ from deepvm.errors import MalformedFile, UsageError
 MOST_DEPTH = 64
 MOST_VALUES = 1_000_000
 
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")  # whether each is closed by its own kind is for the parser to find
 _NOT_STRUCTURE = bytes(code for code in range(256) if code not in b'[]{}",')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _brief = reprlib.Repr()
@@ -70,7 +71,7 @@ def read_file(path: Path | str, *, most_bytes: int, hint: str, most_depth: int =
 def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
     """Depth and number of values, from the brackets and commas outside of strings. The parser would find out only when
     it has recursed, or allocated. This takes a third of its time."""
-    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_STRUCTURE)
+    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_KIND, _NOT_STRUCTURE)
     if b'"' in outside:
         outside = b"".join(outside.split(b'"')[::2])
     brackets = outside.replace(b",", b"")
@@ -81,7 +82,7 @@ def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
         if not brackets:
             return
         found = len(brackets)
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = brackets.replace(b"[]", b"")  # the innermost level
         if len(brackets) == found:
             raise MalformedJson("it is not valid JSON: its brackets do not match")
     if brackets:

@@ -16,9 +16,11 @@ from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.on_demand import OnDemand
+from deepvm.checkpoint.own_state import StepHooks, write_back
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
+from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
 from deepvm.checkpoint.starting import prepare
 from deepvm.checkpoint.taking import Taking, optimizers
@@ -33,14 +35,12 @@ from deepvm.store.base import Store
 
 log = logging.getLogger("deepvm.checkpoint")
 
-LAST_S = 30.0  # how long ranks wait for each other before the last save: their loops end at about the same time
-
 
 class Checkpointer:
     """Saves state into stores while training goes on, and restores the newest that is whole.
 
-    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors. Optimizers
-    among them are told to wait (through their own pre-hook) only for what is neither copied nor sent when they step.
+    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors; it is read
+    at each save, written by restore. Optimizers in it wait (in their own pre-hook) for what is neither copied nor sent.
 
     What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
     DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
@@ -66,10 +66,10 @@ class Checkpointer:
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
-        self._group = ranks.join()
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
+        self._group = given.group
         self._use_order = UseOrder(state)
-        self.state = dict(state)
+        self.state = state
         self.run = run = given.run
         self.policy = given.policy
         self.retention = retention or Retention()
@@ -99,7 +99,7 @@ class Checkpointer:
             self._transfer, self._taking, self._determinism, self._tiers, self._told,
             place=first.url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
-        self._hooks = [o.register_step_pre_hook(self._optimizer_steps) for o in optimizers(self.state)]
+        self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         self._attempts = 0
         self._unsaved = Unsaved()
@@ -198,14 +198,13 @@ class Checkpointer:
             return
         at_exit.forget(self)
         ends_s = time.monotonic() + timeout_s
-        if last_save:
-            self._save_last(ends_s)
+        if last_save and self._replay is None:  # a step after which none follows has no witness
+            self._unsaved.save(self._save, self._sending, lambda: self._handle, self._group, ends_s)
         self._closed = True
         self._tiers.hurry(ends_s)
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
             self.finish_restore()
-        for hook in self._hooks:
-            hook.remove()
+        self._step_hooks.remove()
         self._start.close()
         self._use_order.close()
         self._determinism.close()
@@ -226,21 +225,6 @@ class Checkpointer:
     def finish_at_exit(self, *, failed: bool) -> None:
         """The process ends, and nobody has called close()."""
         self.close(self._deadline_s, last_save=not failed)
-
-    def _save_last(self, ends_s: float) -> None:
-        """What no policy saved. The state is that of the last step, unless an optimizer has stepped since."""
-        if self._replay is not None or self._unsaved.step is None or not self._unsaved.is_current():
-            return  # a step after which none follows has no witness, and could not be proven by replay
-        left_s = max(0.0, ends_s - time.monotonic())
-        if not self._sending.wait_idle(left_s) or not self._unsaved.is_missing_from(self._handle):
-            return
-        step = self._unsaved.step
-        try:
-            with ranks.within(self._group):
-                ranks.meet("close()", step, deadline_s=min(LAST_S, left_s))
-                self._save(step)
-        except CheckpointError as error:
-            log.warning("the last step, %d, is not saved: %s", step, error)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -268,18 +252,28 @@ class Checkpointer:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
-    def restore(self, step: int | None = None, *, lazy: bool = False, verify: str | None = None) -> int | None:
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        lazy: bool = False,
+        verify: str | None = None,
+        strict: bool = True,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
 
         With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
-        optimizer for its state when it first steps.
-
-        With ``verify="replay"`` the step function is called once, what it computed is compared with the witness that
-        was stored when the checkpoint was, and the checkpoint is loaded again. Raises where they are not the same."""
-        if verify not in (None, "replay") or (verify is not None and self._replay is None):
-            raise UsageError(f'verify is "replay", with Checkpointer(replay=step_function), or none; not {verify!r}')
+        optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, what it
+        computed is compared with the stored witness, and the checkpoint is loaded again. Raises where they differ.
+        ``only`` and ``exclude`` name components, or tensors of modules (``"model.head"``: all that begin so). These
+        stay as they are, and without ``strict`` what the checkpoint lacks does; ``restored`` lists them."""
+        wanted = Wanted(strict=strict, only=only, exclude=exclude)
+        if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
+            raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(step, lazy=lazy)
+        restored = self._restore(step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:
@@ -304,7 +298,7 @@ class Checkpointer:
             self._on_demand.finish()
             self._on_demand = None
 
-    def _restore(self, step: int | None, *, lazy: bool = False) -> Restored | None:
+    def _restore(self, step: int | None, *, lazy: bool = False, wanted: Wanted | None = None) -> Restored | None:
         self._before_step()  # what is under way is of the state as it is now
         if self._on_demand is not None:
             self._on_demand.abandon()
@@ -313,14 +307,14 @@ class Checkpointer:
         components = self._components()
         with self._start.restoring(), ExitStack() as stack:
             stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
-            restored = restore_newest(stores, self.run, components, step=step, lazy=lazy, deadline_s=self._deadline_s)
+            restored = restore_newest(stores, self.run, components, step, wanted, lazy, deadline_s=self._deadline_s)
             if restored is not None and restored.on_demand is not None:
                 self._on_demand = restored.on_demand
                 self._on_demand.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None
-        self.state.update({name: components[name] for name in self.state})
-        self._status.drift = self._determinism.resume(restored.facts)
+        write_back(self.state, components)
+        self._status.drift = (*restored.left_as_it_was(), *self._determinism.resume(restored.facts))
         return dataclasses.replace(restored, drift=self._status.drift)
 
     def _drifts(self, reasons: Sequence[str]) -> None:
@@ -341,7 +335,7 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        return {**self.state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        return {**self._step_hooks.watch(), DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""

@@ -24,7 +24,7 @@ from deepvm.checkpoint.determinism import DETERMINISM
 from deepvm.checkpoint.documents import witness_rows
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.layout import make_layout
-from deepvm.checkpoint.loading import RESERVED
+from deepvm.checkpoint.state import RESERVED
 from deepvm.errors import CheckpointError, DeepvmError, NotFound, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.header import read_header

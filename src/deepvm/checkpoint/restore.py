@@ -17,6 +17,7 @@ from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import TensorsIn, check, load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
 from deepvm.errors import CheckpointError, DeepvmError, StoreError
@@ -44,9 +45,17 @@ class Restored:
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
     facts: Mapping[str, Any] = field(default_factory=dict)  # what its manifest tells of it
+    missing: tuple[str, ...] = ()  # of the state here, not in the checkpoint: as it was before
+    unexpected: tuple[str, ...] = ()  # in the checkpoint, not of the state here
+    skipped: tuple[str, ...] = ()  # left out, as was asked for
     drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
     replayed: bool = False  # its next step was made once more, and was the same
     on_demand: OnDemand | None = None  # what is still under way
+
+    def left_as_it_was(self) -> tuple[str, ...]:
+        """Why a run drifts that has not all of its state from the checkpoint."""
+        parts = [*self.missing, *self.skipped]
+        return (f"only a part was restored, the rest is as it was: {listed(parts)}",) if parts else ()
 
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
@@ -60,9 +69,10 @@ def restore_newest(
     stores: Sequence[Store],
     run: str,
     components: dict[str, Any],
-    *,
     step: int | None = None,
+    wanted: Wanted | None = None,
     lazy: bool = False,
+    *,
     deadline_s: float = 600.0,
 ) -> Restored | None:
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
@@ -85,7 +95,7 @@ def restore_newest(
             break
         store = stores[nearness]
         what = f"step {candidate} in {store.url}"
-        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy)
+        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy, wanted or Wanted())
         fetched = _on_every_rank(fetch, what, problems, deadline_s)
         if fetched is None:
             continue
@@ -100,6 +110,9 @@ def restore_newest(
                 seconds=time.perf_counter() - began,
                 passed_over=tuple(problems),
                 facts=fetched.manifest.facts,
+                missing=tuple(fetched.selected.missing),
+                unexpected=tuple(fetched.selected.unexpected),
+                skipped=tuple(fetched.selected.skipped),
                 on_demand=fetched.on_demand,
             )
         if fetched.on_demand is not None:
@@ -149,7 +162,14 @@ class _Fetched:
     """A checkpoint of which the header is here; and, unless the rest is to come on demand, all that is asked for."""
 
     def __init__(
-        self, store: Store, run: str, step: int, components: Mapping[str, Any], deadline_s: float, lazy: bool
+        self,
+        store: Store,
+        run: str,
+        step: int,
+        components: Mapping[str, Any],
+        deadline_s: float,
+        lazy: bool,
+        wanted: Wanted,
     ) -> None:
         self._deadline_s, self._lazy = deadline_s, lazy
         self._store: Store | InPlace = store
@@ -166,15 +186,15 @@ class _Fetched:
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))
         self._fetch(self._here[1:])
         self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
-        self._skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
+        skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
+        self._tensors = TensorsIn(self._memory, self._layout)
+        self.selected: Selection = select(components, skeleton, self._tensors, wanted)
         if not lazy:
-            self._fetch_whole(components)
+            self._fetch_whole()
 
-    def _fetch_whole(self, components: Mapping[str, Any]) -> None:
+    def _fetch_whole(self) -> None:
         """All chunks of which the components need something."""
-        names: set[str] = set()
-        for name in components:
-            names |= names_of_tensors(self._skeleton.get(name))
+        names = names_of_tensors(list(self.selected.skeleton.values()))
         pieces = Pieces(self._layout, self.manifest.chunk_bytes)
         needed = pieces.chunks_of(self._layout.by_name[name] for name in names)
         self._fetch([chunk for chunk in needed if chunk not in self._here])
@@ -192,17 +212,11 @@ class _Fetched:
 
     def load(self, components: dict[str, Any]) -> bool:
         """Give the components their state, or let it come to them."""
-        tensors = TensorsIn(self._memory, self._layout)
-        check(components, tensors, self._skeleton)
-        if not self._lazy:
-            load(components, tensors, self._skeleton)
-            return True
-        source = Source(
-            store=self._store,
-            manifest=self.manifest,
-            layout=self._layout,
-            skeleton=self._skeleton,
-            deadline_s=self._deadline_s,
-        )
-        self.on_demand = OnDemand(components, tensors, source)
+        check(self.selected, self._tensors)
+        if self._lazy:
+            source = Source(store=self._store, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s)
+            self.on_demand = OnDemand(self.selected, self._tensors, source)
+        else:
+            load(self.selected, self._tensors)
+        components.update(self.selected.components)  # plain values are other objects now
         return True

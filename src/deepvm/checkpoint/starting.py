@@ -10,7 +10,7 @@ from typing import Any
 from deepvm import variables
 from deepvm.checkpoint import environment, ranks
 from deepvm.checkpoint.determinism import kinds
-from deepvm.checkpoint.loading import RESERVED
+from deepvm.checkpoint.own_state import check_state
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.state import Tensors, flatten
 from deepvm.checkpoint.transfer import MemoryTransfer
@@ -19,7 +19,7 @@ from deepvm.policy import SavePolicy
 from deepvm.store.base import Store
 from deepvm.store.memory import MemoryStore
 
-CALL = "Checkpointer()"  # where ranks meet
+CALL = ranks.CREATING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Given:
     notice_file: str | None
     session: str  # a name for this start of the job: rank 0's
     expects_notices: bool  # whether some rank's machine may be announced its end
+    group: ranks.Meetings | None = None  # where ranks meet
 
     def transfer(self, rank: int, world_size: int) -> MemoryTransfer | PlainTransfer:
         """The way into the first store."""
@@ -53,7 +54,7 @@ def prepare(
     """Raises on every rank where one of them was given something that cannot be."""
 
     def look() -> Given:
-        check_state(state)
+        check_savable(state)
         stores = environment.the_stores(store, token=token, key=key)
         notice_file = environment.told(variables.NOTICE_FILE)
         return Given(
@@ -69,15 +70,21 @@ def prepare(
     def tell(given: Given) -> list[Any]:
         return [kinds(state), given.session, given.expects_notices]
 
-    given, rows = ranks.agree(CALL, look, tell=tell, deadline_s=ranks.START_S)
-    _compare([row[0] for row in rows])
-    return dataclasses.replace(given, session=rows[0][1], expects_notices=any(row[2] for row in rows))
+    group = ranks.join()
+    try:
+        given, rows = ranks.agree(CALL, look, tell=tell, deadline_s=ranks.START_S)
+        _compare([row[0] for row in rows])
+    except BaseException:
+        if group is not None:
+            group.leave("it could not make its Checkpointer")
+        raise
+    expects_notices = any(row[2] for row in rows)
+    return dataclasses.replace(given, group=group, session=rows[0][1], expects_notices=expects_notices)
 
 
-def check_state(state: Mapping[str, Any]) -> None:
+def check_savable(state: Mapping[str, Any]) -> None:
     """That all of it can be saved, as far as that can be told before there is anything to save."""
-    if taken := [name for name in state if name.startswith(RESERVED)]:
-        raise UsageError(f"{taken[0]!r}: names that begin with {RESERVED!r} are our own, call it something else")
+    check_state(state)
     for name, component in state.items():
         if hasattr(component, "state_dict"):
             continue  # asked for it when it is saved: it may cost much, or change something

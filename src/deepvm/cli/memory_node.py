@@ -32,6 +32,12 @@ def command(
             "--advertise", metavar="HOST:PORT", help="Where clients reach it through NAT or a forwarded port."
         ),
     ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peers", metavar="HOST or NETWORK", help="Nodes it may fetch from [default: of its own network]."
+        ),
+    ] = None,
     capacity: Annotated[
         str | None, typer.Option("--capacity", metavar="SIZE", help="Memory for checkpoints, e.g. 8GB.")
     ] = None,
@@ -87,6 +93,7 @@ def command(
         log=Log.to_stderr(),
         listen=listen,
         advertise=tuple(advertise or ()),
+        peers=tuple(peers or ()),
         capacity_bytes=parse_bytes(capacity),
         block_bytes=parse_bytes(block),
         buffers=buffers,

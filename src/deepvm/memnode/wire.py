@@ -6,7 +6,7 @@ A frame is a fixed header, a small JSON object (meta) and a body of bytes:
     digest u64
 
 Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body. Where there
-is a token, tags (auth.py) follow the meta, a document, and each digest in the body of PUTS; lengths do not count them.
+is a token, tags (auth.py) follow headers, documents, and each digest in the body of PUTS; lengths do not count them.
 """
 
 from __future__ import annotations

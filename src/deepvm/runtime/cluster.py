@@ -66,6 +66,17 @@ class Cluster:
         return tuple(machine for machine in self.machines if machine.keeps)
 
 
+def billing_facts(machine: Machine) -> dict[str, Any]:
+    """What events of a machine tell of it, and its bill needs."""
+    return {
+        "role": machine.role,
+        "instance": machine.instance,
+        "market": machine.market,
+        "usd_per_hour": machine.usd_per_hour,
+        "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
+    }
+
+
 def load_cluster(path: Path | str, *, rank: int = 1) -> Cluster:
     """The recommendation of that rank in a file that ``deepvm plan -o`` wrote."""
     hint = "make a plan with: deepvm plan --budget 3 -o plan.json"

@@ -24,6 +24,7 @@ from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
+from deepvm.runtime.failures import Restarts, error_line, error_text
 from deepvm.runtime.guests import Guest, free_place
 from deepvm.runtime.lines import Gone, Lines, greet
 from deepvm.runtime.membership import Membership, Round
@@ -62,7 +63,8 @@ class Hub:
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
-        self._failed_times = 0  # that workers failed by themselves
+        self._restarts = Restarts(int(self._job.get("max_restarts", 0)))  # of workers that fail by themselves
+        self._stepped = False  # whether the group that trains now has finished a step
         self._told_stores: tuple[str, ...] = ()  # to those that train now
         self._listener = listen_at(listen)
         self.address = join_address(*self._listener.getsockname()[:2])
@@ -204,7 +206,7 @@ class Hub:
             elif what == "failing":
                 self._failing(guest, str(message.get("error", "")))
             elif what == "failed":
-                self.failures.setdefault(guest.name, str(message.get("error", "")))
+                self.failures.setdefault(guest.name, error_text(str(message.get("error", ""))))
                 self.failed = self.failed or f"the workers of {guest.name} failed too often"
             elif what == "finished":
                 self._membership.finish(guest.name)
@@ -216,6 +218,7 @@ class Hub:
         try:
             event = Event.from_trainer(str(message["line"]), guest.name)
             self.progress.see(event)
+            self._stepped = self._stepped or event.kind == "step"
         except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
             log.info("%s tells what is no event: %s", guest.name, reason)
             return
@@ -231,12 +234,12 @@ class Hub:
         """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
         if not self._membership.fail(guest.name):
             return
-        self.failures[guest.name] = error
-        self._failed_times += 1
-        most = int(self._job.get("max_restarts", 0))
-        if self._failed_times > most:
-            often = f" after {most} restarts" if most else ""
-            self.failed = self.failed or f"the workers of {guest.name} failed{often}"
+        self.failures[guest.name] = error_text(error)
+        refused = self._restarts.refuse(error, stepped=self._stepped)
+        shown, line = error_text(error), error_line(error)
+        self._tell("worker-failed", guest.name, error=shown, line=line, final=refused is not None)
+        if refused is not None:
+            self.failed = self.failed or f"the workers of {guest.name} {refused}"
         self._broken(True, f"the workers of {guest.name} failed")
 
     def _notice(self, guest: Guest, message: dict[str, Any]) -> None:
@@ -263,7 +266,7 @@ class Hub:
             time.sleep(TICK_S)
             with self._lock:
                 stores = self.stores
-                if not stores or self._stopping:
+                if not stores or self._stopping or self.failed is not None:
                     continue
                 formed = self._membership.form(time.monotonic())
                 if formed is not None:
@@ -275,7 +278,7 @@ class Hub:
             for name in formed.members
             if (guest := self._guests.get(name))
         ]
-        self.failures = {}
+        self.failures, self._stepped = {}, False
         self._told_stores = tuple(stores)
         took_s = None if self._broken_at_s is None else time.time() - self._broken_at_s
         world_size = sum(member["workers"] for member in members)

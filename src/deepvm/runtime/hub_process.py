@@ -20,13 +20,12 @@ from deepvm.errors import DeepvmError, MalformedFile
 from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.backend import TOLD
-from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.cluster import Cluster, Machine, billing_facts
 from deepvm.runtime.durability import Durability
 from deepvm.runtime.events import Event
 from deepvm.runtime.hub import Hub
 from deepvm.runtime.journal import Journal
 from deepvm.runtime.ledger import Ledger
-from deepvm.runtime.supervisor import about
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -87,7 +86,7 @@ def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
     seen: set[str] = set()
     while True:
         connected = set(hub.connected)
-        news = [_event("machine-up", name, **about(hub.machines[name])) for name in sorted(connected - seen)]
+        news = [_event("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
         why = "ended" if hub.finished.is_set() else "lost"
         news += [_event("machine-down", name, why=why) for name in sorted(seen - connected)]
         seen = connected

@@ -36,6 +36,8 @@ def enter(job: Job) -> None:
     _set_environment(job)
     _refresh_random_numbers(job.torch_seed)
     _set_threads(job)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log is followed while it grows
     try:
         module, _, name = job.target.partition(":")
         target: Any = importlib.import_module(module)
