@@ -3,61 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from deepvm.checkpoint.in_place import fill, put
-from deepvm.checkpoint.layout import ALIGNED_BYTES, DTYPES, Entry, Layout
 from deepvm.checkpoint.optimizer_state import load_optimizer
 from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.selection import Selection
-from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import LaidOut, names_of_tensors, rebuild
-
-LASTING_BYTES = 64 * 1024  # what is smaller is copied in less time than it takes to give it memory of its own
-
-
-def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether it lies as torch lays its own tensors, so that it can be computed with as fast as with those."""
-    return tensor.data_ptr() % ALIGNED_BYTES == 0
-
-
-class TensorsIn(Mapping[str, torch.Tensor]):
-    """Every tensor of a checkpoint, as a view of the memory that holds it, or will; made when it is asked for."""
-
-    def __init__(self, memory: Staging, layout: Layout) -> None:
-        self.memory, self._layout = memory, layout
-        self._made: dict[str, torch.Tensor] = {}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        found = self._made.get(name)
-        if found is None:
-            found = self._made[name] = self._made_by(self.memory.tensor, name)
-        return found
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._entry(name).shape
-
-    def dtype(self, name: str) -> torch.dtype:
-        return DTYPES[self._entry(name).dtype]
-
-    def lasting(self, name: str) -> torch.Tensor:
-        """One for whoever keeps it when the others go."""
-        return self._made_by(self.memory.lasting_tensor, name)
-
-    def _made_by(self, make: Callable[[int, torch.dtype, tuple[int, ...]], torch.Tensor], name: str) -> torch.Tensor:
-        entry = self._entry(name)
-        return make(entry.start, DTYPES[entry.dtype], entry.shape)
-
-    def _entry(self, name: str) -> Entry:
-        return self._layout.entries[self._layout.by_name[name]]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layout.by_name)
-
-    def __len__(self) -> int:
-        return len(self._layout.by_name)
+from deepvm.checkpoint.tensor_memory import LASTING_BYTES, TensorsIn, is_aligned
 
 
 def check(selected: Selection, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -142,4 +97,4 @@ class Adopted(LaidOut, dict[str, torch.Tensor]):
 
     def release_others(self) -> None:
         """Give back the memory of all that nobody kept."""
-        self.borrowed.memory.release_all_but([(t.data_ptr(), t.nbytes) for t in self._lasting])
+        self.borrowed.release_all_but([(t.data_ptr(), t.nbytes) for t in self._lasting])

@@ -19,12 +19,13 @@ from deepvm.checkpoint import awaited
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.layout import Layout
 from deepvm.checkpoint.lending import Loan
-from deepvm.checkpoint.loading import Adopted, TensorsIn, is_aligned, load_component
+from deepvm.checkpoint.loading import Adopted, load_component
 from deepvm.checkpoint.optimizer_state import with_layouts, with_numbers
 from deepvm.checkpoint.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
-from deepvm.checkpoint.pieces import HEADER, Pieces
+from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
+from deepvm.checkpoint.tensor_memory import TensorsIn, is_aligned
 from deepvm.checkpoint.unwrapping import bare
 from deepvm.checkpoint.use_order import modules_in_order
 from deepvm.errors import CheckpointError
@@ -63,7 +64,7 @@ class OnDemand:
         late, now = self._others()
         for entry in [*late, *now]:
             if entry in self._homes:  # tied to something that is no parameter of a module
-                self._homes[entry].append(tensors.memory.address + source.layout.entries[entry].start)
+                self._homes[entry].append(tensors.address(entry))
         order, hurried = self._order(now, late)
         # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
         # for an instant, and a forward that shares them with it takes longer than one after the other.
@@ -162,13 +163,7 @@ class OnDemand:
         return [entry for entry, loan in loans.items() if not loan.end()]
 
     def _place(self, chunk: int) -> list[Part]:
-        parts: list[Part] = []
-        for entry, offset, length in self._pieces.parts[chunk]:
-            start = 0 if entry == HEADER else self._source.layout.entries[entry].start
-            homes = self._homes.get(entry) or [self._tensors.memory.address + start]
-            for home in homes:
-                _add(parts, (offset, length, home + offset - start))
-        return parts
+        return self._tensors.places(self._pieces.parts[chunk], self._homes)
 
     def _others(self) -> tuple[list[int], list[int]]:
         """The entries that are the optimizers' state, and those that are anything else but awaited parameters."""
@@ -326,13 +321,3 @@ def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Its own; and its children's, if it is one of torch's, which use them without running the children."""
     composite = type(module).__module__.startswith(TORCH_NN) and not isinstance(module, _CONTAINERS)
     return list(module.parameters(recurse=composite))
-
-
-def _add(parts: list[Part], part: Part) -> None:
-    """Add a part, joined with the one before where both lie side by side in the file and in memory."""
-    if parts:
-        offset, length, address = parts[-1]
-        if offset + length == part[0] and address + length == part[2]:
-            parts[-1] = (offset, length + part[1], address)
-            return
-    parts.append(part)

@@ -12,16 +12,17 @@ from functools import partial
 from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.arrival import Arrival, InPlace, Part
+from deepvm.checkpoint.arrival import Arrival, InPlace, Part, Place
 from deepvm.checkpoint.documents import skeleton_of_rank
 from deepvm.checkpoint.fetched import came_from, memory_for
 from deepvm.checkpoint.layout import read_header
-from deepvm.checkpoint.loading import TensorsIn, check, load
+from deepvm.checkpoint.loading import check, load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
+from deepvm.checkpoint.tensor_memory import TensorsIn
 from deepvm.errors import CheckpointError, DeepvmError, StoreError
 from deepvm.store.base import Store, chunk_count
 from deepvm.store.files import FileStore
@@ -203,6 +204,7 @@ class _Fetched:
         self._fetch(self._here[1:])
         self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
         skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
+        self._pieces = Pieces(self._layout, self.manifest.chunk_bytes)
         self._tensors = TensorsIn(self._memory, self._layout)
         self.selected: Selection = select(components, skeleton, self._tensors, wanted)
         if not lazy:
@@ -211,12 +213,13 @@ class _Fetched:
     def _fetch_whole(self) -> None:
         """All chunks of which the components need something."""
         names = names_of_tensors(list(self.selected.skeleton.values()))
-        pieces = Pieces(self._layout, self.manifest.chunk_bytes)
-        needed = pieces.chunks_of(self._layout.by_name[name] for name in names)
-        self._fetch([chunk for chunk in needed if chunk not in self._here])
+        needed = self._pieces.chunks_of(self._layout.by_name[name] for name in names)
+        self._fetch([chunk for chunk in needed if chunk not in self._here], self._final_place)
+        for chunk in self._here:
+            self._tensors.settle(self._pieces.parts[chunk])
 
-    def _fetch(self, chunks: Collection[int]) -> None:
-        arrival = Arrival(self._store, self.manifest, self._place, sorted(chunks))
+    def _fetch(self, chunks: Collection[int], place: Place | None = None) -> None:
+        arrival = Arrival(self._store, self.manifest, place or self._place, sorted(chunks))
         try:
             arrival.wait_all(self._deadline_s)
         finally:
@@ -225,6 +228,9 @@ class _Fetched:
     def _place(self, chunk: int) -> list[Part]:
         offset, length = self.manifest.span(chunk)
         return [(offset, length, self._memory.address + offset)]
+
+    def _final_place(self, chunk: int) -> list[Part]:
+        return self._tensors.places(self._pieces.parts[chunk])
 
     def load(self, components: dict[str, Any]) -> bool:
         """Give the components their state, or let it come to them."""
