@@ -95,6 +95,12 @@ class Adopted(LaidOut, dict[str, torch.Tensor]):
         self[name] = found
         return found
 
+    def forget(self) -> None:
+        """Keep nothing: all have what is theirs."""
+        self.clear()
+        self._lasting.clear()
+        self.forget_copies()
+
     def release_others(self) -> None:
         """Give back the memory of all that nobody kept."""
         self.borrowed.release_all_but([(t.data_ptr(), t.nbytes) for t in self._lasting])

@@ -131,7 +131,7 @@ class OnDemand:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._adopted.clear()
+        self._adopted.forget()
         self._selected = Selection()  # theirs is theirs from here on
         afterwards, self._afterwards = self._afterwards, None
         if afterwards is not None:

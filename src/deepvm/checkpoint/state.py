@@ -244,6 +244,9 @@ class LaidOut:
         super().__init__()
         self._copies: dict[str, torch.Tensor] = {}
 
+    def forget_copies(self) -> None:
+        self._copies.clear()
+
     def laid_out(self, row: dict[str, Any]) -> torch.Tensor:
         key = json.dumps(row)
         if key not in self._copies:
