@@ -74,16 +74,16 @@ def run(options: Options) -> Result:
             found[point] = _measure(point, scratch, rounds, chance)
     return Result(
         title="Curves",
-        about="Saves and restores by bytes, tensors, ranks, checkpoints kept and runs on a node, each in a fresh process.",
+        about="Saves and restores by bytes, tensors, ranks, checkpoints kept and runs on a node, each a fresh process.",
         seed=SEED,
         measurements=_targets(found),
         tables=[_table(curve, found) for curve in dict.fromkeys(p.curve for p in found)],
         notes=[
             "Medians of the rounds; the JSON file has every sample. 'restore' is the constructor and restore(), eager, "
             "into a model that was just built; torch's is torch.load of a file in the page cache and load_state_dict.",
-            f"'first save' begins {FIRST_STEP_S:g} s after the constructor, as long as a first step; its stall is save() "
-            "and what the optimizer then waits for; torch's is torch.save into the page cache. 'at once' begins with "
-            "the constructor's return.",
+            f"'first save' begins {FIRST_STEP_S:g} s after the constructor, as long as a first step; its stall is "
+            "save() and what the optimizer then waits for; torch's is torch.save into the page cache. 'at once' begins "
+            "with the constructor's return.",
             "Bytes: Adam on 150 tensors. Tensors: 200 MB without an optimizer.",
         ],
         samples={f"{p.curve} {p.value}": samples for p, samples in found.items()},

@@ -1,6 +1,6 @@
 """One save or one restore in a process of its own, as users meet it: nothing is warmed, woken or done twice before.
 
-``python curves_process.py '{"do": "restore", "how": "deepvm", ...}'`` prints one JSON document with the seconds it took.
+``python curves_process.py '{"do": "restore", "how": "deepvm", ...}'`` prints the seconds as one JSON document.
 """
 
 from __future__ import annotations

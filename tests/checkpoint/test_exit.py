@@ -159,6 +159,20 @@ def test_a_deadline_that_is_missed_at_the_end_is_told_in_one_sentence(run: Run) 
     assert "step 1 was not saved: it was not finished within the 1 s" in told
 
 
+@pytest.mark.parametrize("configured", ["", "import logging.config; logging.config.dictConfig({'version': 1})\n"])
+def test_saves_that_fail_are_a_loud_line_at_the_first_and_at_the_end(run: Run, configured: str) -> None:
+    script = """
+    class Odd:
+        def state_dict(self): return {"odd": object()}
+    ckpt = deepvm.Checkpointer({"model": model, "odd": Odd()}, URL, policy="every 1 steps")
+    """
+    code, told, steps = run(textwrap.dedent(script) + configured + "train(ckpt, 6)")
+    assert (code, steps) == (0, []), told
+    first, last = (line for line in told.splitlines() if "state 'odd.odd' is a builtins.object" in line)
+    assert "step 1 was not saved" in first
+    assert "7 of 7 saves failed, nothing was saved" in last
+
+
 def test_an_exception_in_a_with_block_saves_nothing_half_done(tmp_path: Path) -> None:
     model = torch.nn.Linear(4, 4)
     url = f"file://{tmp_path}"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deepvm.cli import render
+from deepvm.cli.run_display import sentence
 from deepvm.cli.run_report import show_report, usd_texts
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.events import Event
@@ -120,3 +121,16 @@ def test_json_is_the_report_and_nothing_else(capsys: pytest.CaptureFixture[str])
 )
 def test_dollars_have_as_many_digits_as_the_smallest_needs(amounts: list[float | None], texts: list[str]) -> None:
     assert usd_texts(amounts) == texts
+
+
+def test_the_first_save_that_fails_is_a_line_of_the_display() -> None:
+    data = {
+        "step": 3,
+        "state": "failed",
+        "why": "meter.best is a tensor on rank 0 and a float on rank 1",
+        "first": True,
+    }
+    told = sentence(Event(at_s=1.0, kind="save", data=data))
+    assert told == "step 3 was NOT saved: meter.best is a tensor on rank 0 and a float on rank 1"
+    assert sentence(Event(at_s=2.0, kind="save", data={**data, "first": False})) is None
+    assert sentence(Event(at_s=2.0, kind="save", data={**data, "state": "remote"})) is None

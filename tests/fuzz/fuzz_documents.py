@@ -53,6 +53,10 @@ def one_manifest(data: bytes) -> None:
     except Corrupt as error:
         check_told(error)
         return
+    numbers = (found.step, found.size_bytes, found.chunk_bytes, found.world_size, found.replicas)
+    assert {type(number) for number in numbers} == {int}, numbers
+    assert type(found.created_s) is float
+    assert type(found.facts) is dict
     again = Manifest.from_bytes(found.to_bytes())
     assert list(again.digests) == list(found.digests)
     assert (again.run, again.step, again.facts) == (found.run, found.step, found.facts)
@@ -85,7 +89,7 @@ def one_header(data: bytes) -> None:
     else:
         end = 8 + int.from_bytes(data[:8], "little")
         assert end + sum(tensor.size_bytes for tensor in found.tensors) == len(data)
-        assert all(n >= 0 for tensor in found.tensors for n in tensor.shape)
+        assert all(type(n) is int and n >= 0 for tensor in found.tensors for n in tensor.shape)
     with contextlib.suppress(Corrupt):
         read_header(data, len(data))
 
@@ -134,6 +138,7 @@ def one_plan(data: bytes) -> None:
         return
     assert len(found.machines) <= 10_000
     assert found.hourly_usd >= 0
+    assert all(type(machine.usd_per_hour) is float and machine.instance.isprintable() for machine in found.machines)
 
 
 def plans() -> list[bytes]:

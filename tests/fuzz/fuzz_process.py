@@ -73,7 +73,9 @@ def changed(value: Any, chance: random.Random) -> Any:
         for _ in range(chance.choice([1, 5, 40, 100])):
             value = [value]
         return value
-    if type(value) is int and chance.random() < 0.5:
+    if type(value) is int and chance.random() < 0.6:
+        if value.bit_length() < 1000 and chance.random() < 0.4:
+            return chance.choice([float, str, bool])(value)
         return value + chance.choice([-1, 1, 127, 2**20])
     return chance.choice(NASTY)
 

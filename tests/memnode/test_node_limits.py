@@ -106,11 +106,11 @@ def test_ranks_states_and_manifests_do_not_grow_beyond_their_limit(start_node: A
             client.ask(Kind.EXTRA, {"step": 1, "rank": 0}, state)
 
     def publish() -> None:
-        client, facts = connect(node.address, "other"), {"text": "x" * 8 * 2**20}
-        for step in range(20):
-            client.begin(step, BLOCK)
-            client.put(step, 0, content(step, BLOCK))
-            client.publish(manifest_of(content(step, BLOCK), "other", step, facts=facts))
+        for number in range(20):
+            client, data = connect(node.address, f"other-{number}"), content(number, BLOCK)
+            client.begin(1, BLOCK)
+            client.put(1, 0, data)
+            client.publish(manifest_of(data, client.run, 1, facts={"text": "x" * 3 * 2**20}))
 
     with pytest.raises(StoreUnavailable, match="documents take"):
         leave_states()
@@ -163,6 +163,21 @@ def test_a_state_of_a_million_lists_is_refused_before_it_is_parsed(tmp_path: Pat
             thread.join(30)
         assert longest < 1.0
         assert node.figures()["VmRSS"] - before < 300_000
+
+
+def test_a_manifest_far_larger_than_its_checkpoint_is_refused_before_it_is_parsed(
+    start_node: Any, connect: Any
+) -> None:
+    client = connect(start_node().address, "run", timeout_s=30)
+    client.begin(1, SIZE)
+    client.save_chunks(1, content(1, SIZE))
+    whole = manifest_of(content(1, SIZE), "run", 1).to_bytes()
+    for piece in (b'"",', b"[],"):
+        greedy = whole.replace(b'"facts": {}', b'"facts": {"x": [' + piece * (20 * 2**20) + b"1]}")
+        with pytest.raises(StoreError, match="at most 4194368 are allowed"):
+            client.ask(Kind.PUBLISH, {"step": 1}, greedy)
+    client.publish(manifest_of(content(1, SIZE), "run", 1))
+    assert client.read(1) == content(1, SIZE)
 
 
 def test_announced_documents_hold_up_nobody(start_node: Any, connect: Any) -> None:

@@ -290,6 +290,17 @@ def explained(request: Request, name: str = "paper-aws-2023") -> tuple[planning.
     return plan, planning.explain(catalog, plan, date(2026, 11, 15))
 
 
+def test_ranks_by_cost_count_the_price_of_the_memory_node() -> None:
+    """A dearer memory node makes a cluster of the same workers dearer, and may put it behind another type's."""
+    machines = [gpu("first"), gpu("second"), cpu("cheap"), cpu("dear")]
+    market = small_catalog(machines, [(2, 0, 0.01), (3, 0, 0.5)], [(0, 0, 0.1), (1, 0, 0.11)])
+    request = Request(budget_usd=5, objective="cost", work_eflops_h=100.0, max_nodes=1, top=4)
+    plan = planning.plan(market, request)
+    values = [best.objective_value for best in plan.recommendations]
+    assert values == sorted(values)
+    assert [shape(best)[-1][1] for best in plan.recommendations] == ["cheap", "cheap", "dear", "dear"]
+
+
 def test_the_flip_price_is_where_the_choice_flips() -> None:
     catalog = catalogues.load("paper-aws-2023")
     plan, why = explained(Request(budget_usd=3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import struct
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ def depth(value: Any) -> int:
     if isinstance(value, dict):
         return 1 + max(map(depth, value.values()), default=0)
     return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+def test_millions_of_strings_are_refused_before_they_are_split() -> None:
+    strings = b"[" + b'"",' * 2_000_000 + b'""]'
+    tracemalloc.start()
+    with pytest.raises(strict.MalformedJson, match="strings, at most 1000 values"):
+        strict.loads(strings, most_bytes=2**30, most_values=1000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * len(strings)
 
 
 @given(JSON, st.booleans())

@@ -27,17 +27,13 @@ from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told
-from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.checkpoint.unsaved import Unsaved
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, OverBudget, UsageError
 from deepvm.policy import Retention, SavePolicy
 from deepvm.store.base import Store
-from deepvm.store.memory import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
-
-LAST_S = 30.0  # how long ranks wait for each other before the last save: their loops end at about the same time
 
 
 class Checkpointer:
@@ -66,11 +62,12 @@ class Checkpointer:
         on_error: str = "log",
         on_busy: str = "skip",
         replay: Step | None = None,
+        positions: Mapping[str, str] | None = None,
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
-        self._group = ranks.join()
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
+        self._group = given.group
         self._use_order = UseOrder(state)
         self.state = state
         self.run = run = given.run
@@ -80,14 +77,10 @@ class Checkpointer:
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         first = self._stores[0]
-        if isinstance(first, MemoryStore):
-            first.session = given.session
-            self._transfer: MemoryTransfer | PlainTransfer = MemoryTransfer(first, run, self._rank, self._world_size)
-        else:
-            self._transfer = PlainTransfer(first, run, self._rank, self._world_size)
+        self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
         self._taking.budget_bytes = memory_budget_bytes
-        self._determinism = Determinism(self.state, self._rank, self._world_size)
+        self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
@@ -125,6 +118,7 @@ class Checkpointer:
         self._told.stepped(step, seconds)
         self._sending.raise_problem()
         self._look(step)
+        self._drifts(self._determinism.stepped())
         announced_s = self._notices.seconds_left()
         if announced_s is not None:
             self.notice(announced_s)
@@ -204,8 +198,8 @@ class Checkpointer:
             return
         at_exit.forget(self)
         ends_s = time.monotonic() + timeout_s
-        if last_save:
-            self._save_last(ends_s)
+        if last_save and self._replay is None:  # a step after which none follows has no witness
+            self._unsaved.save(self._save, self._sending, lambda: self._handle, self._group, ends_s)
         self._closed = True
         self._tiers.hurry(ends_s)
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
@@ -213,8 +207,10 @@ class Checkpointer:
         self._step_hooks.remove()
         self._start.close()
         self._use_order.close()
+        self._determinism.close()
         self._before_step()
         self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
+        self._sending.tell_failures()
         self._tiers.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
@@ -229,21 +225,6 @@ class Checkpointer:
     def finish_at_exit(self, *, failed: bool) -> None:
         """The process ends, and nobody has called close()."""
         self.close(self._deadline_s, last_save=not failed)
-
-    def _save_last(self, ends_s: float) -> None:
-        """What no policy saved. The state is that of the last step, unless an optimizer has stepped since."""
-        if self._replay is not None or self._unsaved.step is None or not self._unsaved.is_current():
-            return  # a step after which none follows has no witness, and could not be proven by replay
-        left_s = max(0.0, ends_s - time.monotonic())
-        if not self._sending.wait_idle(left_s) or not self._unsaved.is_missing_from(self._handle):
-            return
-        step = self._unsaved.step
-        try:
-            with ranks.within(self._group):
-                ranks.meet("close()", step, deadline_s=min(LAST_S, left_s))
-                self._save(step)
-        except CheckpointError as error:
-            log.warning("the last step, %d, is not saved: %s", step, error)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -335,6 +316,12 @@ class Checkpointer:
         write_back(self.state, components)
         self._status.drift = (*restored.left_as_it_was(), *self._determinism.resume(restored.facts))
         return dataclasses.replace(restored, drift=self._status.drift)
+
+    def _drifts(self, reasons: Sequence[str]) -> None:
+        if reasons and self.restored is not None:
+            log.warning("the run that was restored has drifted: %s", "; ".join(reasons))
+            self._status.drift = (*self._status.drift, *reasons)
+            self.restored = dataclasses.replace(self.restored, drift=self._status.drift)
 
     def _verify_by_replay(self, restored: Restored) -> Restored | None:
         assert self._replay is not None  # noqa: S101 - asked before

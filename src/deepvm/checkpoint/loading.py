@@ -83,14 +83,18 @@ class Adopted(LaidOut, dict[str, torch.Tensor]):
     def __init__(self, tensors: TensorsIn) -> None:
         super().__init__()
         self.borrowed = tensors
+        self._lasting: list[torch.Tensor] = []
 
     def __missing__(self, name: str) -> torch.Tensor:
         tensor = self.borrowed[name]
-        keep = tensor.nbytes >= LASTING_BYTES and is_aligned(tensor)
-        self[name] = self.borrowed.lasting(name) if keep else tensor.clone()
-        return self[name]
+        if tensor.nbytes < LASTING_BYTES or not is_aligned(tensor):
+            found = tensor.clone()
+        else:
+            found = self.borrowed.lasting(name)
+            self._lasting.append(found)
+        self[name] = found
+        return found
 
     def release_others(self) -> None:
         """Give back the memory of all that nobody kept."""
-        kept = [(t.data_ptr(), t.nbytes) for name, t in self.items() if t.data_ptr() == self.borrowed[name].data_ptr()]
-        self.borrowed.release_all_but(kept)
+        self.borrowed.release_all_but([(t.data_ptr(), t.nbytes) for t in self._lasting])

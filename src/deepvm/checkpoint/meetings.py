@@ -29,6 +29,7 @@ RULE = (
     "them out of `if rank == 0`"
 )
 GRACE_S = 10.0  # others wait longer than rank 0, whose verdict names who is missing
+CREATING = "Checkpointer()"  # a meeting to which a rank may come that has left before
 WARN_S = 10.0  # a wait that is longer is told
 LOOK_S = 0.5  # how often a waiting rank looks whether another one has left
 MOST_POLL_S = 0.02
@@ -121,7 +122,7 @@ class Meetings:
             if not missing:
                 return None
             if waiting.looks():
-                for rank in missing:
+                for rank in missing if what != CREATING else ():  # one that closed a Checkpointer may make another
                     if (why := self._left(rank)) is not None:
                         return f"rank {rank} has left ({why}), and rank 0 is at {what}: {RULE}"
                 if self._store.check([f"{number}/verdict"]):  # somebody has given up
@@ -133,7 +134,7 @@ class Meetings:
         """On others."""
         waiting, verdict = _Waiting(deadline_s), f"{number}/verdict"
         while not self._store.check([verdict]):
-            if waiting.looks() and (why := self._left(0)) is not None:
+            if what != CREATING and waiting.looks() and (why := self._left(0)) is not None:
                 return self._decide(number, {"apart": f"rank 0 has left ({why}), and others are at {what}: {RULE}"})
             if not waiting.goes_on(f"rank {self._rank} waits for rank 0 at {what}"):
                 return self._decide(number, {"apart": f"rank 0 did not come to {what} within {deadline_s:g} s: {RULE}"})

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from deepvm.checkpoint.meetings import GRACE_S, RULE, Meetings, RanksApart, Verdict
+from deepvm.checkpoint.meetings import CREATING, GRACE_S, RULE, Meetings, RanksApart, Verdict
 from deepvm.errors import CheckpointError
 
-__all__ = ["GRACE_S", "RULE", "START_S", "STEP_S", "Meetings", "RanksApart", "Verdict"]
+__all__ = ["CREATING", "GRACE_S", "RULE", "START_S", "STEP_S", "Meetings", "RanksApart", "Verdict"]
 
 T = TypeVar("T")
 STEP_S = 60.0  # how long rank 0 waits for others in a step: they have just exchanged gradients

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -66,6 +68,20 @@ class Restored:
         return f"restored step {self.step} from {self.store}: {taken}{skipped}{proven}"
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A restore makes objects by the number of tensors, and nearly all of them stay: there is nothing to collect, and
+    looking for it takes time by the number of all objects."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_collector_paused()
 def restore_newest(
     stores: Sequence[Store],
     run: str,

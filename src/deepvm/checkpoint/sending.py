@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from deepvm.checkpoint.alarms import alarm
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import Determinism
 from deepvm.checkpoint.handle import SaveHandle, Status
@@ -46,6 +47,7 @@ class Sending:
         self._status, self._deadline_s = status, deadline_s
         self._raises = raises
         self._problem: CheckpointError | None = None
+        self._last_reason: str | None = None  # why the last one failed
         self.snapshot: Snapshot | None = None  # of which something is live, and not yet sent
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._idle = threading.Event()
@@ -88,11 +90,25 @@ class Sending:
         self._status.failed += 1
         self._taking.forget_stable()
         self._status.last_error = f"step {handle.step} was not saved: {error}"
-        log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
+        first = str(error) != self._last_reason
+        self._last_reason = str(error)
+        if self._status.failed == 1:
+            alarm(f"{self._status.last_error} (training continues; this was the first save that failed)")
+        elif first:
+            log.warning("%s", self._status.last_error)
+        if not isinstance(error, DeepvmError) and first:
+            log.warning("where it failed:", exc_info=error)
         if self._raises:
             self._problem = CheckpointError(self._status.last_error)
-        self._told.saved(handle, "failed", why=str(error))
+        self._told.saved(handle, "failed", why=str(error), first=first)
         handle.advance("failed", str(error))
+
+    def tell_failures(self) -> None:
+        """At the end, where saves failed, which may be long ago."""
+        failed, newest = self._status.failed, self._status.last_remote_step
+        if failed > 1:
+            kept = "nothing was saved" if newest is None else f"the newest that was saved is step {newest}"
+            alarm(f"{failed} of {failed + self._status.remote} saves failed, {kept}; {self._status.last_error}")
 
     def raise_problem(self) -> None:
         """That of a save which failed since the last call, where the user wants to hear of it."""

@@ -68,7 +68,8 @@ class Staging:
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(shape)
+        found = torch.frombuffer(self._map, dtype=dtype, count=count, offset=start)
+        return found if len(shape) == 1 else found.view(shape)
 
     def lasting_tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """The same for whoever keeps it: its pages go back to the system with it, and do not stay for as long as

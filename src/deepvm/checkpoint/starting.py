@@ -11,13 +11,15 @@ from deepvm import variables
 from deepvm.checkpoint import environment, ranks
 from deepvm.checkpoint.determinism import kinds
 from deepvm.checkpoint.own_state import check_state
+from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.state import Tensors, flatten
+from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
 from deepvm.store.base import Store
 from deepvm.store.memory import MemoryStore
 
-CALL = "Checkpointer()"  # where ranks meet
+CALL = ranks.CREATING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,15 @@ class Given:
     notice_file: str | None
     session: str  # a name for this start of the job: rank 0's
     expects_notices: bool  # whether some rank's machine may be announced its end
+    group: ranks.Meetings | None = None  # where ranks meet
+
+    def transfer(self, rank: int, world_size: int) -> MemoryTransfer | PlainTransfer:
+        """The way into the first store."""
+        first = self.stores[0]
+        if not isinstance(first, MemoryStore):
+            return PlainTransfer(first, self.run, rank, world_size)
+        first.session = self.session
+        return MemoryTransfer(first, self.run, rank, world_size)
 
 
 def prepare(
@@ -59,9 +70,16 @@ def prepare(
     def tell(given: Given) -> list[Any]:
         return [kinds(state), given.session, given.expects_notices]
 
-    given, rows = ranks.agree(CALL, look, tell=tell, deadline_s=ranks.START_S)
-    _compare([row[0] for row in rows])
-    return dataclasses.replace(given, session=rows[0][1], expects_notices=any(row[2] for row in rows))
+    group = ranks.join()
+    try:
+        given, rows = ranks.agree(CALL, look, tell=tell, deadline_s=ranks.START_S)
+        _compare([row[0] for row in rows])
+    except BaseException:
+        if group is not None:
+            group.leave("it could not make its Checkpointer")
+        raise
+    expects_notices = any(row[2] for row in rows)
+    return dataclasses.replace(given, group=group, session=rows[0][1], expects_notices=expects_notices)
 
 
 def check_savable(state: Mapping[str, Any]) -> None:

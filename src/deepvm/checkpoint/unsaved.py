@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
+from collections.abc import Callable
 
+from deepvm.checkpoint import ranks
 from deepvm.checkpoint.handle import SaveHandle
+from deepvm.checkpoint.sending import Sending
+from deepvm.errors import CheckpointError
+
+log = logging.getLogger("deepvm.checkpoint")
+
+TOGETHER_S = 30.0  # how long ranks wait for each other: their loops end at about the same time
 
 
 class Unsaved:
@@ -23,6 +33,27 @@ class Unsaved:
 
     def optimizer_steps(self) -> None:
         self._stepped_since = True
+
+    def save(
+        self,
+        save: Callable[[int], SaveHandle],
+        sending: Sending,
+        newest: Callable[[], SaveHandle | None],
+        group: ranks.Meetings | None,
+        ends_s: float,
+    ) -> None:
+        """Save the last step, where no save has it, together with all ranks."""
+        left_s = max(0.0, ends_s - time.monotonic())
+        if self.step is None or not self.is_current() or not sending.wait_idle(left_s):
+            return
+        if not self.is_missing_from(newest()):
+            return
+        try:
+            with ranks.within(group):
+                ranks.meet("close()", self.step, deadline_s=min(TOGETHER_S, left_s))
+                save(self.step)
+        except CheckpointError as error:
+            log.warning("the last step, %d, is not saved: %s", self.step, error)
 
     def is_current(self) -> bool:
         """True if the policy decides what is saved, the state still is that of the step, and no other thread trains."""

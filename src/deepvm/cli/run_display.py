@@ -178,6 +178,13 @@ def _notice(machine: str, data: Mapping[str, Any]) -> str:
     return f"{machine} will be taken away{'' if left is None else f' in {format_seconds(left)}'} ({data['action']})"
 
 
+def _save(_: str, data: Mapping[str, Any]) -> str | None:
+    """Saves come often; the first that fails for a reason is told."""
+    if data.get("state") != "failed" or not data.get("first"):
+        return None
+    return f"step {data.get('step')} was NOT saved: {data.get('why')}"
+
+
 def _failed(machine: str, data: Mapping[str, Any]) -> str:
     line = f" ({data['line']})" if data.get("line") else ""
     return f"the script failed on {machine}{line}: {'it is not' if data.get('final') else 'it is'} started again"
@@ -188,6 +195,7 @@ _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
     "machine-down": _down,
     "group": _group,
     "notice": _notice,
+    "save": _save,
     "decision": lambda machine, data: f"at the notice of {machine}: {data['choice']} ({data['why']})",
     "replanned": lambda _, data: "; ".join(data["changes"]),
     "worker-failed": _failed,

@@ -74,6 +74,8 @@ def _show_summary(report: Report) -> None:
         ("stalled", stalls),
         ("checkpoints", f"{saves.made} made, {saves.durable} durable, {saves.skipped} skipped, {saves.failed} failed"),
     ]
+    if saves.failed and not saves.made:
+        lines.append(("", "NOTHING was saved: every save failed"))
     if saves.last_problem:
         lines.append(("", f"last problem: {saves.last_problem}"))
     if newest is not None:

@@ -216,8 +216,13 @@ class Run:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def publish(self, step: int, document: bytes, index: int, session: str | None, *, buffers: int) -> Checkpoint:
+        with self.writing(session):
+            before = self.checkpoints.get(step)
+            if step not in self.uploads and before is not None and before.document == document:
+                return before  # the answer to the first PUBLISH was lost
+            self.upload(step, session).check_manifest_length(len(document))
         try:
-            manifest = Manifest.from_bytes(document)
+            manifest = Manifest.from_bytes(document)  # not under the lock: a large one takes a while
         except Corrupt as error:
             raise Refused("failed", str(error)) from None
         if manifest.run != self.name or manifest.step != step:
@@ -227,9 +232,6 @@ class Run:
             raise Refused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
         with self.writing(session):
             before = self.checkpoints.get(step)
-            upload = self.uploads.get(step)
-            if upload is None and before is not None and before.document == document:
-                return before  # the answer to the first PUBLISH was lost
             upload = self.upload(step, session)
             size = upload.begin.size_bytes
             if manifest.size_bytes != size or manifest.chunk_bytes != self._arena.block_bytes:

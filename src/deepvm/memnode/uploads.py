@@ -20,6 +20,7 @@ from deepvm.memnode.refusal import Refused
 from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
 
+MOST_FACTS_BYTES = 4 * 2**20  # of a manifest, beside its chunks' digests
 _LOOK_S = 0.5
 
 
@@ -166,6 +167,14 @@ class Upload:
         if not 0 <= chunk < self.chunks:
             raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
         return chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)[1]
+
+    def check_manifest_length(self, length: int) -> None:
+        """Before it is parsed: a manifest has 16 digits for each chunk, and facts."""
+        most = 16 * self.chunks + MOST_FACTS_BYTES
+        if length > most:
+            raise Refused(
+                "failed", f"the manifest of step {self.begin.step} has {length} bytes, at most {most} are allowed"
+            )
 
     def _check_count(self, chunks: Sequence[int]) -> None:
         if len(chunks) > self.chunks:

@@ -120,6 +120,7 @@ class Here:
         self._fetching = Fetching(self._folder, str(self.job["run"]), token=self._token, durable=self._durable)
         self._stores = self.link.stores
         self._template: Template | None = None
+        self._trains = self.link.role != "memory"
         self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
     def run(self) -> int:
@@ -139,6 +140,9 @@ class Here:
             tail = Tail(self.events, self._pass_on_all)
             stack.callback(tail.close)
             code = self._train(tail)
+            for number in ENDED_BY:  # which torch's agent had taken for itself
+                signal.signal(number, _leave_once)
+            self._trains = False
             if code == 0 and self.link.role != "worker":  # what it keeps is needed until the run is over
                 self._wait()
             return code
@@ -273,7 +277,7 @@ class Here:
 
     def _on_end(self, why: str) -> None:
         log.info("%s ends: %s", self.link.name, why)
-        if self.link.role != "memory":  # which waits for nothing else
+        if self._trains:  # else it waits for nothing else
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -48,6 +48,7 @@ def enter(job: Job) -> None:
         raise  # the interpreter knows what to do
     except BaseException as error:
         shown = error.with_traceback(_without_own_frames(error.__traceback__))
+        sys.last_type, sys.last_value, sys.last_traceback = type(shown), shown, shown.__traceback__  # as Python does
         sys.excepthook(type(shown), shown, shown.__traceback__)
         sys.exit(1)
 

@@ -66,6 +66,8 @@ class Health:
             except StoreUnavailable as error:
                 self.suspect(node, error)
                 raise
+            except StoreError:  # it says no: it lives
+                pass
             self._greeted[node] = time.monotonic()
         finally:
             asking.release()
