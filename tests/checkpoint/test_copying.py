@@ -13,7 +13,8 @@ import torch
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.snapshot import Snapshot
-from deepvm.checkpoint.sources import SMALL_BYTES, Copier, Sources
+from deepvm.checkpoint.copying import SMALL_BYTES, Copier
+from deepvm.checkpoint.sources import Sources
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
 

@@ -47,6 +47,7 @@ class Sending:
         self._problem: CheckpointError | None = None
         self.snapshot: Snapshot | None = None  # of which something is live, and not yet sent
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self.disturbed = False  # the last save failed since tensors were written; it is taken again
         self._idle = threading.Event()
         self._idle.set()
         self._thread: threading.Thread | None = None  # with the first save: a restore has the cores for itself
@@ -63,6 +64,7 @@ class Sending:
     def begin(self, snapshot: Snapshot) -> None:
         """From here on a save is under way."""
         self._idle.clear()
+        self.disturbed = False
         self.snapshot = snapshot
 
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
@@ -81,7 +83,6 @@ class Sending:
 
     def failed(self, handle: SaveHandle, error: BaseException) -> None:
         self._status.failed += 1
-        self._taking.forget_stable()
         self._status.last_error = f"step {handle.step} was not saved: {error}"
         log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
         if self._raises:
@@ -115,8 +116,12 @@ class Sending:
                 self._status.last_remote_step = handle.step
                 self._tiers.follow(handle)
             except Exception as error:
+                if snapshot.torn is not None:
+                    self.disturbed = True
+                    self._taking.disturbed()
                 self.failed(handle, error)
             finally:
+                snapshot.end()
                 self._status.stall_s += handle.stall_s
                 if self.snapshot is snapshot:
                     self.snapshot = None
