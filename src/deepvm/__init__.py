@@ -69,3 +69,9 @@ def __getattr__(name: str) -> Any:
         raise MissingExtra(f"deepvm.{name}", "train") from None
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not, and the rooms that were imported."""
+    hidden = ("importlib", "sys", "time", "annotations", "Any", "TYPE_CHECKING", "torch_seen_s")
+    return sorted({*__all__, *globals()}.difference(hidden))

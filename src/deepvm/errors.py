@@ -26,10 +26,20 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """The text as a terminal or a log may show it: control characters, other than line ends, as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 class DeepvmError(Exception):
-    """What went wrong, what was wanted, and what to do next, in one sentence."""
+    """What went wrong, what was wanted, and what to do next, in one sentence. Parts of it may be a stranger's words."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UsageError(DeepvmError):

@@ -94,7 +94,7 @@ def test_prices_come_with_their_day_and_a_hint_when_old(deepvm, monkeypatch):
     assert "$0.5260" in shown
     assert "catalog update" not in shown
     monkeypatch.setattr(commands, "_today", lambda: library.load().prices_seen[1].replace(month=10))
-    assert "'deepvm catalog update'" in deepvm("show").out
+    assert "deepvm catalog update --source skypilot" in deepvm("show").out
 
 
 def test_show_tells_what_it_leaves_out(deepvm):

@@ -101,6 +101,19 @@ def test_a_young_catalogue_of_something_else_is_no_answer(source):
     assert library.load("sky").description.startswith("SkyPilot's catalogue of aws in us-east-1")
 
 
+def test_without_a_name_a_catalogue_is_called_after_where_it_is_from(source, tmp_path):
+    assert update("skypilot", url=source.url).catalog.name == "skypilot-aws"
+    assert update("skypilot", url=source.url, region="us-east-1").catalog.name == "skypilot-aws-us-east-1"
+    source.rows("n1,,,4,8,,0.1,,East Coast (NY2),")
+    assert update("skypilot", url=source.url, provider="paperspace", region="East Coast (NY2)").catalog.name == (
+        "skypilot-paperspace-East-Coast-NY2-"
+    )
+    file = tmp_path / "vms.csv"
+    file.write_bytes(source.body)
+    assert updates.import_file(file, provider="gcp").catalog.name == "skypilot-gcp"
+    assert {"skypilot-aws", "skypilot-aws-us-east-1", "skypilot-gcp"} <= set(library.names())
+
+
 def test_changes_are_told(source):
     run(source)
     source.rows("c5.xlarge,,,4,8,,0.17,0.14,us-east-1,a", "r5.xlarge,,,4,32,,0.25,0.1,us-east-1,b")

@@ -98,6 +98,10 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         ("sweep --policy nobody", 2, "no policy is called"),
         ("plann", 2, "plan"),
         ("plan --budget 3 --nonsense", 2, "--nonsense"),
+        ("plan --budget 3 --budget 4", 2, "--budget is given 2 times: it takes one value"),
+        ("catalog update --source aws --region us-east-1 --region us-west-2", 2, "--region is given 2 times"),
+        ("checkpoint ls file:///nowhere --run a --run b", 2, "--run is given 2 times"),
+        ("plan --budget 3 --region us-east-1 --region us-est-1", 2, "did you mean us-east-1"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_its_exit_code(
@@ -151,6 +155,15 @@ def test_quotas_on_the_command_line_bind(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["plan", "--budget", "3", "--gpu", "T4", "--quota", "G:spot=16", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["recommendations"][0]
     assert sum(r["count"] for r in best["roles"] if r["market"] == "spot") <= 4
+
+
+def test_regions_zones_and_gpus_may_be_several(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--budget", "3", "--json", "--region", "us-east-1", "--gpu", "t4", "--gpu", "NVIDIA L4"]
+    assert run(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {row["accelerator"] for row in document["instances"]} == {"T4", "L4"}
+    assert document["request"]["region"] == "us-east-1"
+    assert document["request"]["gpu"] == ["t4", "NVIDIA L4"]
 
 
 def test_help_and_version_and_completion_work() -> None:

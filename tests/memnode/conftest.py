@@ -17,7 +17,7 @@ def start_node() -> Iterator[Callable[..., MemoryNode]]:
     def start(**fields: Any) -> MemoryNode:
         limits = {"stop_s": 0.0, "failure_delay_s": 0.01, "room_s": 0.1, **fields.pop("limits", {})}
         fields = {"capacity_bytes": 64 * BLOCK, "block_bytes": BLOCK, "limits": Limits(**limits), **fields}
-        node = MemoryNode(**fields)
+        node = MemoryNode(log=fields.pop("log", None), **fields)
         nodes.append(node)
         node.start()
         return node

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -14,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from plain_client import PlainClient
 
 from deepvm.memnode import wire
-from deepvm.memnode.client import NodeClient
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest
 
@@ -50,7 +51,7 @@ def manifest_of(data: bytes, run: str, step: int, **fields: Any) -> Manifest:
     )
 
 
-class Client(NodeClient):
+class Client(PlainClient):
     def __init__(self, address: str, run: str | None = None, *, key: str = "key", **fields: Any) -> None:
         options = {name: fields.pop(name) for name in ("token", "tls", "timeout_s") if name in fields}
         super().__init__(address, **options)
@@ -77,17 +78,37 @@ class Client(NodeClient):
 
     def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None) -> None:
         meta = {"step": step, "chunk": chunk}
-        self._put(Kind.PUT, meta, data, digest_of(data) if digest is None else digest)
+        head = self.head_of(Kind.PUT, meta, len(data), digest_of(data) if digest is None else digest)
+        self._put(head + data)
 
-    def puts(self, step: int, chunks: dict[int, bytes], digests: dict[int, int] | None = None) -> None:
-        """Several chunks in one frame; with the digests of others, where they are given."""
+    def puts(
+        self,
+        step: int,
+        chunks: dict[int, bytes],
+        digests: dict[int, int] | None = None,
+        tagged: dict[int, int] | None = None,
+    ) -> None:
+        """Several chunks in one frame; with the digests of others, or tags of other digests, where they are given."""
         found = {chunk: digest_of(data) for chunk, data in chunks.items()} | (digests or {})
-        body = b"".join(data + wire.DIGEST.pack(found[chunk]) for chunk, data in chunks.items())
-        self._put(Kind.PUTS, {"step": step, "chunks": list(chunks)}, body, 0)
+        length = sum(map(len, chunks.values())) + len(chunks) * wire.DIGEST.size
+        frame = self.head_of(Kind.PUTS, {"step": step, "chunks": list(chunks)}, length, 0)
+        for chunk, data in chunks.items():
+            frame += data + wire.DIGEST.pack(found[chunk])
+            frame += self._tag(wire.DIGEST.pack((tagged or found)[chunk]))
+        self._put(frame)
 
-    def _put(self, kind: Kind, meta: dict[str, Any], body: bytes, digest: int) -> None:
+    def send_document(self, kind: Kind, meta: dict[str, Any], body: bytes, *, tagged: bytes) -> None:
+        """With the tag of another."""
+        head = self.head_of(kind, meta, len(body), digest_of(body))
+        self.send(head + body + self._tag(hashlib.sha256(tagged).digest()))
+
+    def head_of(self, kind: Kind, meta: dict[str, Any], body_bytes: int = 0, digest: int = 0) -> bytes:
         self._request += 1
-        self.send(wire.encode(kind, self._request, meta, len(body), digest) + body)
+        head = wire.encode(kind, self._request, meta, body_bytes, digest)
+        return head + self._tag(head)
+
+    def _put(self, frame: bytes) -> None:
+        self.send(frame)
         found, answer, _ = self._receive()
         if found is Kind.ERROR:
             wire.raise_error(answer)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from memnode_client import Client, content, wait_until
+from memnode_client import DEEPVM, Client, content, wait_until
 
 from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode import MemoryNode, wire
-from deepvm.memnode.access import client_tls, read_token
+from deepvm.memnode.access import read_token
 from deepvm.memnode.log import Log
 from deepvm.memnode.wire import Kind, ProtocolError
+from deepvm.store.connection import Connection
 
 SIZE = 1000
 
@@ -54,20 +56,67 @@ def test_a_wrong_token_is_denied_and_counted(start_node: Any, connect: Any, toke
     assert node.counters.failed_logins == (token is not None)
 
 
-def test_a_node_without_the_token_is_unmasked(start_node: Any, monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
-    node = start_node(token="right")
-    real = wire.proof
-    monkeypatch.setattr(wire, "proof", lambda s, role, *n: "00" * 32 if role == "client" else real(s, role, *n))
-    monkeypatch.setattr(wire, "same", lambda left, right: left == right)
-    object.__setattr__(node.settings, "token", "another")
-    with pytest.raises(AccessDenied, match="not the node it claims to be"):
-        connect(node.address, token="right")
+@contextmanager
+def false_node(hello: dict[str, Any], answer: dict[str, Any]) -> Iterator[str]:
+    """Greets like this, and answers AUTH with OK whatever the client proves."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.sendall(wire.encode(Kind.HELLO, 0, hello))
+                auth = sock.recv(wire.HEADER.size, socket.MSG_WAITALL)
+                if auth:
+                    sock.recv(wire.decode_header(auth).meta_bytes, socket.MSG_WAITALL)
+                    sock.sendall(wire.encode(Kind.OK, 1, answer))
+                    sock.recv(1)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        thread.join(10)
+
+
+HELLO = {"version": 2, "block_bytes": 2**16, "nonce": "ab" * 32, "token": True, "features": []}
+
+
+@pytest.mark.parametrize("proof", ["00" * 32, "", None, 7, "\ud800", ["x"]])
+def test_a_node_without_the_token_is_unmasked(proof: Any) -> None:
+    with (
+        false_node(HELLO, {"proof": proof}) as address,
+        pytest.raises(AccessDenied, match="does not know the token: it is no memory node of this cluster"),
+    ):
+        Connection(address, token="right")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("version", 1), ("version", "\ud800"), ("block_bytes", True), ("block_bytes", 1e5), ("block_bytes", 2**40),
+     ("nonce", "\ud800" * 64), ("nonce", "ab"), ("nonce", ["a"]), ("token", "yes"), ("token", None), ("features", 7),
+     ("features", None), ("features", [1]), ("features", {"offer": 1})],
+)  # fmt: skip
+def test_a_greeting_of_odd_types_is_a_sentence(field: str, value: Any) -> None:
+    with (
+        false_node({**HELLO, field: value}, {}) as address,
+        pytest.raises(StoreUnavailable, match=r"speaks protocol|does not greet like a memory node") as refused,
+    ):
+        Connection(address, token="right")
+    str(refused.value).encode()
+
+
+def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(node: MemoryNode, tmp_path: Path) -> None:
+    with pytest.raises(AccessDenied, match="asks for no token, though one is set"):
+        Connection(node.address, token="t")
+    command = [DEEPVM, "memory-node", "--status", node.address]
+    done = subprocess.run(command, capture_output=True, text=True, env={"DEEPVM_TOKEN": "t"}, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "asks for no token" in " ".join(done.stderr.split())
 
 
 def test_another_version_is_told_so(node: MemoryNode) -> None:
     with raw(node.address) as sock:
-        sock.sendall(wire.encode(Kind.AUTH, 1, {"version": 2, "nonce": wire.new_nonce(), "proof": ""}))
-        assert b"the client speaks version 2, this node version 1" in sock.recv(9999) + sock.recv(9999)
+        sock.sendall(wire.encode(Kind.AUTH, 1, {"version": 3, "nonce": wire.new_nonce(), "proof": ""}))
+        assert b"the client speaks version 3, this node version 2" in sock.recv(9999) + sock.recv(9999)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.AUTH])
@@ -201,38 +250,6 @@ def test_no_secret_is_logged(start_node: Any, connect: Any) -> None:
         word for word in ("secret", "my-wrong", wire.run_verifier("run", "my-secret-key")) if word in lines.text
     ]
     assert "secret" not in repr(node.settings)
-
-
-def make_certificate(directory: Path) -> tuple[Path, Path]:
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=node"
-    subprocess.run(
-        [*command.split(), "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True, timeout=30
-    )
-    return certificate, key
-
-
-def test_tls_carries_checkpoints(start_node: Any, connect: Any, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    node = start_node(token="t", tls_cert=certificate, tls_key=key)
-    tls = client_tls(certificate)
-    data = content(1, 1_000_000)
-    client = connect(node.address, "run", token="t", tls=tls)
-    client.save(1, data)
-    assert client.read(1) == data
-    assert connect(node.address, "run", token="t", tls=tls, write=False).read(1) == data
-    with pytest.raises(StoreError):  # plain, where TLS is spoken
-        connect(node.address, token="t", timeout_s=0.5)
-    with pytest.raises(StoreError, match="certificate"):
-        connect(node.address, token="t", tls=ssl.create_default_context())
-
-
-def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    certificate, _ = make_certificate(tmp_path)
-    _, key = make_certificate(tmp_path / "other")
-    with pytest.raises(UsageError, match="cannot be used"):
-        start_node(tls_cert=certificate, tls_key=key)
 
 
 def test_malformed_frames_close_the_connection(node: MemoryNode, connect: Callable[..., Client]) -> None:

@@ -118,7 +118,7 @@ def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, rep
         ({"block_bytes": 12345}, "multiple of 4096"),
         ({"buffers": 0}, "at least one checkpoint"),
         ({"spill": "/does/not/exist"}, "does not exist: make it first"),
-        ({"listen": "here"}, "is no address"),
+        ({"listen": "here"}, "is not a valid address"),
         ({"listen": "::1:70"}, "ambiguous"),
         ({"tls_cert": "a"}, "both a certificate and its key"),
         ({"durable": "memory://127.0.0.1:1"}, "not durable"),

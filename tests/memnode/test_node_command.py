@@ -113,7 +113,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         assert run("--status", node.address, "--token-file", str(path)).returncode == 0
         denied = run("--status", node.address, "--json")
         assert denied.returncode == 1
-        assert "wants a token" in json.loads(denied.stdout)["error"]["message"]
+        assert "asks for a token" in json.loads(denied.stdout)["error"]["message"]
         assert "secret" not in Path(f"/proc/{node.process.pid}/cmdline").read_text()
         assert "secret" not in node.log.read_text()
 
@@ -127,7 +127,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         (["--listen", "0.0.0.0:0", "--capacity", "16MB"], 2, "without a token the node listens on loopback only"),
         (["--listen", "127.0.0.1:0", "--capacity", "16MB", "--spill", "/no/such"], 2, "does not exist"),
         (["--listen", "127.0.0.1:0", "--capacity", "16MB", "--durable", "ftp://x"], 2, "ftp"),
-        (["--status", "127.0.0.1:1"], 1, "no memory node answers"),
+        (["--status", "127.0.0.1:1"], 1, "cannot be reached: Connection refused"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(

@@ -287,7 +287,7 @@ def test_a_node_says_that_it_takes_offers(node: MemoryNode, connect: Connect) ->
             return answer
 
     Listener(node.address).close()
-    assert raw["hello"]["version"] == 1
+    assert raw["hello"]["version"] == 2
     assert "offer" in raw["hello"]["features"]
 
 

@@ -191,8 +191,8 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
                     and on_demand is not None
                     and anchor_spots <= spot_limit
                     and quota(i, p, Market.ON_DEMAND) >= 1
-                    and (instance.memory_gib is None or instance.memory_gib * 2**30 >= bytes_wanted)
-                    and uplink >= needed_gbps
+                    and (paper or instance.memory_gib is None or instance.memory_gib * 2**30 >= bytes_wanted)
+                    and (paper or uplink >= needed_gbps)
                 ):
                     yield Found("single-anchor", i, p, n, (n - 1) * spot + on_demand, performance)
                 if "tiering" not in kinds or n > spot_limit or n * uplink < needed_gbps:

@@ -126,6 +126,27 @@ def test_what_is_left_out_is_told_with_its_reason(
     assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]
 
 
+def test_several_regions_and_zones_widen_the_choice_and_no_more() -> None:
+    places = (("r1", "a"), ("r1", "b"), ("r2", "c"), ("r3", "d"))
+    spot = [(0, 0, 0.4), (0, 1, 0.3), (0, 2, 0.2), (0, 3, 0.1)]
+    market = small_catalog([gpu("g")], [(0, p, 0.5) for p in range(4)], spot, places=places)
+    request = Request(budget_usd=2, architectures=("all-spot",))
+
+    def where(**wanted: object) -> tuple[str, str | None]:
+        best = planning.plan(market, replace(request, **wanted)).recommendations[0]  # type: ignore[arg-type]
+        return best.worker.region, best.worker.zone
+
+    assert where() == ("r3", "d")
+    assert where(region="r1") == ("r1", "b")
+    assert where(region=("r1", "r2")) == ("r2", "c")
+    assert where(region=("r1", "r2"), zone=("a", "b")) == ("r1", "b")
+    assert replace(request, region=("r1",)).region == "r1"
+    assert replace(request, region=()).region is None
+    assert replace(request, region=["r1", "r2", "r1"]).to_json()["region"] == ["r1", "r2"]  # type: ignore[arg-type]
+    with pytest.raises(UnknownName):
+        where(region=("r1", "mars"))
+
+
 def test_missing_bandwidth_is_estimated_and_said_so() -> None:
     market = small_catalog([gpu("g", sustained_gbps=None, eflops=None), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)])
     best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
@@ -293,12 +314,76 @@ def test_a_mixed_cluster_equals_brute_force(catalog: Catalog, request: Request) 
         assert found.performance == pytest.approx(best, rel=1e-6)
 
 
-def _vcpus(catalog: Catalog, board: object, rows: tuple[int, ...], quota: Quota) -> float:
+@settings(max_examples=60, deadline=None)
+@given(
+    catalog=markets(),
+    request=requests(policy="deepvm", objective="throughput", max_nodes=3, architectures=("single-anchor",)),
+)
+def test_a_mixed_anchored_cluster_equals_brute_force_under_deadline_memory_and_links(
+    catalog: Catalog, request: Request
+) -> None:
+    """Over all ways to choose an anchor that holds and receives the checkpoints, and spot machines beside it."""
+    board = analyse_instances(catalog, request)
+    workers, best = board.workers, 0.0
+    wanted_gib = request.checkpoint_bytes * request.buffers / 2**30
+    for anchor in range(len(workers)):
+        if workers.memory_gib[anchor] < wanted_gib or workers.gbps[anchor] < board.checkpoint_gbps:
+            continue
+        beside = np.flatnonzero((workers.place == workers.place[anchor]) & np.isfinite(workers.spot_usd))
+        for n in range(2, request.max_nodes + 1):
+            for chosen in itertools.combinations_with_replacement(beside.tolist(), n - 1):
+                usd = workers.on_demand_usd[anchor] + workers.spot_usd[list(chosen)].sum()
+                spot, anchors = (Market.SPOT, chosen), (Market.ON_DEMAND, (anchor,))
+                used = {q: sum(_vcpus(catalog, board, r, q, m) for m, r in (spot, anchors)) for q in catalog.quotas}
+                if usd > request.budget_usd + 1e-6 or any(vcpus > q.vcpus for q, vcpus in used.items()):
+                    continue
+                slowest = float(workers.gbps[[anchor, *chosen]].min())
+                if n * slowest < board.checkpoint_gbps:
+                    continue
+                value = sum(
+                    workers.eflops[r] * float(board.curve(int(workers.instance[r]), slowest).scaling(np.array([n]))[0])
+                    for r in (anchor, *chosen)
+                )
+                best = max(best, value)
+    if best < max(request.least_performance, 1e-9):
+        with pytest.raises(Infeasible):
+            planning.plan(catalog, replace(request, mixed=True))
+    else:
+        found = planning.plan(catalog, replace(request, mixed=True)).recommendations[0]
+        assert found.performance == pytest.approx(best, rel=1e-6)
+
+
+def test_a_mixed_cluster_keeps_the_deadline() -> None:
+    request = Request(budget_usd=3.0, mixed=True, work_eflops_h=20_000.0, deadline_s=3600.0)
+    with pytest.raises(Infeasible):
+        planning.plan(catalogues.load("aws-2026-08"), request)
+    kept = planning.plan(catalogues.load("aws-2026-08"), replace(request, budget_usd=60.0)).recommendations
+    assert all(r.performance >= 20_000 for r in kept)
+
+
+def test_the_anchor_of_a_mixed_cluster_holds_the_checkpoints() -> None:
+    """The type with little memory may work, not anchor; the one without an on-demand offer likewise."""
+    small, large = gpu("small", memory_gib=1.0, eflops=300.0), gpu("large", memory_gib=64.0)
+    catalog = small_catalog([small, large], [(0, 0, 0.5), (1, 0, 0.5)], [(0, 0, 0.2), (1, 0, 0.2)])
+    request = Request(
+        budget_usd=0.75,
+        mixed=True,
+        checkpoint_bytes=3_000_000_000,
+        checkpoint_every_s=600,
+        architectures=("single-anchor",),
+    )
+    best = planning.plan(catalog, request).recommendations[0]
+    assert shape(best) == [("worker", "small", 1), ("anchor", "large", 1)]
+    only_spot = small_catalog([small, large], [(1, 0, 0.5)], [(0, 0, 0.2), (1, 0, 0.2)])
+    assert planning.plan(only_spot, request).recommendations[0].performance == best.performance
+
+
+def _vcpus(catalog: Catalog, board: object, rows: tuple[int, ...], quota: Quota, market: Market = Market.SPOT) -> float:
     workers = board.workers  # type: ignore[attr-defined]
     return sum(
         catalog.instances[workers.instance[r]].vcpus
         for r in rows
-        if quota.market is Market.SPOT
+        if quota.market is market
         and catalog.instances[workers.instance[r]].family in quota.families
         and quota.region in (None, catalog.places[workers.place[r]][0])
     )

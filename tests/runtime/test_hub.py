@@ -260,3 +260,22 @@ def test_a_machine_that_says_nothing_any_more_is_missed(
     second.ended = "mute"  # it beats no more
     assert first.await_broken(1, WAIT_S) == "worker/1"
     until(lambda: hub.connected == ("memory/0", "worker/0"))
+
+
+@pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_hub_that_could_start_no_thread_hears_the_next_machine(
+    hub: Hub, come: Callable[..., Link], monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    start, failed = threading.Thread.start, threading.Event()
+
+    def fail_once(thread: threading.Thread) -> None:
+        if thread.name == "deepvm-hub-guest" and not failed.is_set():
+            failed.set()
+            raise problem
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_once)
+    with socket.create_connection(hub.address.rsplit(":", 1), timeout=WAIT_S) as sock:
+        assert sock.recv(1) == b"", "it is sent away, not left waiting"
+    assert failed.is_set()
+    assert come("worker/0").name == "worker/0"

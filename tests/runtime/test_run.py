@@ -129,8 +129,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
     try:
         processes.append(subprocess.Popen([*hub, "--folder", str(tmp_path / "hub")]))
         assert processes[-1].wait(RUN_S) == 0
-        for process in processes[:-1]:
-            process.wait(20)
+        assert [process.wait(20) for process in processes[:-1]] == [0, 0], "machines that end well exit with 0"
     finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
@@ -142,6 +141,8 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
     assert [event.data["step"] for event in events if event.kind == "step"] == list(range(1, 21))
     assert {event.machine for event in events if event.kind == "machine-up"} == {"memory/0", "worker/0"}
     assert 20 in [e.data["step"] for e in events if e.kind == "save" and e.data["state"] == "remote"]
+    assert 20 in [e.data["step"] for e in events if e.kind == "save" and e.data["state"] == "durable"]
+    assert "lost" not in [event.data["why"] for event in events if event.kind == "machine-down"]
 
 
 @pytest.mark.parametrize(

@@ -157,16 +157,16 @@ def test_what_is_the_same_in_a_file_written_over_is_not_written(
         assert read(store, step=4) == payload(8 * CHUNK + 7, 5)
 
 
-@pytest.mark.parametrize("how", ["flipped", "cut off", "manifest damaged"])
-def test_a_file_that_was_tampered_with_is_written_over_as_a_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+@pytest.mark.parametrize(("how", "written"), [("flipped", 1), ("cut off", 1), ("manifest damaged", 4)])
+def test_what_was_tampered_with_in_a_file_to_write_over_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, written: int
 ) -> None:
     data = payload(4 * CHUNK, 1)
     with contextlib.closing(FileStore(tmp_path)) as store:
         for step in (1, 2):
             save(store, data, step=step)
-        time.sleep(0.02)  # the file system's clock has ticks
         path = tmp_path / "run-a" / "step-000000000001.safetensors"
+        times = path.stat()
         if how == "manifest damaged":
             path.with_suffix(".json").write_bytes(b"{")
         else:
@@ -176,8 +176,9 @@ def test_a_file_that_was_tampered_with_is_written_over_as_a_whole(
                     file.write(bytes([data[CHUNK] ^ 1]))
                 else:
                     file.truncate(3 * CHUNK)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # a flipped bit changes no time
         store.delete("run-a", 1)
-        assert _blocks_written(store, data, 3, monkeypatch) == 4
+        assert _blocks_written(store, data, 3, monkeypatch) == written
         assert read(store, step=3) == data
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -154,3 +154,9 @@ def _by_key() -> Mapping[str, Accelerator]:
 def find(name: str) -> Accelerator | None:
     """By its name or an alias, in any case and with or without its maker; None where nobody knows it."""
     return _by_key().get(_key(name))
+
+
+def spellings(asked: str, present: Iterable[str]) -> set[str]:
+    """Those of the names present that mean the accelerator asked for."""
+    gpu = find(asked)
+    return {name for name in present if _key(name) == _key(asked) or (gpu is not None and find(name) is gpu)}

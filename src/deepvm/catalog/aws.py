@@ -33,6 +33,11 @@ Progress = Callable[[str], None]
 OnDemand = dict[str, tuple[float, date]]
 
 
+def default_name(region: str) -> str:
+    """What a catalogue of the region is called, where the user names none."""
+    return f"aws-{region}"
+
+
 def description(region: str) -> str:
     return f"AWS in {region}, read from its interfaces."
 
@@ -85,7 +90,7 @@ def fetch(
     except SourceFailed as error:
         quotas = ()
         notes.append(f"Quotas could not be read and are unknown: {error}")
-    return _catalog(name or f"aws-{region}", region, instances, spot, on_demand, quotas, notes)
+    return _catalog(name or default_name(region), region, instances, spot, on_demand, quotas, notes)
 
 
 @dataclass(frozen=True, kw_only=True)

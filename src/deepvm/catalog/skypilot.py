@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -44,6 +45,11 @@ def read(
         raise MalformedFile(path, f"cannot be read ({error.strerror or error})") from None
     day = seen or datetime.fromtimestamp(status.st_mtime, tz=timezone.utc).date()
     return parse(content, path, provider=provider, name=name, seen=day, region=region, origin=path.name)
+
+
+def default_name(provider: str, region: str | None = None) -> str:
+    """What a catalogue of the provider is called, where the user names none: ``skypilot-aws``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(("skypilot", provider, *([region] if region else []))))
 
 
 def description(provider: str, origin: str, region: str | None) -> str:

@@ -57,12 +57,7 @@ def _order(row: TypeSummary) -> tuple[bool, float, str]:
 def _with_gpu(catalog: Catalog, gpu: str) -> set[str]:
     """The catalogue's spellings of this accelerator."""
     present = {i.accelerator for i in catalog.instances if i.accelerator is not None}
-    asked = accelerators.find(gpu)
-    found = {
-        name
-        for name in present
-        if name.lower() == gpu.lower() or (asked is not None and accelerators.find(name) == asked)
-    }
+    found = accelerators.spellings(gpu, present)
     if not found:
         raise UnknownName("accelerator in this catalogue", gpu, present)
     return found

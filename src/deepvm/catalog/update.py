@@ -65,7 +65,7 @@ def update(
     source: str,
     *,
     region: str | None = None,
-    name: str,
+    name: str | None = None,
     url: str | None = None,
     provider: str = "aws",
     max_age_s: float = MAX_AGE_S,
@@ -73,7 +73,9 @@ def update(
     progress: Progress | None = None,
     **fetch_options: Any,
 ) -> Update:
-    """Read a source and keep the result under ``name``; ``fetch_options`` go to ``aws.fetch``."""
+    """Read a source and keep the result under ``name``; ``fetch_options`` go to ``aws.fetch``.
+
+    Without a name it is called after where it is from: ``aws-us-east-1``, ``skypilot-aws``."""
     from deepvm.catalog.download import download, public_address  # 30 ms that no other command should pay
 
     if source not in SOURCES:
@@ -82,6 +84,7 @@ def update(
         raise UsageError("an AWS region is needed: add --region us-east-1, say")
     if source == "aws" and url is not None:
         raise UsageError("--url belongs to --source skypilot: AWS is read through its own interfaces")
+    name = name or (aws.default_name(region or "") if source == "aws" else skypilot.default_name(provider, region))
     path = library.path_of(name)
     address = url or skypilot.URL.format(provider=provider)
     origin = public_address(address)
@@ -110,8 +113,9 @@ def update(
     return Update(catalog=catalog, path=path, fresh=True, age_s=0.0, report=report, changes=changes)
 
 
-def import_file(path: Path, *, provider: str, name: str, seen: date | None = None) -> Update:
-    """Read SkyPilot's catalogue CSV and keep it under ``name``."""
+def import_file(path: Path, *, provider: str, name: str | None = None, seen: date | None = None) -> Update:
+    """Read SkyPilot's catalogue CSV and keep it under ``name``, or under ``skypilot-aws`` and so on."""
+    name = name or skypilot.default_name(provider)
     target = library.path_of(name)
     before = _kept(target)
     catalog, report = skypilot.read(path, provider=provider, name=name, seen=seen)

@@ -225,7 +225,7 @@ class Arrival:
             store.read_chunk(self._manifest, chunk, view_of(parts[0][2], length))
             return buffer
         if buffer is None:
-            buffer = memoryview(bytearray(self._manifest.chunk_bytes))
+            buffer = memoryview(bytearray(min(self._manifest.chunk_bytes, self._manifest.size_bytes)))
         store.read_chunk(self._manifest, chunk, buffer[:length])
         _scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
         return buffer

@@ -140,7 +140,9 @@ class Checkpointer:
         if announced_s is not None:
             self.notice(announced_s)
         if self._deciding.due(self._moment(step), seconds):
-            return self.save(step)
+            handle = self.save(step)
+            self._end_with(handle)
+            return handle
         with suppress(Exception):  # a state that cannot be saved is told when it is
             self._taking.warm_up(self._components())
         return None
@@ -181,6 +183,14 @@ class Checkpointer:
             extra = ", ".join(ranks.gather_texts(join(skeletons)))
         self._sending.put(snapshot, handle, extra)
         return handle
+
+    def _end_with(self, handle: SaveHandle) -> None:
+        """Where the run is interrupted, it ends with this save: steps after it would be lost. Waits for that end."""
+        if not self._notices.interrupts or self._notice_ends_s is None or handle.state in ("skipped", "failed"):
+            return
+        self._before_step()  # what is not sent yet is copied, and training may be ended at any time
+        while time.monotonic() < self._notice_ends_s and handle.state != "failed":
+            time.sleep(0.05)
 
     def notice(self, seconds_left: float) -> None:
         """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""

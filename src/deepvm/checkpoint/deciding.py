@@ -59,6 +59,7 @@ class NoticeFile:
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
+        self.interrupts = False  # whether the run ends with the save that the notice asks for
 
     def seconds_left(self) -> float | None:
         """Until the end that is announced there; None where nothing is, or nothing new since the last look."""
@@ -71,7 +72,8 @@ class NoticeFile:
                 return None
             self._seen = looks
             with open(self._path, encoding="utf-8") as file:
-                at_s = json.loads(file.read() or "{}").get("at_s")
+                notice = json.loads(file.read() or "{}")
+            at_s, self.interrupts = notice.get("at_s"), notice.get("action") == "interrupt"
             return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
         except FileNotFoundError:
             return None

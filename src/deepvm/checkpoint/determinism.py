@@ -15,10 +15,11 @@ from torch.utils.data import DataLoader
 
 from deepvm.checkpoint import circumstances, generators
 from deepvm.checkpoint.iterators import FirstIterators, is_loader
-from deepvm.errors import CheckpointError
+from deepvm.errors import CheckpointError, Corrupt
 
 DETERMINISM = "deepvm.determinism"  # its name among the components of a state
 VERSION = 1
+_SAVED = {"rank": int, "pieces": dict, "circumstances": dict, "generators": dict}
 
 
 class Determinism:
@@ -65,7 +66,13 @@ class Determinism:
         self.settle()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        self._saved = saved if saved.get("version") == VERSION else None
+        if isinstance(saved, Mapping) and saved.get("version") != VERSION:
+            self._saved = None
+            return
+        for name, kind in _SAVED.items():
+            if not isinstance(saved, Mapping) or not isinstance(saved.get(name), kind):
+                raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a {kind.__name__}")
+        self._saved = saved
 
     def resume(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
         """Once everything else is loaded: set the generators; the reasons why this run would drift."""
@@ -90,9 +97,12 @@ class Determinism:
     def _put(self) -> list[str]:
         assert self._saved is not None  # noqa: S101 - asked before
         saved, of_rank = self._saved["generators"], self._saved["rank"]
-        if of_rank == self._rank:
-            return generators.put(saved)
-        generators.derive(saved, self._rank)
+        try:
+            if of_rank == self._rank:
+                return generators.put(saved)
+            generators.derive(saved, self._rank)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+            return [f"the saved random generators cannot be set: {type(error).__name__} {error}"]
         return [f"rank {self._rank} has no generators in the checkpoint: they are seeded from those of rank {of_rank}"]
 
 
@@ -114,7 +124,7 @@ def _kind(component: Any) -> str:
 
 
 def _had_cuda(then: Mapping[str, Any]) -> bool:
-    return torch.cuda.is_available() and any(str(device).startswith("cuda") for device in then["devices"])
+    return torch.cuda.is_available() and any(str(device).startswith("cuda") for device in then.get("devices", ()))
 
 
 def _missing(saved: Mapping[str, str], now: Mapping[str, str], facts: Mapping[str, Any]) -> list[str]:

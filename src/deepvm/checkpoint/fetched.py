@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.timeline import Start
+from deepvm.errors import StoreUnavailable
 from deepvm.fetch.clock import now_s
 from deepvm.fetch.fetched import FetchedStore, fetched_before
 from deepvm.store.base import Manifest, Store
+from deepvm.units import format_bytes
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -49,7 +51,13 @@ def memory_for(store: Store, manifest: Manifest) -> Staging:
     """Where a checkpoint from this store is to come: the segment itself, where it was fetched into one."""
     if isinstance(store, FetchedStore) and store.holds(manifest):
         return FetchedMemory(store, manifest.size_bytes)
-    return Staging(manifest.size_bytes, warm=False, inherited=True)  # tensors that stay in it are the trainer's
+    try:
+        return Staging(manifest.size_bytes, warm=False, inherited=True)  # tensors that stay in it are the trainer's
+    except (OSError, MemoryError, OverflowError, ValueError) as error:
+        size = format_bytes(manifest.size_bytes)
+        raise StoreUnavailable(
+            f"step {manifest.step} has {size}, which this machine's memory cannot hold: {error}"
+        ) from None
 
 
 def came_from(store: Store, manifest: Manifest) -> tuple[str, bool]:

@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from deepvm.errors import CheckpointError, Corrupt
-from deepvm.store.header import MOST_HEADER_BYTES
+from deepvm.store.header import MOST_HEADER_BYTES, header_bytes, parse_rows
 
 PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
@@ -194,35 +194,14 @@ def _header_bytes(needed: int, data_bytes: int) -> int:
     return -(-needed // step) * step
 
 
-def read_header(head: bytes | memoryview) -> tuple[Layout, dict[str, str]]:
+def read_header(head: bytes | memoryview, size_bytes: int) -> tuple[Layout, dict[str, str]]:
     """A layout and its metadata from the first bytes of a file (at least 8 + header length of them)."""
-    (length,) = struct.unpack("<Q", bytes(head[:8]))
-    if not 0 < length <= MOST_HEADER_BYTES or len(head) < 8 + length:
-        raise Corrupt(f"a safetensors header of {length} bytes cannot be read")
-    try:
-        text = bytes(head[8 : 8 + length])
-        header = json.loads(text[: text.rfind(b"}") + 1])  # json takes 3 ms for a MiB of padding, this next to nothing
-        metadata = header.pop(_METADATA, {})
-        entries = tuple(
-            Entry(
-                name,
-                row["dtype"],
-                tuple(row["shape"]),
-                8 + length + row["data_offsets"][0],
-                row["data_offsets"][1] - row["data_offsets"][0],
-            )
-            for name, row in header.items()
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise Corrupt(f"a safetensors header cannot be read: {type(error).__name__} {error}") from None
-    entries = tuple(sorted(entries, key=lambda e: (e.start, e.bytes)))
-    end = 8 + length
-    for e in entries:
-        wanted = DTYPES[e.dtype].itemsize * _elements(e.shape) if e.dtype in DTYPES else -1
-        if e.start != end or e.bytes != wanted:
-            raise Corrupt(f"a safetensors header puts {e.name} where it cannot be")
-        end += e.bytes
-    return Layout(entries=entries, header_bytes=8 + length, size_bytes=end), metadata
+    rows, metadata = parse_rows(head, size_bytes)
+    unknown = {dtype for _, _, _, dtype, _ in rows} - DTYPES.keys()
+    if unknown:
+        raise Corrupt(f"tensors of type {', '.join(sorted(unknown))} are not known to this version")
+    entries = tuple(Entry(name, dtype, shape, start, length) for start, length, name, dtype, shape in rows)
+    return Layout(entries=entries, header_bytes=header_bytes(head, size_bytes), size_bytes=size_bytes), metadata
 
 
 def _elements(shape: tuple[int, ...]) -> int:

@@ -155,6 +155,8 @@ def _check_modules(
             saved = rebuild(skeleton[name], tensors)
         except (KeyError, TypeError, AttributeError) as error:
             raise Corrupt(f"the saved state of {name} cannot be read: {error}") from None
+        if not isinstance(saved, Mapping):
+            raise Corrupt(f"the saved state of {name} cannot be read: it is a {type(saved).__name__}")
         own = component.state_dict()
         problems += [f"{name}.{key} is not in the checkpoint" for key in own if key not in saved]
         problems += [f"{name}.{key} is not in the model" for key in saved if key not in own]

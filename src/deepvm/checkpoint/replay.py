@@ -21,10 +21,11 @@ import xxhash
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.capture import Capture
 from deepvm.checkpoint.determinism import DETERMINISM
+from deepvm.checkpoint.documents import witness_rows
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.layout import make_layout
 from deepvm.checkpoint.loading import RESERVED
-from deepvm.errors import CheckpointError, Corrupt, DeepvmError, NotFound, StoreError
+from deepvm.errors import CheckpointError, DeepvmError, NotFound, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.header import read_header
 
@@ -187,15 +188,10 @@ def read_witness(stores: Sequence[Store], run: str, step: int) -> list[Hashes]:
     problems: list[str] = []
     for store in stores:
         try:
-            metadata = read_header(store, store.manifest(name, step)).metadata
-            found = json.loads(metadata["witness"])
-            if metadata["format"] != FORMAT or found["step"] != step:
-                raise Corrupt(f"it is of format {metadata['format']!r}, step {found['step']}")
-            first = dict(found["ranks"][0])
-            return [{**first, **own} for own in found["ranks"]]
+            return witness_rows(read_header(store, store.manifest(name, step)).metadata, FORMAT, step)
         except NotFound:
             continue
-        except (StoreError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except StoreError as error:
             problems.append(f"the witness of step {step} in {store.url} cannot be read: {error}")
             log.warning("%s", problems[-1])
     if problems:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
+from deepvm.checkpoint.documents import skeleton_of_rank
 from deepvm.checkpoint.fetched import came_from, memory_for
 from deepvm.checkpoint.layout import read_header
 from deepvm.checkpoint.loading import TensorsIn, check, load
@@ -27,6 +27,10 @@ from deepvm.store.header import header_bytes
 log = logging.getLogger("deepvm.checkpoint")
 
 T = TypeVar("T")
+# A checkpoint that raises one of these is passed over: its bytes are bad, or a component cannot take what they say.
+_UNUSABLE = (
+    StoreError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError, MemoryError
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +124,10 @@ def _on_every_rank(work: Callable[[], T], what: str, problems: list[str]) -> T |
     result: T | None = None
     try:
         result = work()
-    except (StoreError, KeyError, ValueError) as error:
-        problems.append(f"{what}: {error}")
-        log.warning("cannot restore %s", problems[-1])
+    except _UNUSABLE as error:
+        kind = "" if isinstance(error, StoreError) else f"{type(error).__name__}: "
+        problems.append(f"{what}: {kind}{error}")
+        log.warning("cannot restore %s", problems[-1], exc_info=error if kind else None)
     if ranks.rank_and_world_size()[1] > 1 and not ranks.all_of(result is not None):
         if result is not None:
             problems.append(f"{what}: another rank cannot read it")
@@ -150,9 +155,8 @@ class _Fetched:
         header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))
         self._fetch(self._here[1:])
-        self._layout, metadata = read_header(self._memory.view)
-        skeletons = json.loads(metadata["skeleton"])
-        self._skeleton = skeletons[ranks.rank_and_world_size()[0] % len(skeletons)]
+        self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
+        self._skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
         if not lazy:
             self._fetch_whole(components)
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from deepvm.errors import Corrupt
+
 USE_ORDER = "deepvm.use_order"  # its name among the components of a state
 
 
@@ -28,6 +30,8 @@ class UseOrder:
         return {name: "\n".join(order) for name, order in self._recorded.items()} or self._known
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
+        if not all(isinstance(text, str) for text in state.values()):
+            raise Corrupt("the saved order of modules is not text")
         self._known = dict(state)
 
     def close(self) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import deepvm
 from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
 from deepvm.cli import run as run_plan
 from deepvm.cli.render import print_json, stderr
-from deepvm.errors import DeepvmError, Infeasible
+from deepvm.errors import DeepvmError, Infeasible, UsageError, printable
 
 app = typer.Typer(
     name="deepvm",
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(words: Sequence[str]) -> int:
     try:
-        result = app(args=list(words), standalone_mode=False)
+        result = _command()(args=list(words), standalone_mode=False)
         return result if isinstance(result, int) else 0
     except DeepvmError as error:
         return _fail(error, error.exit_code, as_json="--json" in words)
@@ -71,15 +72,56 @@ def run(words: Sequence[str]) -> int:
         return _fail(message(), 2, as_json="--json" in words)  # click's own words about usage
 
 
+def _command() -> Any:
+    """The command with all below it, prepared alike: help texts are plain words, and nothing is given twice."""
+    command = typer.main.get_command(app)
+    _prepare(command)
+    return command
+
+
+def _prepare(command: Any) -> None:
+    _escape_help(command)
+    _refuse_repeats(command)
+    for below in getattr(command, "commands", {}).values():
+        _prepare(below)
+
+
+def _escape_help(command: Any) -> None:
+    """Rich would take brackets for markup and leave them out."""
+    for owner in (command, *command.params):
+        for name in ("help", "short_help"):
+            text = getattr(owner, name, None)
+            if text:
+                setattr(owner, name, escape(text))
+
+
+def _refuse_repeats(command: Any) -> None:
+    """An option of one value that is given twice would silently lose its first value."""
+    make_parser = command.make_parser
+
+    def make_strict_parser(context: Any) -> Any:
+        parser = make_parser(context)
+        parse_args = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            values, rest, order = parse_args(args)
+            for option in order:
+                single = option.param_type_name == "option" and not (option.multiple or option.is_flag or option.count)
+                if single and order.count(option) > 1 and not context.resilient_parsing:
+                    raise UsageError(f"{option.opts[0]} is given {order.count(option)} times: it takes one value")
+            return values, rest, order
+
+        parser.parse_args = parse_once
+        return parser
+
+    command.make_parser = make_strict_parser
+
+
 def _fail(error: DeepvmError | str, code: int, *, as_json: bool) -> int:
     if as_json:
         document: dict[str, object] = {"message": str(error), "exit_code": code}
         if isinstance(error, Infeasible):
             document["cheapest_usd"] = error.cheapest_usd
         print_json({"error": document})
-    stderr.print(f"[bold red]deepvm:[/] {_escape(str(error))}", soft_wrap=True)
+    stderr.print(f"[bold red]deepvm:[/] {escape(printable(str(error)))}", soft_wrap=True)
     return code
-
-
-def _escape(text: str) -> str:
-    return text.replace("[", r"\[")

@@ -88,7 +88,7 @@ def show(
 @app.command()
 def update(
     source: Annotated[str, typer.Option(help="Where from: aws, skypilot.")],
-    name: Annotated[str, typer.Option(help="The name to keep it under.")],
+    name: Annotated[str | None, typer.Option(help="The name to keep it under [aws-REGION, skypilot-PROVIDER].")] = None,
     region: Annotated[str | None, typer.Option(help="Needed for aws; skypilot: only this region.")] = None,
     url: Annotated[str | None, typer.Option(help="Another address of SkyPilot's CSV.")] = None,
     provider: Annotated[str, typer.Option(help="Whose file of SkyPilot's.")] = "aws",
@@ -112,7 +112,7 @@ def update(
 @app.command("import")
 def import_(
     file: Annotated[Path, typer.Argument(help="SkyPilot's catalogue CSV (vms.csv).")],
-    name: Annotated[str, typer.Option(help="The name to keep it under.")],
+    name: Annotated[str | None, typer.Option(help="The name to keep it under [skypilot-PROVIDER].")] = None,
     provider: Annotated[str, typer.Option(help="Whose machines they are: aws, gcp, azure ...")] = "aws",
     seen: Annotated[
         datetime | None,
@@ -232,6 +232,7 @@ def _print_update(result: updates.Update, json: bool) -> None:
         _print_changes(result.changes)
     for note in catalog.notes:
         console.print(f"[dim]note: {escape(note)}[/]")
+    console.print(f"Plan with it: deepvm plan --catalog {escape(catalog.name)} --budget 3", soft_wrap=True)
     _hint(catalog)
 
 

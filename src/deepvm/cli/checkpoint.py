@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from deepvm import variables
 from deepvm.cli.render import JsonFlag, console, print_json, stderr, table
-from deepvm.errors import Corrupt, NotFound, UsageError
+from deepvm.errors import Corrupt, NotFound, StoreError, UsageError
 from deepvm.store import Manifest, Store, open_store
 from deepvm.units import format_bytes, format_seconds
 
@@ -76,13 +76,14 @@ def show(url: Url, run: Run = None, step: Step = None, token_file: TokenFile = N
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
         console.print(f"[cyan]{escape(name)}[/]: {escape(shown)}", soft_wrap=True)
     if manifest.nodes:
-        console.print(f"[cyan]nodes[/]: {', '.join(manifest.nodes)}, {manifest.replicas} copies", soft_wrap=True)
+        nodes = escape(", ".join(manifest.nodes))
+        console.print(f"[cyan]nodes[/]: {nodes}, {manifest.replicas} copies", soft_wrap=True)
     rows = table(f"\n{len(header.tensors)} tensors")
     for heading in ("tensor", "type", "shape", "size"):
         rows.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
     for tensor in header.tensors[:_TENSORS_SHOWN]:
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
-        rows.add_row(escape(tensor.name), tensor.dtype, shape, format_bytes(tensor.size_bytes))
+        rows.add_row(escape(tensor.name), escape(tensor.dtype), shape, format_bytes(tensor.size_bytes))
     console.print(rows)
     if len(header.tensors) > _TENSORS_SHOWN:
         console.print(f"[dim]... and {len(header.tensors) - _TENSORS_SHOWN:,} more: --json shows all[/]")
@@ -119,7 +120,9 @@ def verify(
                 size_bytes = store.manifest(name, number).size_bytes
                 with _bar(f"verifying {name} step {number}", size_bytes) as progress:
                     found: Verification | str = verify_one(store, name, number, progress=progress)
-            except Corrupt as error:
+            except StoreError as error:
+                if not every and not isinstance(error, Corrupt):
+                    raise
                 found = str(error)
             documents.append(_verified(name, number, found))
             if replay is not None and documents[-1]["good"]:
@@ -244,7 +247,7 @@ def _all_chosen(store: Store, run: str | None, step: int | None, *, every: bool)
 def _manifest_or_problem(store: Store, run: str, step: int) -> Manifest | str:
     try:
         return store.manifest(run, step)
-    except (Corrupt, NotFound) as error:  # NotFound: deleted while we look
+    except StoreError as error:  # or deleted while we look: the others are listed
         return str(error)
 
 

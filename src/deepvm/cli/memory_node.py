@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from deepvm.cli.render import JsonFlag, console, print_json, table, write_text
 from deepvm.errors import UsageError
@@ -23,6 +25,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def command(
     listen: Annotated[
         str | None, typer.Option("--listen", metavar="HOST:PORT", help="Serve here; port 0 takes a free one.")
+    ] = None,
+    advertise: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--advertise", metavar="HOST:PORT", help="Where clients reach it through NAT or a forwarded port."
+        ),
     ] = None,
     capacity: Annotated[
         str | None, typer.Option("--capacity", metavar="SIZE", help="Memory for checkpoints, e.g. 8GB.")
@@ -78,6 +86,7 @@ def command(
     node = MemoryNode(
         log=Log.to_stderr(),
         listen=listen,
+        advertise=tuple(advertise or ()),
         capacity_bytes=parse_bytes(capacity),
         block_bytes=parse_bytes(block),
         buffers=buffers,
@@ -130,17 +139,18 @@ def _write_ready(path: Path, address: str) -> None:
 
 def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_json: bool) -> None:
     from deepvm.memnode.access import client_tls
-    from deepvm.memnode.client import ask_status
+    from deepvm.store.memory import MemoryStore
 
-    found = ask_status(address, token=token, tls=client_tls(tls_cert), timeout_s=10.0)
+    with contextlib.closing(MemoryStore([address], token=token, tls=client_tls(tls_cert))) as store:
+        found = store.status(address)
     if as_json:
         print_json(found)
         return
-    rows = table(f"memory node {address}")
+    rows = table(f"memory node {escape(address)}")
     rows.add_column("what")
     rows.add_column("how much", justify="right")
     for name, value in found.items():
-        rows.add_row(*_shown(name, value))
+        rows.add_row(*map(escape, _shown(name, value)))
     console.print(rows)
 
 

@@ -43,9 +43,9 @@ Architectures = Annotated[
         "--architecture", help="Shapes allowed, repeatable [tiering, single-anchor].", rich_help_panel=CLUSTER
     ),
 ]
-Region = Annotated[str | None, typer.Option(help="Only this region.", rich_help_panel=CLUSTER)]
-Zone = Annotated[str | None, typer.Option(help="Only this zone.", rich_help_panel=CLUSTER)]
-Gpu = Annotated[str | None, typer.Option(help="Only this GPU.", rich_help_panel=CLUSTER)]
+Region = Annotated[list[str] | None, typer.Option(help="Only this region, repeatable.", rich_help_panel=CLUSTER)]
+Zone = Annotated[list[str] | None, typer.Option(help="Only this zone, repeatable.", rich_help_panel=CLUSTER)]
+Gpu = Annotated[list[str] | None, typer.Option(help="Only this GPU, repeatable.", rich_help_panel=CLUSTER)]
 MinGpuMemory = Annotated[str | None, typer.Option(help="Least memory of one GPU, as 24GiB.", rich_help_panel=CLUSTER)]
 Arch = Annotated[str, typer.Option(help="CPU architecture: x86_64, arm64, any.", rich_help_panel=CLUSTER)]
 FractionalGpus = Annotated[
@@ -100,9 +100,9 @@ def _request_options(
         work_eflops_h=None if work is None else parse_work(market, work),
         deadline_s=None if deadline is None else parse_seconds(deadline),
         architectures=tuple(architecture or PAPER_ARCHITECTURES),
-        region=region,
-        zone=zone,
-        gpu=gpu,
+        region=tuple(region or ()),
+        zone=tuple(zone or ()),
+        gpu=tuple(gpu or ()),
         min_gpu_memory_gib=None if min_gpu_memory is None else parse_bytes(min_gpu_memory) / 2**30,
         cpu=cast(Any, {"x86": "x86_64", "arm": "arm64"}.get(arch, arch)),  # the request checks the names
         fractional_gpus=fractional_gpus,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from deepvm import plan as planning
@@ -61,13 +62,13 @@ def command(
     if reasons is not None:
         _show_reasons(plan, reasons)
     if output is not None:
-        console.print(f"\nwritten to {output}", style="dim", soft_wrap=True)
+        console.print(escape(f"\nwritten to {output}"), style="dim", soft_wrap=True)
 
 
 def _show(plan: Plan, today: date) -> None:
     request = plan.request
     console.print(
-        f"[bold]1 Request[/]  {format_usd(request.budget_usd)}/h from {plan.catalog}, "
+        f"[bold]1 Request[/]  {format_usd(request.budget_usd)}/h from {escape(plan.catalog)}, "
         f"by {request.objective}, policy {request.policy}\n"
     )
     _show_instances(plan)
@@ -78,7 +79,7 @@ def _show(plan: Plan, today: date) -> None:
     console.print()
     console.print(f"prices of {oldest.isoformat()}; network by the {plan.recommendations[0].network}", style="dim")
     if estimates:
-        console.print(f"estimated, not measured: {', '.join(estimates)}", style="dim")
+        console.print(escape(f"estimated, not measured: {', '.join(estimates)}"), style="dim")
     hint = price_age_note(oldest, today)
     if hint:
         console.print(hint, style="yellow")
@@ -92,8 +93,8 @@ def _show_instances(plan: Plan) -> None:
         rows.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
     for row in shown:
         rows.add_row(
-            row.instance,
-            row.accelerator,
+            escape(row.instance),
+            escape(row.accelerator),
             f"{'~' if row.eflops_estimated else ''}{row.eflops:,.0f}",
             "-" if row.spot_usd is None else f"{row.spot_usd:.4f}",
             "-" if row.spot_flopp is None else f"{row.spot_flopp:,.0f}",
@@ -102,7 +103,7 @@ def _show_instances(plan: Plan) -> None:
     console.print(rows)
     if plan.left_out:
         out = "; ".join(f"{x.count} {x.reason}" for x in plan.left_out[:4])
-        console.print(f"left out: {out}", style="dim")
+        console.print(escape(f"left out: {out}"), style="dim")
     console.print()
 
 
@@ -113,7 +114,9 @@ def _show_architectures(plan: Plan) -> None:
     for column in ("$/h", "performance"):
         rows.add_column(column, justify="right")
     for best in plan.architectures:
-        rows.add_row(best.architecture, cluster_text(best), f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}")
+        rows.add_row(
+            best.architecture, escape(cluster_text(best)), f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}"
+        )
     console.print(rows)
     console.print()
 
@@ -132,7 +135,7 @@ def _show_decision(plan: Plan) -> None:
         cells: list[str | Text] = [
             str(best.rank),
             Text(cluster_text(best), style="bold green" if best.rank == 1 else ""),
-            best.worker.zone or best.worker.region,
+            escape(best.worker.zone or best.worker.region),
             f"{best.hourly_usd:.4f}",
             f"{best.performance:,.1f}",
         ]
@@ -166,7 +169,7 @@ def _show_front(front: tuple[Recommendation, ...]) -> None:
     rows.add_column("performance", justify="right")
     rows.add_column("cluster", overflow="fold")
     for best in front:
-        rows.add_row(f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}", cluster_text(best))
+        rows.add_row(f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}", escape(cluster_text(best)))
     console.print(rows)
 
 
@@ -217,5 +220,5 @@ def _show_reasons(plan: Plan, why: Explanation) -> None:
     rows.add_column(style="cyan", no_wrap=True)
     rows.add_column(overflow="fold")
     for name, text in lines:
-        rows.add_row(name, text)
+        rows.add_row(name, escape(text))
     console.print(rows)

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from deepvm.cli.render import JsonFlag, stderr
 from deepvm.errors import UnknownName, UsageError
@@ -27,6 +28,7 @@ HERE, CLOUD, RUNS = "Here", "In a cloud", "Runs that there are"
 
 
 def command(
+    context: typer.Context,
     plan: Annotated[Path | None, typer.Argument(metavar="PLAN", help="What deepvm plan -o wrote.")] = None,
     words: Annotated[
         list[str] | None, typer.Argument(metavar="-- SCRIPT ARGS", help="What to train, after two dashes.")
@@ -94,29 +96,42 @@ def command(
         raise UnknownName("backend", on, BACKENDS)
     if sum(given is not None for given in (resume, report, down)) > 1:
         raise UsageError("--resume, --report and --down are one at a time")
+    given = _given(context)
     if report is not None:
+        _refuse(given - {"report", "json"}, context, f"--report {report} shows what is in its ledger")
         _report(report, as_json=json)
         return
     if down is not None:
         from deepvm.cli.run_cloud import end
 
+        _refuse(given - {"down", "json"}, context, f"--down {down} ends a run as it is")
         end(down, as_json=json)
         return
+    how: dict[str, Any] = {
+        "policy": policy, "after_loss": after_loss, "batch": batch, "durable": durable, "max_restarts": max_restarts,
+        "workers": workers, "memory_bytes": None if memory is None else parse_bytes(memory), "isolate": isolate,
+        "bandwidth_bits_per_s": None if bandwidth is None else _bits(bandwidth), "seed": seed,
+    }  # fmt: skip
     if resume is not None:
         from deepvm.runtime import here
 
-        _show(lambda begun, watch: here.resume(resume, preempt=preempt, begun=begun, watch=watch), as_json=json)
+        told = {"memory": "memory_bytes", "bandwidth": "bandwidth_bits_per_s"}
+        changes = {told.get(word, word): how[told.get(word, word)] for word in given if told.get(word, word) in how}
+        fixed = {word for word in given if told.get(word, word) not in how} - {"resume", "json", "preempt"}
+        if on == "local":
+            fixed.discard("on")
+        _refuse(fixed, context, f"--resume {resume} continues with the run's own plan and script")
+        _show(
+            lambda begun, watch: here.resume(resume, preempt=preempt, begun=begun, watch=watch, **changes),
+            as_json=json,
+        )
         return
     if plan is None or not words:
         raise UsageError("what is to be run? write: deepvm run plan.json -- train.py ARGS")
     from deepvm.runtime.cluster import load_cluster
 
     cluster = load_cluster(plan, rank=rank)
-    settings = _settings(
-        words, rank=rank, policy=policy, after_loss=after_loss, batch=batch, durable=durable, max_restarts=max_restarts,
-        preempt=preempt, workers=workers, memory_bytes=None if memory is None else parse_bytes(memory),
-        isolate=isolate, bandwidth_bits_per_s=None if bandwidth is None else _bits(bandwidth), seed=seed,
-    )  # fmt: skip
+    settings = _settings(words, rank=rank, preempt=preempt, **how)
     if on != "local":
         from deepvm.cli.run_cloud import start
 
@@ -129,10 +144,27 @@ def command(
     _show(lambda begun, watch: here.start(cluster, settings, name=name, begun=begun, watch=watch), as_json=json)
 
 
+def _given(context: typer.Context) -> set[str]:
+    """Names of the parameters that were written, and are not left as they are by default."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+
+
+def _refuse(names: set[str], context: typer.Context, because: str) -> None:
+    """Say which parameters cannot be taken, rather than pass over them."""
+    if not names:
+        return
+    written = {"plan": "PLAN", "words": "-- SCRIPT ARGS"}
+    shown = [written.get(p.name or "", p.opts[0]) for p in context.command.params if p.name in names]
+    raise UsageError(f"{because}: leave out {', '.join(shown)}")
+
+
 def _settings(words: list[str], **options: Any) -> Settings:
+    from deepvm.runtime.entry import parse_entry
     from deepvm.runtime.here import Settings
 
-    return Settings(script=words[0], args=tuple(words[1:]), **options)
+    entry = parse_entry(words)
+    return Settings(script=entry.script, args=entry.args, module=entry.module, **options)
 
 
 def _bits(text: str) -> int:
@@ -158,8 +190,8 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
 
     def begun(folder: RunFolder, cluster: Cluster, supervisor: Supervisor) -> None:
         for note in cluster.notes:
-            stderr.print(f"[dim]{note}[/]", soft_wrap=True)
-        stderr.print(f"[bold]run {folder.name}[/], in {folder.path}", soft_wrap=True)
+            stderr.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
+        stderr.print(f"[bold]run {escape(folder.name)}[/], in {escape(str(folder.path))}", soft_wrap=True)
         shown.append(Display(stderr, log_of=folder.log_of))
         _until_interrupted(supervisor)
 
@@ -172,7 +204,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
     outcome = ended.outcome
     for machine, error in outcome.errors.items():
         if error:
-            stderr.print(f"[bold red]{machine} said last:[/]")
+            stderr.print(f"[bold red]{escape(machine)} said last:[/]")
             stderr.print(error.rstrip(), markup=False, soft_wrap=True)
     _report(ended.run, as_json=as_json)
     if outcome.outcome == "interrupted":
@@ -181,7 +213,8 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         )
         raise typer.Exit(130)
     if outcome.outcome == "failed":
-        stderr.print(f"[bold red]deepvm:[/] {outcome.why}: logs are in {ended.folder / 'machines'}", soft_wrap=True)
+        logs = ended.folder / "machines"
+        stderr.print(f"[bold red]deepvm:[/] {escape(f'{outcome.why}: logs are in {logs}')}", soft_wrap=True)
         raise typer.Exit(1)
 
 
@@ -191,7 +224,7 @@ def _until_interrupted(supervisor: Supervisor) -> None:
     def on_signal(number: int, frame: FrameType | None) -> None:
         del number, frame
         if not supervisor.interrupted:
-            stderr.print("ending the run: what is under way is finished; Ctrl-C again ends it at once")
+            stderr.print("ending the run; Ctrl-C again ends it at once")
             supervisor.interrupt()
         else:
             supervisor.hurry()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from deepvm.cli.render import print_json, stderr
+from deepvm.errors import printable
 
 if TYPE_CHECKING:
     from deepvm.runtime.cluster import Cluster
@@ -31,7 +32,7 @@ def start(
     def say(text: str) -> None:
         said.append(text)
         if dry_run and not as_json:
-            print(text)
+            print(printable(text))
         elif not dry_run:
             stderr.print(text, markup=False, soft_wrap=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +22,16 @@ REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
 # torch's own: what a lost peer makes it say, and logs
 _NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
-_COLOURS = {"training": "green", "up": "cyan", "waiting": "cyan", "asked": "dim", "notice": "yellow", "down": "red"}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # other control characters are shown as escapes
+_COLOURS = {
+    "training": "green",
+    "running": "cyan",
+    "up": "cyan",
+    "waiting": "cyan",
+    "asked": "dim",
+    "notice": "yellow",
+    "down": "red",
+}
 
 
 class Display:
@@ -67,7 +77,7 @@ class Display:
 
     def _printed(self, line: str) -> None:
         if line and not line.startswith(_NOT_THE_SCRIPTS) and " deepvm." not in line:
-            self._console.print(Text(f"  {line}", style="dim"), soft_wrap=True)
+            self._console.print(Text(f"  {_COLOUR.sub('', line)}", style="dim"), soft_wrap=True)
 
     def _say(self, text: str) -> None:
         self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {text}"), soft_wrap=True)
@@ -102,6 +112,7 @@ _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
     "notice": _notice,
     "decision": lambda machine, data: f"at the notice of {machine}: {data['choice']} ({data['why']})",
     "replanned": lambda _, data: "; ".join(data["changes"]),
+    "warning": lambda _, data: str(data["text"]),
     "restored": lambda machine, data: f"{machine} goes on at step {data['step']}" if not data.get("rank") else None,
 }
 
@@ -146,8 +157,8 @@ def _since(at_s: float, now_s: float) -> str:
 def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
     machine = place.machine
     return (
-        machine.name,
-        f"{machine.market} {machine.instance}",
+        Text(machine.name),
+        Text(f"{machine.market} {machine.instance}"),
         Text(place.state, style=_COLOURS[place.state]),
         _since(place.since_s, now_s) if place.since_s else "",
         f"{machine.usd_per_hour:.4f}",

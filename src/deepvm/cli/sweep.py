@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
+from rich.markup import escape
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
@@ -54,7 +55,7 @@ def command(
         _show(points, policies)
         for path in (output, figure):
             if path is not None:
-                console.print(f"written to {path}", style="dim", soft_wrap=True)
+                console.print(escape(f"written to {path}"), style="dim", soft_wrap=True)
     else:
         _write_csv(points, sys.stdout)
 
@@ -78,7 +79,7 @@ def _show(points: list[Point], policies: tuple[str, ...]) -> None:
     for budget, found in by_budget.items():
         now = [(found[p].architecture, found[p].instance) for p in policies]
         if now != before:
-            rows.add_row(f"{budget:g}", *(_cell(found[p]) for p in policies))
+            rows.add_row(f"{budget:g}", *(escape(_cell(found[p])) for p in policies))
         before = now
     console.print(rows)
 
@@ -86,4 +87,4 @@ def _show(points: list[Point], policies: tuple[str, ...]) -> None:
 def _cell(point: Point) -> str:
     if point.performance is None:
         return "-"
-    return f"{point.performance:,.0f} ({point.count} × {point.instance})"
+    return escape(f"{point.performance:,.0f} ({point.count} × {point.instance})")

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, Corrupt, StoreError
 from deepvm.store.base import Manifest, check_run
 
@@ -118,11 +119,19 @@ class About:
     @classmethod
     def from_bytes(cls, data: bytes) -> About:
         try:
-            document = json.loads(data)
-            manifest = Manifest.from_bytes(document["manifest"].encode())
-            return cls(store=document["store"], passed_over=tuple(document["passed_over"]), manifest=manifest)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise Corrupt(f"a fetched segment does not say what it holds: {type(error).__name__} {error}") from None
+            found = strict.loads(data, most_bytes=MOST_ABOUT_BYTES, most_depth=2)
+            document = strict.table(found, "the document")
+            store = strict.text(strict.member(document, "store"), "store", 4096)
+            passed_over = strict.array(strict.member(document, "passed_over"), "passed_over", 10_000)
+            for problem in passed_over:
+                if type(problem) is not str:
+                    raise strict.MalformedJson(f"passed_over has {strict.brief(problem)}, which is not text")
+            text = strict.member(document, "manifest")
+            if type(text) is not str:
+                raise strict.MalformedJson(f"manifest is {strict.brief(text)}, not text")
+        except strict.MalformedJson as error:
+            raise Corrupt(f"a fetched segment does not say what it holds: {error}") from None
+        return cls(store=store, passed_over=tuple(passed_over), manifest=Manifest.from_bytes(text.encode()))
 
 
 def data_offset(about_bytes: int, chunks: int) -> int:

@@ -30,14 +30,41 @@ def read_token(path: Path | None, environment: Mapping[str, str] | None = None) 
 
 
 def client_tls(certificate: Path | str | None) -> ssl.SSLContext | None:
-    """For connections to a node whose certificate is this one, or is signed by it. Nodes are often addressed by
-    number, so that the certificate counts and not the name in it."""
+    """For connections to nodes: trust the certificates in this file, or signed by one of them, and no others.
+
+    They must name the host or the IP address that is dialled, whoever dials: a trainer, ``--status`` or another node.
+    """
     if certificate is None:
         return None
-    context = ssl.create_default_context()
-    context.check_hostname = False
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificates and names, and trusts none yet
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.verify_flags = ssl.VERIFY_X509_TRUSTED_FIRST | ssl.VERIFY_X509_PARTIAL_CHAIN  # alike in all Pythons
     try:
         context.load_verify_locations(str(certificate))
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificate {certificate} cannot be used: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero byte
+        raise UsageError(f"the certificate {str(certificate)!r} cannot be used: {_why(error)}") from None
     return context
+
+
+def server_tls(certificate: Path | str | None, key: Path | str | None) -> ssl.SSLContext | None:
+    """For a node that shows this certificate."""
+    if certificate is None or key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"the certificate {str(certificate)!r} and its key {str(key)!r} cannot be used: {_why(error)}"
+        ) from None
+    return context
+
+
+def _why(error: Exception) -> str:
+    """OpenSSL's reasons name its own source files, not what is wrong with the user's."""
+    if not isinstance(error, ssl.SSLError):
+        return str(getattr(error, "strerror", None) or error)
+    if "MISMATCH" in str(error.reason):
+        return "the key belongs to another certificate"
+    return "the file holds none in PEM form (-----BEGIN ...)"

@@ -10,6 +10,7 @@ import time
 
 import xxhash
 
+from deepvm.memnode.auth import local_address
 from deepvm.memnode.sockets import HASHED_BYTES, tune
 
 _TICK_S = 1.0  # how often a thread that waits for its client looks up
@@ -38,6 +39,11 @@ class Channel:
             sock.setblocking(True)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
+
+    @property
+    def local_address(self) -> str:
+        """IP:PORT at which this client reached the node."""
+        return local_address(self._sock)
 
     def receive(self, into: memoryview, *, timeout_s: float | None = None, first_s: float | None = None) -> None:
         """Fill ``into``. ``first_s`` is how long the first byte may take, where that is longer than the rest."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode import fields, wire
 from deepvm.memnode.arena import NoRoom
+from deepvm.memnode.auth import Meeting
 from deepvm.memnode.channel import Channel, Gone
+from deepvm.memnode.frames import Frames
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.requests import Answer, Requests
 from deepvm.memnode.uploads import Upload
@@ -22,7 +22,7 @@ from deepvm.memnode.wire import Kind
 if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
 
-_PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced length alone takes no memory
+_MOST_ADDRESS = 60  # [IPv6]:PORT takes 47
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,13 @@ class Peer:
 class Connection:
     def __init__(self, node: MemoryNode, channel: Channel, name: str) -> None:
         self._node, self._channel, self.name = node, channel, name
-        self._header = memoryview(bytearray(wire.HEADER.size))
-        self._meta = memoryview(bytearray(wire.MOST_META_BYTES))
-        self._digest = memoryview(bytearray(wire.DIGEST.size))
-        self.busy = False  # between a frame's first byte and its answer
+        self._frames = Frames(channel)
         self._counted_in = self._counted_out = 0
+
+    @property
+    def busy(self) -> bool:
+        """True between a frame's first byte and its answer."""
+        return self._frames.begun
 
     # --- life -----------------------------------------------------------------------------------------------------
 
@@ -73,7 +75,7 @@ class Connection:
 
     def _say_malformed(self, message: str) -> None:
         with contextlib.suppress(Gone):
-            self._channel.send(wire.encode(Kind.ERROR, 0, wire.error_meta("malformed", message)))
+            self._frames.refuse(0, "malformed", message)
 
     def _count(self) -> None:
         into, out = self._channel.received_bytes, self._channel.sent_bytes
@@ -82,19 +84,8 @@ class Connection:
 
     # --- frames ---------------------------------------------------------------------------------------------------
 
-    def _read_frame(self, *, first_s: float, timeout_s: float | None = None) -> tuple[wire.Frame, dict[str, Any]]:
-        self._channel.receive(self._header, first_s=first_s, timeout_s=timeout_s)
-        self.busy = True
-        frame = wire.decode_header(self._header)
-        if not frame.meta_bytes:
-            return frame, {}
-        meta = self._meta[: frame.meta_bytes]
-        self._channel.receive(meta, timeout_s=timeout_s)
-        return frame, wire.decode_meta(meta)
-
     def _one(self, requests: Requests) -> None:
-        self.busy = False
-        frame, meta = self._read_frame(first_s=self._node.settings.limits.idle_s)
+        frame, meta = self._frames.receive(first_s=self._node.settings.limits.idle_s)
         try:
             if frame.kind is Kind.PUT:
                 self._put(requests, frame, meta)
@@ -111,30 +102,21 @@ class Connection:
             else:
                 answer = requests.answer(frame.kind, meta, self._document(frame))
         except Refused as no:
-            self._channel.send(wire.encode(Kind.ERROR, frame.request, wire.error_meta(no.code, no.message)))
+            self._frames.refuse(frame.request, no.code, no.message)
             return
         finally:
             self._count()
         if isinstance(answer, bytes):
-            head = wire.encode(Kind.DATA, frame.request, None, len(answer), xxhash.xxh3_64_intdigest(answer))
-            self._channel.send(head, answer)
+            self._frames.send_document(frame.request, answer)
         else:
-            self._channel.send(wire.encode(Kind.OK, frame.request, answer))
+            self._frames.send(Kind.OK, frame.request, answer)
 
     def _document(self, frame: wire.Frame) -> bytes:
-        length = frame.body_bytes
-        if not length:
+        if not frame.body_bytes:
             return b""
-        with self._node.documents.take(length, timeout_s=self._node.settings.limits.frame_s):
-            deadline = time.monotonic() + self._node.settings.limits.frame_s
-            body = bytearray()
-            while len(body) < length:
-                piece = bytearray(min(_PIECE_BYTES, length - len(body)))
-                self._channel.receive(memoryview(piece), timeout_s=max(0.0, deadline - time.monotonic()))
-                body += piece
-        if xxhash.xxh3_64_intdigest(body) != frame.digest:
-            raise Refused("corrupt", f"the body of {frame.kind.name} is not what was sent: its digest differs")
-        return bytes(body)
+        limit_s = self._node.settings.limits.frame_s
+        with self._node.documents.take(frame.body_bytes, timeout_s=limit_s):
+            return self._frames.receive_document(frame, within_s=limit_s)
 
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
@@ -144,13 +126,14 @@ class Connection:
             upload = requests.upload(meta)
             block = upload.start(chunk, length)
         except Refused:
-            self._channel.discard(length)
+            self._frames.discard(length)
             raise
         self._receive_chunk(upload, chunk, block, length, lambda: frame.digest)
 
     def _puts(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
         """Several chunks, each followed by its digest. Those before one that is refused are here to stay."""
         left, chunks = frame.body_bytes, fields.chunks(meta)
+        tags_left = len(chunks)
         try:
             upload = requests.upload(meta)
             lengths = [upload.length(chunk) for chunk in chunks]
@@ -160,9 +143,10 @@ class Connection:
             for chunk, length in zip(chunks, lengths, strict=True):
                 block = upload.start(chunk, length)
                 left -= length + wire.DIGEST.size
-                self._receive_chunk(upload, chunk, block, length, self._receive_digest)
+                tags_left -= 1
+                self._receive_chunk(upload, chunk, block, length, self._frames.receive_digest)
         except Refused:
-            self._channel.discard(left)
+            self._frames.discard(left, tags=tags_left)
             raise
 
     def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int, digest: Callable[[], int]) -> None:
@@ -181,10 +165,6 @@ class Connection:
             raise Refused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
         upload.finish(chunk, block, found)
 
-    def _receive_digest(self) -> int:
-        self._channel.receive(self._digest)
-        return int(wire.DIGEST.unpack(self._digest)[0])
-
     def _mend(self, requests: Requests, frame: wire.Frame, meta: dict[str, Any]) -> None:
         """Whoever may read a checkpoint may bring a damaged chunk of it back: the bytes that its manifest names."""
         chunk, length = fields.chunk(meta), frame.body_bytes
@@ -196,10 +176,10 @@ class Connection:
                 raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
             block = self._node.arena.take(reserved=False)
         except Refused:
-            self._channel.discard(length)
+            self._frames.discard(length)
             raise
         except NoRoom:
-            self._channel.discard(length)
+            self._frames.discard(length)
             raise Refused("busy", "no block is free: try again") from None
         mended = False
         try:
@@ -221,8 +201,7 @@ class Connection:
             raise Refused("not-found", f"step {checkpoint.step} has no chunk {chunk} here")
         try:
             with checkpoint.chunk(chunk) as view:
-                digest = checkpoint.manifest.digests[chunk]
-                self._channel.send(wire.encode(Kind.DATA, frame.request, None, len(view), digest), view)
+                self._frames.send_chunk(frame.request, view, checkpoint.manifest.digests[chunk])
         except NotFound as error:
             raise Refused("not-found", str(error)) from None
         except Corrupt as error:
@@ -245,9 +224,10 @@ class Connection:
             "token": settings.token is not None,
             "features": list(wire.FEATURES),
         }
-        self._channel.send(wire.encode(Kind.HELLO, 0, hello))
+        greeting = wire.encode(Kind.HELLO, 0, hello)
+        self._channel.send(greeting)
         limit_s = settings.limits.handshake_s
-        frame, meta = self._read_frame(first_s=limit_s, timeout_s=limit_s)
+        frame, meta = self._frames.receive(first_s=limit_s, timeout_s=limit_s)
         if frame.kind is not Kind.AUTH:
             raise wire.ProtocolError(f"{frame.kind.name} before AUTH")
         version = fields.integer(meta, "version", 0, 2**31)
@@ -255,16 +235,35 @@ class Connection:
             raise wire.ProtocolError(f"the client speaks version {version}, this node version {wire.VERSION}")
         client_nonce = fields.hexadecimal(meta, "nonce")
         assert client_nonce is not None  # noqa: S101 - required above
-        answer: dict[str, Any] = {}
-        if settings.token is not None:
-            proof = fields.hexadecimal(meta, "proof", required=False) or ""
-            if not wire.same(proof, wire.proof(settings.token, "client", nonce, client_nonce)):
-                self._node.counters.add(failed_logins=1)
-                self._node.log.warning("denied", client=self.name, reason="wrong token")
-                time.sleep(settings.limits.failure_delay_s)
-                denied = wire.error_meta("denied", "the token is missing or is not this node's")
-                self._channel.send(wire.encode(Kind.ERROR, frame.request, denied))
-                return None
-            answer["proof"] = wire.proof(settings.token, "node", nonce, client_nonce)
-        self._channel.send(wire.encode(Kind.OK, frame.request, answer))
+        if settings.token is None:
+            self._frames.send(Kind.OK, frame.request)
+            return Peer(nonce, client_nonce)
+        meeting = Meeting(
+            protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting,
+            address=fields.text(meta, "address", _MOST_ADDRESS),
+        )  # fmt: skip
+        refusal = self._refusal(meeting, settings.token, fields.hexadecimal(meta, "proof", required=False) or "")
+        if refusal is not None:
+            time.sleep(settings.limits.failure_delay_s)
+            self._frames.refuse(frame.request, "denied", refusal)
+            return None
+        self._frames.send(Kind.OK, frame.request, {"proof": meeting.proof(settings.token, "server")})
+        self._frames.tags = meeting.tags(settings.token, "server")
         return Peer(nonce, client_nonce)
+
+    def _refusal(self, meeting: Meeting, token: str, proof: str) -> str | None:
+        """Why this client may not come in. Whoever only passes on what another proves listens at another address."""
+        here = self._channel.local_address
+        if not wire.same(proof, meeting.proof(token, "client")):
+            reason, message = "wrong token", "the token is missing or is not this node's"
+        elif meeting.address != here and meeting.address not in self._node.advertised:
+            reason = f"dialled {meeting.address}"
+            message = (
+                f"the client dialled {meeting.address}, which is not an address of this node ({here}): somebody is in "
+                f"between; if that is a forwarded port, start the node with --advertise {meeting.address}"
+            )
+        else:
+            return None
+        self._node.counters.add(failed_logins=1)
+        self._node.log.warning("denied", client=self.name, reason=reason)
+        return message

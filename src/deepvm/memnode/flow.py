@@ -57,6 +57,10 @@ class Flow:
         if self._spill is not None:
             self._spill.remember(run)
 
+    def forget(self, run: Run) -> None:
+        if self._spill is not None:
+            self._spill.forget(run)
+
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
         """At once from the spill directory, or a restart would bring it back; from the durable store when it can be."""
         for lane in self.lanes:

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from deepvm.errors import DeepvmError
-from deepvm.memnode.settings import join_address, split_address
+from deepvm.memnode.addresses import join_address, split_address
 
 _TIMEOUT_S = 5.0
 
@@ -83,7 +83,7 @@ class MetricsServer:
                 pass  # the node's own log tells what matters
 
         try:
-            self._server = _Server(split_address(listen), Handler)
+            self._server = _Server(split_address(listen, listen=True), Handler)
         except OSError as error:
             raise DeepvmError(f"metrics cannot be served on {listen}: {error.strerror or error}") from None
         self.address = join_address(*self._server.server_address[:2])  # type: ignore[arg-type]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ssl
 
 from deepvm.errors import NotFound, StoreError
-from deepvm.memnode.client import NodeClient
 from deepvm.memnode.wire import Kind
 from deepvm.store.base import Manifest
+from deepvm.store.connection import Connection
 
 _TIMEOUT_S = 30.0
 
@@ -20,10 +20,10 @@ class Peers:
     ) -> None:
         self._run, self._verifier, self._own = run, verifier, own_index
         self._token, self._tls = token, tls
-        self._clients: dict[str, NodeClient] = {}
+        self._connections: dict[str, Connection] = {}
 
     def fetch(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        """Fill ``into`` from the first of the chunk's nodes that has it; the client verified its digest."""
+        """Fill ``into`` from the first of the chunk's nodes that has it; the connection verified its digest."""
         nodes = len(manifest.nodes)
         problem: StoreError = NotFound(f"no node has chunk {chunk} of step {manifest.step}")
         for number in ((chunk + replica) % nodes for replica in range(manifest.replicas)):
@@ -31,27 +31,27 @@ class Peers:
                 continue
             address = manifest.nodes[number]
             try:
-                client = self._client(address)
-                client.ask(Kind.GET, {"step": manifest.step, "chunk": chunk}, into=into, digest=manifest.digests[chunk])
+                meta = {"step": manifest.step, "chunk": chunk}
+                self._connection(address).read_into(Kind.GET, meta, into, manifest.digests[chunk])
                 return
             except StoreError as error:
                 problem = error
                 self._forget(address)
         raise problem
 
-    def _client(self, address: str) -> NodeClient:
-        client = self._clients.get(address)
-        if client is None:
-            client = NodeClient(address, token=self._token, tls=self._tls, timeout_s=_TIMEOUT_S)
-            self._clients[address] = client
-            client.open(self._run, self._verifier)
-        return client
+    def _connection(self, address: str) -> Connection:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = Connection(address, token=self._token, tls=self._tls, progress_s=_TIMEOUT_S)
+            self._connections[address] = connection
+            connection.open_to_read(self._run, self._verifier)
+        return connection
 
     def _forget(self, address: str) -> None:
-        client = self._clients.pop(address, None)
-        if client is not None:
-            client.close()
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
 
     def close(self) -> None:
-        for address in list(self._clients):
+        for address in list(self._connections):
             self._forget(address)

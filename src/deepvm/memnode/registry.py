@@ -36,14 +36,23 @@ class Runs:
             if run is None:
                 if len(self._runs) >= self._most:
                     self._forget_one()
-                run = Run(name, verifier, self._arena, self._outlet, self._counters)
-                self._runs[name] = run
+                run = self._make(name, verifier)
             return run
+
+    def load(self, name: str, verifier: str) -> Run:
+        """A run that an earlier node kept: it has its place, however many there are."""
+        with self._lock:
+            return self._make(name, verifier)
+
+    def _make(self, name: str, verifier: str) -> Run:
+        run = self._runs[name] = Run(name, verifier, self._arena, self._outlet, self._counters)
+        return run
 
     def _forget_one(self) -> None:
         for name, run in self._runs.items():
             if run.empty:
                 del self._runs[name]
+                self._outlet.forget(run)
                 return
         raise Refused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
 

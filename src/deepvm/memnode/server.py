@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from typing import Any
 
 import deepvm
-from deepvm.errors import DeepvmError, UsageError
 from deepvm.memnode import wire
+from deepvm.memnode.access import server_tls
+from deepvm.memnode.addresses import join_address
 from deepvm.memnode.arena import Arena
+from deepvm.memnode.auth import resolve_all
 from deepvm.memnode.channel import Channel, Gone
 from deepvm.memnode.connection import Connection
 from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
 from deepvm.memnode.metrics import MetricsServer
 from deepvm.memnode.registry import Runs
-from deepvm.memnode.settings import Settings, join_address, split_address
+from deepvm.memnode.settings import Settings
+from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.memnode.status import Counters
 
 _TICK_S = 0.5
-_BACKLOG = 128
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
 
 
@@ -75,6 +77,7 @@ class MemoryNode:
         self._background: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self._address = ""
+        self.advertised: frozenset[str] = frozenset()
         self._tls: ssl.SSLContext | None = None
         self._metrics: MetricsServer | None = None
 
@@ -98,9 +101,10 @@ class MemoryNode:
 
     def start(self) -> None:
         try:
-            self._tls = _tls_context(self.settings)
+            self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
+            self.advertised = resolve_all(self.settings.advertise)
             loaded = self.flow.load(self.runs, self.arena)
-            self._listener = _listen(self.settings.listen)
+            self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
                 thread = threading.Thread(target=work, name=f"deepvm-{work.__name__}", daemon=True)
@@ -125,32 +129,36 @@ class MemoryNode:
 
     def _accept(self) -> None:
         assert self._listener is not None  # noqa: S101 - start() made it
-        while not self.stopping:
-            try:
-                sock, address = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError as error:
-                if self._listener.fileno() >= 0:  # out of descriptors, for one: it passes
-                    self.log.warning("accept failed", error=str(error))
-                    time.sleep(_TICK_S)
-                continue
-            name = join_address(*address[:2])
-            if self.connections >= self.settings.limits.connections:
-                self.counters.add(connections_refused=1)
-                self.log.warning("refused", client=name, reason="too many connections")
-                sock.close()
-                continue
-            with self._lock:
-                self._connected += 1
-            thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
+        accept_each(self._listener, self._admit, stopping=lambda: self.stopping, failed=self._accept_failed)
+
+    def _accept_failed(self, error: Exception) -> None:
+        self.log.warning("accept failed", error=str(error) or type(error).__name__)
+
+    def _admit(self, sock: socket.socket, address: Any) -> None:
+        name = join_address(*address[:2])
+        if self.connections >= self.settings.limits.connections:
+            self.counters.add(connections_refused=1)
+            self.log.warning("refused", client=name, reason="too many connections")
+            sock.close()
+            return
+        thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
+        with self._lock:
+            self._connected += 1
+        try:
             thread.start()
+        except BaseException:
+            with self._lock:
+                self._connected -= 1
+            raise
 
     def _serve(self, sock: socket.socket, name: str) -> None:
         self.counters.add(connections_total=1)
         try:
             self._serve_one(sock, name)
+        except Exception as error:  # out of memory, for one: this client loses its connection, the others nothing
+            self.log.error("internal error", client=name, error=f"{type(error).__name__}: {error}")
         finally:
+            sock.close()
             with self._lock:
                 self._connected -= 1
 
@@ -242,33 +250,3 @@ class MemoryNode:
             **self.counters.as_dict(),
             **self.flow.status(),
         }
-
-
-def _listen(address: str) -> socket.socket:
-    host, port = split_address(address)
-    try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"{address} is no address of this machine: {error.strerror or error}") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(_BACKLOG)
-        listener.settimeout(_TICK_S)
-    except OSError as error:
-        listener.close()
-        raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None
-    return listener
-
-
-def _tls_context(settings: Settings) -> ssl.SSLContext | None:
-    if settings.tls_cert is None or settings.tls_key is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(settings.tls_cert, settings.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"the certificate {settings.tls_cert} and its key cannot be used: {error}") from None
-    return context

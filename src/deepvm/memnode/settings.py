@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from deepvm.errors import UsageError
 from deepvm.memnode import wire
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.sockets import is_loopback
 from deepvm.store.base import DEFAULT_CHUNK_BYTES
 from deepvm.units import format_bytes
@@ -37,6 +38,7 @@ class Limits:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     listen: str = "127.0.0.1:0"
+    advertise: tuple[str, ...] = ()  # where clients reach it through a forwarded port or NAT, beside its own addresses
     capacity_bytes: int
     block_bytes: int = DEFAULT_CHUNK_BYTES
     buffers: int = 2  # checkpoints of a run in memory, the one in progress included
@@ -51,7 +53,9 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        host, _ = split_address(self.listen)
+        host, _ = split_address(self.listen, listen=True)
+        for address in self.advertise:
+            split_address(address)
         if not wire.LEAST_BLOCK_BYTES <= self.block_bytes <= wire.MOST_BLOCK_BYTES or self.block_bytes % 4096:
             raise UsageError(
                 f"a block of {self.block_bytes} bytes: take a multiple of 4096 from "
@@ -88,19 +92,3 @@ class Settings:
     @property
     def kept_in_spill(self) -> int:
         return self.buffers if self.spill_keep is None else self.spill_keep
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """``127.0.0.1:7070``, ``[::1]:7070``, ``node.example:7070``."""
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise UsageError(f"{address!r} is ambiguous: write an IPv6 address like [::1]:7070")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{address!r} is no address: write it like 127.0.0.1:7070")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -2,33 +2,31 @@
 
 ``DIR/RUN/step-….safetensors`` and its manifest, as any file store keeps them; ``DIR/RUN/run.json`` (mode 0600) with
 the verifier of the run's key and its sessions. A node that has only a share of a checkpoint's chunks keeps them,
-packed, in ``DIR/.parts/RUN``, where no reader of whole checkpoints looks.
+packed, in ``DIR/.parts/RUN``, where no reader of whole checkpoints looks. Only what this node loaded or wrote is ever
+removed from the directory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from deepvm.errors import StoreError, UsageError
 from deepvm.memnode.arena import Arena
 from deepvm.memnode.checkpoints import Checkpoint
+from deepvm.memnode.leftovers import tidy
 from deepvm.memnode.log import Log
 from deepvm.memnode.registry import Runs
+from deepvm.memnode.run_files import PARTS, RunFiles, make_private
 from deepvm.memnode.runs import Run
 from deepvm.memnode.share import Share
 from deepvm.memnode.source import Source
-from deepvm.store.base import Manifest, check_run
-from deepvm.store.files import FileStore
+from deepvm.store.base import Manifest
+from deepvm.store.files import FileStore, explained
 
-FORMAT = "deepvm-run/1"
-_PARTS = ".parts"
-_RUN_FILE = "run.json"
 _LOCK = ".node.lock"
 
 
@@ -51,11 +49,13 @@ class Spill:
     name = "spill"
 
     def __init__(self, directory: Path | str, *, keep: int, log: Log) -> None:
-        self._directory = Path(directory)
+        self._directory = Path(directory).absolute()
         self._keep, self._log = keep, log
         self._lock_fd = _lock(self._directory)
         self._whole = FileStore(self._directory, durable=False)
-        self._parts = FileStore(self._directory / _PARTS, durable=False)
+        self._parts = FileStore(self._directory / PARTS, durable=False)
+        self._files = RunFiles(self._directory, log)
+        self._mine: dict[str, set[tuple[FileStore, int]]] = {}  # by run: what this node loaded or wrote
 
     def wants(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.copy is None and self._places(checkpoint) != {}
@@ -66,6 +66,11 @@ class Spill:
         manifest, places = checkpoint.manifest, self._places(checkpoint)
         store = self._whole if places is None else self._parts
         kept = manifest if places is None else _part(checkpoint, places)
+        self._files.keep(run, self._order(run, checkpoint))
+        if places is not None:
+            with explained(self._parts.root):
+                for folder in (self._parts.root, self._parts.root / run.name):
+                    make_private(folder)
         writer = store.writer(run.name, manifest.step, size_bytes=kept.size_bytes, chunk_bytes=kept.chunk_bytes)
         try:
             for chunk in range(len(manifest.digests)) if places is None else places:
@@ -79,6 +84,7 @@ class Spill:
         finally:
             writer.abort()
         with run.lock:
+            self._mine.setdefault(run.name, set()).add((store, manifest.step))
             if checkpoint.is_deleted():
                 store.delete(run.name, manifest.step)
                 return
@@ -95,6 +101,15 @@ class Spill:
         mine = [chunk for chunk in range(len(checkpoint.manifest.digests)) if share.has(chunk)]
         return {chunk: place for place, chunk in enumerate(mine)}
 
+    @staticmethod
+    def _order(run: Run, new: Checkpoint) -> list[int]:
+        """The steps as they were committed, where the times in their manifests say otherwise: a clock was set back."""
+        with run.lock:
+            spilled = [found for found in run.checkpoints.values() if found.copy is not None and found is not new]
+        spilled = sorted([*spilled, new], key=lambda found: found.order)
+        told = sorted(spilled, key=_by_time)
+        return [found.step for found in spilled] if told != spilled else []
+
     def _prune(self, run: Run) -> None:
         with run.lock:
             copied = [found for found in run.in_order() if found.copy is not None]
@@ -103,82 +118,68 @@ class Spill:
                 if not found.in_memory:
                     del run.checkpoints[found.step]
             kept = {(found.copy.store, found.step) for found in copied if isinstance(found.copy, SpilledCopy)}
-            for store in (self._whole, self._parts):  # left by a step that was saved again and then overtaken
-                for step in store.steps(run.name):
-                    if (store, step) not in kept:
-                        store.delete(run.name, step)
+            for store, step in (
+                self._mine.get(run.name, set()) - kept
+            ):  # left by a step that was saved again and then overtaken
+                self._delete(run, store, step)
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
         copy, checkpoint.copy = checkpoint.copy, None
         if isinstance(copy, SpilledCopy):
-            try:
-                copy.store.delete(run.name, checkpoint.step)
-            except StoreError as error:
-                self._log.error("spill", run=run.name, step=checkpoint.step, error=str(error))
+            self._delete(run, copy.store, checkpoint.step)
+
+    def _delete(self, run: Run, store: FileStore, step: int) -> None:
+        try:
+            store.delete(run.name, step)
+            self._mine.get(run.name, set()).discard((store, step))
+        except StoreError as error:
+            self._log.error("spill", run=run.name, step=step, error=str(error))
 
     def remember(self, run: Run) -> None:
-        """Keep what is needed to serve the run again: written aside, with the owner's rights only, and renamed."""
-        path = self._directory / run.name / _RUN_FILE
-        document = {
-            "format": FORMAT,
-            "run": run.name,
-            "verifier": run.verifier,
-            "session": run.session,
-            "past_sessions": list(run.past_sessions),
-        }
-        aside = path.with_name(f".{_RUN_FILE}.tmp")
-        try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):
-                aside.unlink()
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-                json.dump(document, file)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except OSError as error:
-            self._log.error("spill", run=run.name, error=f"{path} cannot be written: {error.strerror or error}")
+        self._files.update(run)
+
+    def forget(self, run: Run) -> None:
+        self._files.forget(run)
+        self._mine.pop(run.name, None)
 
     # --- reading back ---------------------------------------------------------------------------------------------
 
     def load(self, runs: Runs, arena: Arena) -> list[tuple[Run, Checkpoint]]:
-        """Every run and checkpoint that an earlier node spilled; what cannot be read is told and left alone."""
+        """Every run and checkpoint that an earlier node spilled. What cannot be read is logged and left alone."""
+        if (self._directory / PARTS).is_dir():
+            try:
+                os.chmod(self._directory / PARTS, 0o700)  # an earlier version's may be readable by others
+            except OSError as error:
+                self._log.error("spill", error=f"{self._directory / PARTS} cannot be made private: {error.strerror}")
+        tidy(self._directory, self._log)
         loaded = []
-        for document in self._run_files():
-            run = runs.add(document["run"], document["verifier"])
+        for document in self._files.load():
+            run = runs.load(document["run"], document["verifier"])
             run.session = document["session"]
             run.past_sessions.extend(document["past_sessions"])
+            mine = self._mine.setdefault(run.name, set())
             for store in (self._parts, self._whole):
                 for checkpoint in self._checkpoints(store, run.name, arena):
                     run.checkpoints[checkpoint.step] = checkpoint
-            found = sorted(run.checkpoints.values(), key=lambda one: (one.manifest.created_s, one.step))
-            for order, checkpoint in enumerate(found, start=1):
+                    mine.add((store, checkpoint.step))
+            for order, checkpoint in enumerate(_in_order(run, document.get("order", ())), start=1):
                 checkpoint.order, checkpoint.recovered = order, True
                 loaded.append((run, checkpoint))
         return loaded
 
-    def _run_files(self) -> Iterator[dict[str, Any]]:
-        for path in sorted(self._directory.glob(f"*/{_RUN_FILE}")):
-            try:
-                document = json.loads(path.read_bytes())
-                check_run(document["run"])
-                if document["format"] != FORMAT or document["run"] != path.parent.name:
-                    raise ValueError(f"format {document['format']!r}")
-                bytes.fromhex(document["verifier"])
-                document["past_sessions"] = [str(session) for session in document["past_sessions"]]
-                yield document
-            except (OSError, ValueError, KeyError, TypeError, UsageError) as error:
-                self._log.error("spill", error=f"{path} cannot be used: {type(error).__name__} {error}")
-
     def _checkpoints(self, store: FileStore, run: str, arena: Arena) -> Iterator[Checkpoint]:
         try:
-            for step in store.steps(run):
-                try:
-                    yield _loaded(store, store.manifest(run, step), arena)
-                except (StoreError, ValueError, KeyError, TypeError) as error:
-                    self._log.error("spill", run=run, step=step, error=str(error))
+            steps = store.steps(run)
         except StoreError as error:
             self._log.error("spill", run=run, error=str(error))
+            return
+        for step in steps:
+            try:
+                checkpoint = _loaded(store, store.manifest(run, step), arena)
+            except Exception as error:  # whatever it is, one file must not stop the start
+                self._log.error("spill", run=run, step=step, error=f"{type(error).__name__} {error}"[:300])
+            else:
+                yield checkpoint
 
     def close(self) -> None:
         self._whole.close()
@@ -229,3 +230,13 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
     checkpoint.copy = SpilledCopy(store, manifest, places)
     return checkpoint
+
+
+def _in_order(run: Run, order: Sequence[int]) -> list[Checkpoint]:
+    """As they were committed: by their times, unless the run file knows better."""
+    place = {step: number for number, step in enumerate(order)}
+    return sorted(run.checkpoints.values(), key=lambda found: (place.get(found.step, -1), _by_time(found)))
+
+
+def _by_time(found: Checkpoint) -> tuple[float, int]:
+    return found.manifest.created_s, found.step

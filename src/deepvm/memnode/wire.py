@@ -2,10 +2,11 @@
 
 A frame is a fixed header, a small JSON object (meta) and a body of bytes:
 
-    magic "DVM1" · kind u8 · flags u8 (0) · reserved u16 (0) · request u32 · meta length u32 · body length u64 ·
+    magic "DVM2" · kind u8 · flags u8 (0) · reserved u16 (0) · request u32 · meta length u32 · body length u64 ·
     digest u64
 
-Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body.
+Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body. Where there
+is a token, tags (auth.py) follow the meta, a document, and each digest in the body of PUTS; lengths do not count them.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from enum import IntEnum
 from typing import Any
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
+from deepvm.memnode import auth
 
-VERSION = 1
-MAGIC = b"DVM1"
+MAGIC = b"DVM2"
 HEADER = struct.Struct("!4sBBHIIQQ")
 DIGEST = struct.Struct("!Q")
 MOST_META_BYTES = 64 * 2**10
@@ -31,6 +32,7 @@ MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 MOST_PUT = 16  # chunks of one frame
 NONCE_BYTES = 32
+VERSION = auth.VERSION
 OFFER, PUTS = "offer", "puts"
 FEATURES = (OFFER, PUTS)  # what a node can do that not every node of this version can: told in HELLO
 
@@ -38,7 +40,7 @@ FEATURES = (OFFER, PUTS)  # what a node can do that not every node of this versi
 class Kind(IntEnum):
     # the node speaks first
     HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool, "features": [names]}
-    AUTH = 2  # client: {"version", "nonce", "proof"}; the proof is empty where the node has no token
+    AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty where the node has no token
     # answers
     OK = 10
     ERROR = 11  # {"code", "message"}
@@ -72,9 +74,11 @@ class Kind(IntEnum):
     STATUS = 41  # -> OK {...}
 
 
-_DOCUMENTS = (Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK)  # DATA: blocks, too
+DOCUMENTS = frozenset(
+    {Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK}
+)  # DATA: chunks, too
 _MOST_BODY_BYTES = {  # of all other kinds: none
-    **dict.fromkeys(_DOCUMENTS, MOST_DOCUMENT_BYTES),
+    **dict.fromkeys(DOCUMENTS, MOST_DOCUMENT_BYTES),
     **dict.fromkeys((Kind.PUT, Kind.MEND), MOST_BLOCK_BYTES),
     Kind.PUTS: MOST_PUT * (MOST_BLOCK_BYTES + DIGEST.size),
 }
@@ -86,6 +90,8 @@ class ProtocolError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
+    """A header."""
+
     kind: Kind
     request: int
     meta_bytes: int
@@ -158,8 +164,9 @@ def error_meta(code: str, message: str) -> dict[str, str]:
 
 
 def raise_error(meta: Mapping[str, Any]) -> None:
-    code, message = meta.get("code"), meta.get("message")
-    raise _ERRORS.get(str(code), StoreError)(str(message))
+    code, message = meta.get("code"), str(meta.get("message"))[:1000]
+    shown = "".join(letter if letter.isprintable() else "?" for letter in message)  # it may go to a terminal
+    raise _ERRORS.get(str(code), StoreError)(shown)
 
 
 # --- proofs: neither the token nor a run's key ever crosses the wire ----------------------------------------------
@@ -170,19 +177,19 @@ def new_nonce() -> str:
 
 
 def proof(secret: str, role: str, node_nonce: str, client_nonce: str) -> str:
-    """That one side knows the secret, for this connection and this side only."""
+    """That the client knows a run's key, for this connection only."""
     return hmac.new(
         secret.encode(), f"deepvm/{VERSION}/{role}/{node_nonce}/{client_nonce}".encode(), "sha256"
     ).hexdigest()
 
 
 def same(left: str, right: str) -> bool:
-    return hmac.compare_digest(left.encode(), right.encode())
+    return hmac.compare_digest(left.encode("utf-8", "surrogatepass"), right.encode("utf-8", "surrogatepass"))
 
 
 def run_verifier(run: str, key: str) -> str:
-    """What a node keeps of a run's key: enough to check it, not enough to learn it."""
-    return hmac.new(key.encode(), f"deepvm-run/{VERSION}/{run}".encode(), "sha256").hexdigest()
+    """What a node keeps of a run's key, in its spill directory, too: enough to check it, not enough to learn it."""
+    return hmac.new(key.encode(), f"deepvm-run/1/{run}".encode(), "sha256").hexdigest()
 
 
 def masked(verifier: str, token: str | None, node_nonce: str, client_nonce: str) -> str:

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepvm.catalog import Market
 from deepvm.errors import DeepvmError, UnknownName
@@ -108,12 +109,20 @@ class SingleAnchor:
         with np.errstate(invalid="ignore"):
             usd = (nodes - 1) * workers.spot_usd[:, None] + workers.on_demand_usd[:, None]
         usd[:, nodes < 2] = np.inf
-        wanted_gib = board.request.checkpoint_bytes * board.request.buffers / 2**30
-        with np.errstate(invalid="ignore"):  # a memory that is not known is not held against the type
-            usd[(workers.memory_gib < wanted_gib) | (workers.gbps < board.checkpoint_gbps)] = np.inf
+        usd[~self.may_anchor(board)] = np.inf
         usd[workers.on_demand_limit < 1] = np.inf
         spot = workers.spot_limit + (0 if board.anchor_counts_as_spot else 1)
         return _up_to(spot, nodes, usd)
+
+    def may_anchor(self, board: Board) -> NDArray[np.bool_]:
+        """[row of workers]: whether one machine holds the checkpoints and its link receives them in time.
+
+        A memory that is not known is not held against the type. The published method bounds memory nodes alone."""
+        if board.request.published:
+            return np.ones(len(board.workers), dtype=bool)
+        with np.errstate(invalid="ignore"):
+            too_small = board.workers.memory_gib < board.checkpoints_gib
+        return ~too_small & (board.workers.gbps >= board.checkpoint_gbps)
 
     def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:  # noqa: ARG002
         anchor = Part(

@@ -95,6 +95,11 @@ class Board:
         return self.request.published
 
     @property
+    def checkpoints_gib(self) -> float:
+        """What the memory tier or the anchor has to hold: checkpoint × buffers."""
+        return self.request.checkpoint_bytes * self.request.buffers / GIB
+
+    @property
     def checkpoint_gbps(self) -> float:
         """The bandwidth that checkpoints of the asked size and frequency take, with room for everything else."""
         if self.saturation == "table":
@@ -166,7 +171,7 @@ class Board:
     @cached_property
     def tier_memory_nodes(self) -> Floats:
         """[row of memory]: how many are needed for the bytes alone, checkpoint × buffers."""
-        wanted_gib = self.request.checkpoint_bytes * self.request.buffers / GIB
+        wanted_gib = self.checkpoints_gib
         if self.request.published:  # every node holds all of it, in all the memory it has
             return np.where(self.memory.memory_gib >= wanted_gib, 1.0, np.inf)
         return np.maximum(1.0, np.ceil(wanted_gib / (self.memory.memory_gib * USABLE_MEMORY)))

@@ -161,8 +161,9 @@ def _binding(
     )
     if request.deadline_s is not None:
         relaxed["deadline"] = replace(request, deadline_s=None)
-    if request.zone is not None or request.region is not None:
-        relaxed[f"place ({request.zone or request.region})"] = replace(request, zone=None, region=None)
+    places = request.zones or request.regions
+    if places:
+        relaxed[f"place ({', '.join(places)})"] = replace(request, zone=None, region=None)
     for name, loosened in relaxed.items():
         better = _first(catalog, loosened)
         if better is not None and _gain(chosen, better) > 1e-9:

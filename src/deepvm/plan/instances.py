@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from deepvm.catalog import Catalog, Instance, Market, Quota
 from deepvm.catalog.accelerators import find as find_accelerator
+from deepvm.catalog.accelerators import spellings
 from deepvm.errors import UnknownName
 from deepvm.performance import estimate_eflops, estimate_sustained_gbps
 from deepvm.plan.board import Board, Floats, Ints, LeftOut, MemoryNodes, Workers
@@ -45,6 +46,7 @@ class _Analysis:
         self.eflops, self.gbps = np.full(count, np.nan), np.full(count, np.nan)
         self.eflops_estimated, self.gbps_estimated = np.zeros(count, bool), np.zeros(count, bool)
         self.reasons: dict[str, list[str]] = {}
+        self.gpus: set[str] = set()  # the catalogue's spellings of those asked for
         self._check_names()
 
     def board(self) -> Board:
@@ -96,13 +98,19 @@ class _Analysis:
 
     def _check_names(self) -> None:
         request, catalog = self.request, self.catalog
-        if request.region is not None and request.region not in catalog.regions:
-            raise UnknownName("region of this catalogue", request.region, catalog.regions)
-        if request.zone is not None and request.zone not in catalog.zones:
-            raise UnknownName("zone of this catalogue", request.zone, catalog.zones)
-        known = {i.accelerator for i in catalog.instances if i.accelerator is not None}
-        if request.gpu is not None and request.gpu.lower() not in {k.lower() for k in known}:
-            raise UnknownName("GPU of this catalogue", request.gpu, known)
+        for kind, asked, known in (
+            ("region", request.regions, catalog.regions),
+            ("zone", request.zones, catalog.zones),
+        ):
+            for name in asked:
+                if name not in known:
+                    raise UnknownName(f"{kind} of this catalogue", name, known)
+        offered = {i.accelerator for i in catalog.instances if i.accelerator is not None}
+        for name in request.gpus:
+            found = spellings(name, offered)
+            if not found:
+                raise UnknownName("GPU of this catalogue", name, offered)
+            self.gpus |= found
 
     def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         is_worker = np.zeros(len(self.catalog.instances), bool)
@@ -135,8 +143,8 @@ class _Analysis:
 
     def _unfit_worker(self, i: int, instance: Instance) -> str | None:
         request = self.request
-        if request.gpu is not None and (instance.accelerator or "").lower() != request.gpu.lower():
-            return f"another GPU than {request.gpu}"
+        if request.gpus and instance.accelerator not in self.gpus:
+            return f"another GPU than {' or '.join(request.gpus)}"
         if instance.accelerator_count % 1 and not request.fractional_gpus:
             return "a slice of a GPU (--fractional-gpus admits it)"
         if np.isnan(self.eflops[i]):
@@ -166,11 +174,8 @@ class _Analysis:
         self.reasons.setdefault(reason, []).append(instance.name)
 
     def _allowed_places(self) -> NDArray[np.bool_]:
-        request = self.request
-        return np.array(
-            [request.region in (None, region) and request.zone in (None, zone) for region, zone in self.catalog.places],
-            dtype=bool,
-        )
+        regions, zones = self.request.regions or self.catalog.regions, self.request.zones
+        return np.array([r in regions and (not zones or z in zones) for r, z in self.catalog.places], dtype=bool)
 
     def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
         """[instance, place] -> USD an hour, inf where there is no offer; the cheapest where there are several."""

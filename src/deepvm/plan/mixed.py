@@ -33,16 +33,18 @@ class _Program:
     nodes: int
     gain: Floats  # of one machine of each row, at this size
     usd: Floats  # of one worker of each row
-    anchor_usd: Floats | None
+    anchor_usd: Floats | None  # inf where the row may not anchor: no offer, too little memory, too slow a link
     fixed_usd: float  # the memory tier
     gbps: float
     bound: float
 
 
 def search(board: Board, space: Space) -> list[Candidate]:
-    """The best cluster of several types that beats every cluster of one type, if there is one."""
+    """The best cluster of several types that keeps the deadline and beats every cluster of one type, if any does."""
     incumbent = space.best(board.request.budget_usd, 1)
-    best_value = incumbent[0].score if incumbent else 0.0
+    in_time = board.request.least_performance
+    # Just below the deadline's performance: what reaches it exactly is in time.
+    best_value = incumbent[0].score if incumbent else in_time * (1 - 4 * _GAP)
     best: Candidate | None = None
     programs = sorted(_programs(board, space, best_value), key=lambda p: -p.bound)
     for program in programs:
@@ -52,7 +54,7 @@ def search(board: Board, space: Space) -> list[Candidate]:
         if counts is None:
             continue
         value = float(program.gain @ counts.sum(axis=0))
-        if value > best_value * (1 + _GAP):
+        if value >= in_time and value > best_value * (1 + _GAP):
             best_value, best = value, _candidate(board, program, counts, value)
     return [] if best is None else [best]
 
@@ -65,6 +67,8 @@ def merge(single: Sequence[Candidate], several: Sequence[Candidate], limit: int)
 
 def _programs(board: Board, space: Space, at_least: float) -> Iterator[_Program]:
     nodes, workers = space.nodes, board.workers
+    # The anchor's own link receives the checkpoints, however slow the ring is.
+    anchor_usd = np.where(SingleAnchor().may_anchor(board), workers.on_demand_usd, np.inf)
     for gbps in np.unique(workers.gbps):
         slowed = replace(board, workers=replace(workers, gbps=np.minimum(workers.gbps, gbps)))
         gain = workers.eflops[:, None] * slowed.scaling(nodes)
@@ -72,7 +76,9 @@ def _programs(board: Board, space: Space, at_least: float) -> Iterator[_Program]
         for place in np.unique(workers.place):
             rows = np.flatnonzero((workers.place == place) & (workers.gbps >= gbps))
             for kind in space.architectures:
-                yield from _programs_of(slowed, kind, rows, gain[rows], tier[rows[:1]], nodes, float(gbps), at_least)
+                yield from _programs_of(
+                    slowed, kind, rows, gain[rows], anchor_usd[rows], tier[rows[:1]], nodes, float(gbps), at_least
+                )
 
 
 def _programs_of(
@@ -80,6 +86,7 @@ def _programs_of(
     kind: Architecture,
     rows: Ints,
     gain: Floats,
+    anchor_usd: Floats,
     tier: Floats,
     nodes: Ints,
     gbps: float,
@@ -90,13 +97,13 @@ def _programs_of(
         return
     workers = board.workers
     usd = (workers.spot_usd if market is Market.SPOT else workers.on_demand_usd)[rows]
-    offered = np.isfinite(usd)
     anchored = isinstance(kind, SingleAnchor)
-    if anchored:
-        offered &= np.isfinite(workers.on_demand_usd[rows])
-    keep = offered & ~_dominated(usd, gain, workers.on_demand_usd[rows] if anchored else usd, board)
-    rows, usd, gain = rows[keep], usd[keep], gain[keep]
-    if rows.size < 2:
+    if not anchored:
+        anchor_usd = usd
+    useful = np.isfinite(usd) | np.isfinite(anchor_usd)
+    keep = useful & ~_dominated(usd, gain, anchor_usd, board)
+    rows, usd, gain, anchor_usd = rows[keep], usd[keep], gain[keep], anchor_usd[keep]
+    if rows.size < 2 or not (np.isfinite(usd).any() and np.isfinite(anchor_usd).any()):
         return
     fixed = tier[0] if isinstance(kind, Tiering) else np.zeros(len(nodes))
     least_nodes = 2 if anchored else 1
@@ -106,7 +113,7 @@ def _programs_of(
         & (nodes * gbps >= (0.0 if isinstance(kind, AllOnDemand) else board.checkpoint_gbps))
     )
     money = board.request.budget_usd + USD_TOLERANCE - np.where(possible, fixed, 0.0)
-    bound = _bounds(gain, usd, money, nodes)
+    bound = _bounds(gain, np.minimum(usd, anchor_usd), money, nodes)
     for n in np.flatnonzero(possible & (money > 0) & (bound > at_least * (1 + _GAP))):
         yield _Program(
             architecture=kind,
@@ -114,7 +121,7 @@ def _programs_of(
             nodes=int(nodes[n]),
             gain=gain[:, n],
             usd=usd,
-            anchor_usd=workers.on_demand_usd[rows] if anchored else None,
+            anchor_usd=anchor_usd if anchored else None,
             fixed_usd=float(fixed[n]),
             gbps=gbps,
             bound=float(bound[n]),
@@ -161,6 +168,8 @@ def _solve(board: Board, program: _Program) -> Ints | None:
     count = len(program.rows)
     anchored = program.anchor_usd is not None
     usd = np.concatenate([program.usd, program.anchor_usd]) if anchored else program.usd
+    most = np.where(np.isfinite(usd), program.nodes, 0)
+    usd = np.where(np.isfinite(usd), usd, 0.0)  # of none at all
     gain = np.tile(program.gain, 2) if anchored else program.gain
     constraints = [
         LinearConstraint(np.ones(len(usd)), program.nodes, program.nodes),
@@ -178,7 +187,7 @@ def _solve(board: Board, program: _Program) -> Ints | None:
         -gain,
         constraints=constraints,
         integrality=np.ones(len(usd)),
-        bounds=Bounds(0, program.nodes),
+        bounds=Bounds(0, most),
         options={"time_limit": 5.0, "mip_rel_gap": 0.0},
     )
     if solved.x is None:

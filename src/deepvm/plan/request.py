@@ -18,6 +18,8 @@ PAPER_ARCHITECTURES = ("tiering", "single-anchor")
 # whose gradients are a third of it (weights and two moments are kept).
 CHECKPOINT_OVER_GRADIENTS = 3
 
+Names = str | tuple[str, ...] | None  # one, several, or whatever there is
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
@@ -38,9 +40,9 @@ class Request:
 
     architectures: tuple[str, ...] = PAPER_ARCHITECTURES
     mixed: bool = False
-    region: str | None = None
-    zone: str | None = None
-    gpu: str | None = None
+    region: Names = None
+    zone: Names = None
+    gpu: Names = None
     min_gpu_memory_gib: float | None = None
     cpu: Literal["x86_64", "arm64", "any"] = "x86_64"
     fractional_gpus: bool = False
@@ -51,6 +53,8 @@ class Request:
     saturation: Literal["auto", "table", "bandwidth"] = "auto"
 
     def __post_init__(self) -> None:
+        for what in ("region", "zone", "gpu"):
+            object.__setattr__(self, what, _plainly(getattr(self, what)))
         _choice("objective", self.objective, OBJECTIVES)
         _choice("policy", self.policy, POLICIES)
         _choice("CPU architecture", self.cpu, ("x86_64", "arm64", "any"))
@@ -80,6 +84,19 @@ class Request:
             raise UsageError("clusters of several GPU types are planned for throughput under the policy deepvm only")
 
     @property
+    def regions(self) -> tuple[str, ...]:
+        """The regions asked for; empty where any will do."""
+        return names_of(self.region)
+
+    @property
+    def zones(self) -> tuple[str, ...]:
+        return names_of(self.zone)
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return names_of(self.gpu)
+
+    @property
     def published(self) -> bool:
         """Whether the method is the paper's as it was run: its objective, its bounds, its memory rule."""
         return self.objective == "flopp"
@@ -99,13 +116,25 @@ class Request:
 
     def to_json(self) -> dict[str, Any]:
         document = {f.name: getattr(self, f.name) for f in fields(self)}
-        document["architectures"] = list(self.architectures)
+        for name in ("architectures", "region", "zone", "gpu"):
+            if isinstance(document[name], tuple):
+                document[name] = list(document[name])
         if self.quotas is not None:
             document["quotas"] = [
                 {"families": list(q.families), "market": q.market.value, "vcpus": q.vcpus, "region": q.region}
                 for q in self.quotas
             ]
         return document
+
+
+def names_of(names: Names) -> tuple[str, ...]:
+    return () if names is None else (names,) if isinstance(names, str) else names
+
+
+def _plainly(names: Names) -> Names:
+    """One name as itself, several once each, none as None."""
+    several = tuple(dict.fromkeys(names_of(names)))
+    return several if len(several) > 1 else several[0] if several else None
 
 
 def _choice(kind: str, value: str, known: Iterable[str]) -> None:

@@ -38,11 +38,13 @@ class Job:
     durable: str | None = None  # a store's URL
     max_restarts: int = 3  # of a worker that fails by itself
     env: Mapping[str, str] = field(default_factory=dict)
+    module: bool = False  # the script is a module's name
+    cwd: str = ""  # of the workers, on machines played here; empty: that of deepvm run
 
 
 TOLD = (
     "run", "script", "args", "policy", "after_loss", "batch", "planned_world_size", "memory_bytes", "durable",
-    "max_restarts", "env",
+    "max_restarts", "env", "module",
 )  # fmt: skip
 # of a job, to each machine that joins
 

@@ -91,6 +91,8 @@ def start(
     settings.check()
     if settings.preempt or settings.isolate or settings.workers is not None:
         raise UsageError("--preempt, --isolate and --workers are for machines played here: leave them out of a cloud")
+    if settings.module:
+        raise UsageError(f"-m {settings.script}: machines of a cloud get a script, not a module; write -- train.py")
     run = name or new_name(settings.script)
     kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": on, "options": list(options)}
     folder = RunFolder.create(run, kept)

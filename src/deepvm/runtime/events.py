@@ -13,6 +13,8 @@
 | replanned | supervisor | changes: what is different now, as sentences |
 | restored | trainer | step, place, seconds; fetched: it was on the trainer's machine before |
 | step | trainer, rank 0 | step, seconds since the step before or since the restore, world_size |
+| worker-failed | hub | error: what the workers said last; final: they are not started again |
+| warning | supervisor | text: something that people should know, as a sentence |
 | save | trainer, rank 0 | step, state: remote, durable, skipped or failed; stall_s, seconds, bytes, place, why |
 """
 
@@ -28,7 +30,7 @@ from deepvm.errors import UsageError
 KINDS = frozenset(
     {
         "run-started", "run-ended", "machine-asked", "machine-up", "machine-down", "notice", "decision", "group",
-        "replanned", "restored", "step", "save",
+        "replanned", "restored", "step", "save", "worker-failed", "warning",
     }
 )  # fmt: skip
 

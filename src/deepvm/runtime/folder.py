@@ -84,6 +84,15 @@ class RunFolder:
             raise MalformedFile(self._settings, f"it is not of the format {FORMAT!r}: another deepvm made this run")
         return found
 
+    def keep(self, settings: Mapping[str, Any]) -> None:
+        """Replace the settings, whole or not at all."""
+        aside = self._settings.with_name("settings.json.new")
+        try:
+            aside.write_text(json.dumps({"format": FORMAT, **settings}, indent=1), encoding="utf-8")
+            aside.replace(self._settings)
+        except OSError as error:
+            raise UsageError(f"{self._settings} cannot be written: {error.strerror or error}") from None
+
     def remove(self) -> None:
         """Of a run that never began."""
         shutil.rmtree(self.path, ignore_errors=True)

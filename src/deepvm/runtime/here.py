@@ -16,6 +16,8 @@ from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Cluster, cluster_of, scaled
+from deepvm.runtime.durability import Durability
+from deepvm.runtime.entry import Entry
 from deepvm.runtime.faults import Faults, parse_faults
 from deepvm.runtime.folder import RunFolder, new_name
 from deepvm.runtime.hub import Hub
@@ -32,6 +34,11 @@ STATES_IN_MEMORY = 2.2  # two buffers, and the last blocks' rest
 MOST_OF_MEMORY = 0.25  # of this machine, for all memory nodes that it plays
 LEAST_MEMORY_BYTES = 64_000_000
 WORDS_BYTES = 1_000  # of a machine that does not start
+CHANGEABLE = (
+    "policy", "after_loss", "batch", "seed", "workers", "memory_bytes", "durable", "max_restarts", "isolate",
+    "bandwidth_bits_per_s",
+)  # fmt: skip
+# of a run that is resumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,6 +47,8 @@ class Settings:
 
     script: str
     args: tuple[str, ...] = ()
+    module: bool = False  # the script is a module's name, as after ``python -m``
+    cwd: str = ""  # where it runs; empty: where deepvm run was started
     rank: int = 1  # of the plan's recommendations
     policy: str = "every 10s or at notice"
     after_loss: str = "wait"
@@ -55,10 +64,10 @@ class Settings:
 
     def check(self) -> Settings:
         """Before anything is run with them."""
-        if not Path(self.script).is_file():
-            raise UsageError(
-                f"there is no script {self.script!r} in {os.getcwd()}: write it after --, as -- train.py ARGS"
-            )
+        folder = self.cwd or os.getcwd()
+        if not Path(folder).is_dir():
+            raise UsageError(f"the run was started in {folder}, which is gone: make that folder again, or start anew")
+        Entry(script=self.script, args=self.args, module=self.module).check(folder)
         parse_policy(self.policy)
         parse_after_loss(self.after_loss)
         if self.batch not in BATCH_POLICIES:
@@ -70,6 +79,19 @@ class Settings:
         if self.durable is not None:
             self._check_durable(self.durable)
         return self
+
+    def new_name(self) -> str:
+        """For a run of them."""
+        return new_name(self.script.replace(".", "-") if self.module else self.script)
+
+    def wherever(self) -> Settings:
+        """The same for a process that was started in another folder."""
+        folder = Path(self.cwd or os.getcwd()).resolve()
+        script = self.script if self.module else str(Path(folder, self.script).resolve())
+        durable = self.durable
+        if durable is not None and "://" not in durable:
+            durable = str(Path(folder, durable))
+        return replace(self, script=script, cwd=str(folder), durable=durable)
 
     @staticmethod
     def _check_durable(url: str) -> None:
@@ -111,9 +133,9 @@ def start(
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
     played, faults = _checked(cluster, settings)
-    settings = replace(settings, script=str(Path(settings.script).resolve()))  # resumed from anywhere
+    settings = settings.wherever()
     kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": "local"}
-    folder = RunFolder.create(name or new_name(settings.script), kept)
+    folder = RunFolder.create(name or settings.new_name(), kept)
     with Ledger.create(folder.ledger, run=folder.name, cluster=played) as ledger:
         try:
             return _run(folder, played, settings, faults, ledger, watch, begun, resumed=False)
@@ -123,18 +145,26 @@ def start(
             raise
 
 
-def resume(name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None) -> Ended:
-    """Go on with a run that was interrupted, or failed: from its newest checkpoint, with the same settings."""
+def resume(
+    name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None, **changes: Any
+) -> Ended:
+    """Continue a run that was interrupted, or failed: from its newest checkpoint, in the folder where it was started,
+    with its settings. ``changes`` are fields of ``Settings``, and hold from now on."""
     folder = RunFolder.find(name)
     found = folder.settings()
     if found["on"] != "local":
         raise UsageError(
             f"run {name} is not one of this machine: it runs on {found['on']}, and goes on there by itself"
         )
-    settings = Settings.from_json({**found["settings"], "preempt": preempt})
-    played, faults = _checked(cluster_of(found["plan"], folder.path, rank=settings.rank), settings)
+    if fixed := [key for key in changes if key not in CHANGEABLE]:
+        raise UsageError(f"a run is resumed with its own {', '.join(fixed)}: leave that out, or start another run")
+    settings = replace(Settings.from_json({**found["settings"], "preempt": preempt}), **changes).wherever()
+    cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
+    played, faults = _checked(cluster, settings)
     with Ledger.open(folder.ledger, write=True) as ledger:
-        return _run(folder, played, settings, faults, ledger, watch, begun, resumed=True)
+        folder.keep({"plan": cluster.plan, "settings": replace(settings, preempt="").to_json(), "on": "local"})
+        planned = len(ledger.cluster.trainers)
+        return _run(folder, played, settings, faults, ledger, watch, begun, resumed=True, planned=planned)
 
 
 def _checked(cluster: Cluster, settings: Settings) -> tuple[Cluster, Faults]:
@@ -160,21 +190,25 @@ def _run(
     begun: Begun,
     *,
     resumed: bool,
+    planned: int | None = None,
 ) -> Ended:
-    job = _job(folder, cluster, settings)
+    """``planned``: ranks at the run's first start, which batches are shared after."""
+    job = _job(folder, cluster, settings, planned or len(cluster.trainers))
     isolate = Isolation(bandwidth_bits_per_s=settings.bandwidth_bits_per_s) if settings.isolate else None
     with contextlib.ExitStack() as stack:
         backend = LocalBackend(job, isolate=isolate)
         stack.callback(backend.down)
+        token = read_token(folder.token_file) or ""
         hub = Hub(
-            cluster.machines, token=read_token(folder.token_file) or "", job=job_document(job, ()),
+            cluster.machines, token=token, job=job_document(job, ()),
             after_loss=parse_after_loss(settings.after_loss), listen=f"{backend.hub_address}:0",
         )  # fmt: skip
         stack.callback(hub.close)
         backend.job = replace(job, hub=hub.address)
+        durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=settings.durable)
         supervisor = Supervisor(
             cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
-            replanner=Replanner(), watch=watch, end_now=backend.hurry,
+            replanner=Replanner(), watch=watch, end_now=backend.hurry, durability=durability,
             last_words=lambda name: last_words(folder.log_of(name), most_bytes=WORDS_BYTES),
             about={"resumed": resumed, "script": settings.script, "settings": settings.to_json()},
         )  # fmt: skip
@@ -183,20 +217,22 @@ def _run(
     return Ended(run=folder.name, folder=folder.path, outcome=outcome)
 
 
-def _job(folder: RunFolder, cluster: Cluster, settings: Settings) -> Job:
+def _job(folder: RunFolder, cluster: Cluster, settings: Settings, planned: int) -> Job:
     trainers = len(cluster.trainers)
     threads = max(1, (os.cpu_count() or 1) // trainers)
     return Job(
         run=folder.name,
-        script=str(Path(settings.script).resolve()),
+        script=settings.script,
         args=settings.args,
+        module=settings.module,
+        cwd=settings.cwd,
         folder=folder.path,
         hub="",
         token_file=folder.token_file,
         policy=settings.policy,
         after_loss=settings.after_loss,
         batch=settings.batch,
-        planned_world_size=trainers,
+        planned_world_size=planned,
         memory_bytes=settings.memory_bytes or _memory_bytes(cluster),
         durable=settings.durable,
         max_restarts=settings.max_restarts,

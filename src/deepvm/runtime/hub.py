@@ -13,10 +13,12 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from deepvm.errors import DeepvmError, UsageError
+from deepvm.errors import DeepvmError
+from deepvm.memnode.addresses import join_address
+from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
@@ -60,12 +62,8 @@ class Hub:
         self._broken_at_s: float | None = None
         self._failed_times = 0  # that workers failed by themselves
         self._told_stores: tuple[str, ...] = ()  # to those that train now
-        host, _, port = listen.rpartition(":")
-        try:
-            self._listener = socket.create_server((host, int(port)))
-        except (OSError, ValueError) as error:
-            raise UsageError(f"machines cannot meet at {listen}: {getattr(error, 'strerror', None) or error}") from None
-        self.address = "{}:{}".format(*self._listener.getsockname()[:2])
+        self._listener = listen_at(listen)
+        self.address = join_address(*self._listener.getsockname()[:2])
         self._threads = [
             threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
             for name, target in (("accept", self._accept), ("form", self._form))
@@ -108,11 +106,22 @@ class Hub:
         if guest is not None:
             guest.lines.close()
 
-    def stop(self) -> None:
-        """Tell every machine to end its workers and itself."""
+    def save_now(self, *, within_s: float) -> int | None:
+        """Have all that train save as at a notice, and then wait for their end; the step that must be saved. None
+        where nobody trains, or where that step is saved already."""
         with self._lock:
-            self._stopping = True
-            guests = list(self._guests.values())
+            step = self.progress.step
+            if not self._membership.training or step is None or step <= (self.progress.saved_step or 0):
+                return None
+            at_s = time.time() + within_s
+            self._tell_members("notice", machine="", at_s=at_s, choice="save", step=step, action="interrupt")
+            return step
+
+    def stop(self, names: Collection[str] | None = None) -> None:
+        """Tell these machines, or all of them and for good, to end their workers and themselves."""
+        with self._lock:
+            self._stopping = self._stopping or names is None
+            guests = [guest for name, guest in self._guests.items() if names is None or name in names]
         for guest in guests:
             guest.tell("stop")
 
@@ -131,18 +140,13 @@ class Hub:
     # --- machines come --------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        self._listener.settimeout(0.5)
-        while not self._stopping:
-            try:
-                sock, peer = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:
-                return
-            if threading.active_count() > MOST_CONNECTIONS:
-                sock.close()
-                continue
-            threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
+        accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
+
+    def _take(self, sock: socket.socket, peer: Any) -> None:
+        if threading.active_count() > MOST_CONNECTIONS:
+            sock.close()
+            return
+        threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
 
     def _serve(self, sock: socket.socket, peer: Any) -> None:
         guest: Guest | None = None
@@ -300,6 +304,10 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (guest := self._guests.get(name)) is not None:
                 guest.tell(what, **fields)
+
+
+def _accept_failed(error: Exception) -> None:
+    log.warning("a connection to the hub could not be accepted: %s", str(error) or type(error).__name__)
 
 
 if __name__ == "__main__":

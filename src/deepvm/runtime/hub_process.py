@@ -21,10 +21,14 @@ from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.backend import TOLD
 from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.durability import Durability
 from deepvm.runtime.events import Event
 from deepvm.runtime.hub import Hub
+from deepvm.runtime.journal import Journal
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.supervisor import about
+
+log = logging.getLogger("deepvm.runtime")
 
 LOOK_S = 0.2
 
@@ -56,31 +60,39 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
     with (
         Ledger.open(path, write=True) if again else Ledger.create(path, run=str(job["run"]), cluster=cluster) as ledger
     ):
+        journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
         hub = Hub(
             machines,
-            token=read_token(given.token_file) or "",
+            token=token,
             job=job,
             after_loss=parse_after_loss(str(job["after_loss"])),
             listen=given.listen,
         )
-        ledger.append([_event("run-started", resumed=again, script=job["script"])])
+        journal.append([_event("run-started", resumed=again, script=job["script"])])
         try:
-            outcome = _follow(hub, ledger, stop)
+            outcome = _follow(hub, journal, stop)
+            journal.append(_taken(hub))
+            durability = Durability(str(job["run"]), nodes=lambda: hub.stores, token=token, durable=job["durable"])
+            if (made := durability.await_newest(hub.progress, lambda: not stop.wait(LOOK_S))) is not None:
+                journal.append([made])
         finally:
             hub.close()
-        ledger.append([*_taken(hub), _event("run-ended", outcome=outcome, why=hub.failed or "")])
+        journal.append([*_taken(hub), _event("run-ended", outcome=outcome, why=hub.failed or "")])
+        journal.close()
     return 0 if outcome == "finished" else 1
 
 
-def _follow(hub: Hub, ledger: Ledger, stop: threading.Event) -> str:
+def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
     """A machine is up while it is connected: nobody else here knows."""
     seen: set[str] = set()
     while True:
         connected = set(hub.connected)
         news = [_event("machine-up", name, **about(hub.machines[name])) for name in sorted(connected - seen)]
-        news += [_event("machine-down", name, why="lost") for name in sorted(seen - connected)]
+        why = "ended" if hub.finished.is_set() else "lost"
+        news += [_event("machine-down", name, why=why) for name in sorted(seen - connected)]
         seen = connected
-        ledger.append([*news, *_taken(hub)])
+        journal.append([*news, *_taken(hub)])
+        journal.look()
         if hub.finished.is_set():
             return "finished"
         if hub.failed is not None:

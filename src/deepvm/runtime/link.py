@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepvm.errors import StoreUnavailable, UsageError
+from deepvm.memnode.addresses import split_address
 from deepvm.runtime.lines import Gone, Lines, introduce
 
 BEAT_S = 1.0
 CONNECT_S = 60.0  # the hub's machine may still be starting
 WELCOME_S = 10.0
 AGAIN_S = 0.2
+STOPPED = "the run is stopped"
 FOREVER_S = 7 * 86400.0
 HUB_DEAD_S = FOREVER_S  # its connection ends when it does; silence alone is no sign of death
 
@@ -141,7 +143,7 @@ class Link:
             self._on_notice(message)
             return
         if what == "stop":
-            self._end("the run is stopped")
+            self._end(STOPPED)
             return
         with self._changed:
             if what == "round":
@@ -177,13 +179,11 @@ class Link:
 
 
 def _connect(hub: str, within_s: float) -> Lines:
-    host, _, port = hub.rpartition(":")
+    address = split_address(hub)
     deadline = time.monotonic() + within_s
     while True:
         try:
-            return Lines(socket.create_connection((host.strip("[]"), int(port)), timeout=5.0))
-        except ValueError:
-            raise UsageError(f"{hub!r} is no address of a hub: write it like 10.0.0.9:7071") from None
+            return Lines(socket.create_connection(address, timeout=5.0))
         except OSError as error:
             if time.monotonic() > deadline:
                 raise StoreUnavailable(f"no hub answers at {hub} within {within_s:.0f} s: {error}") from None

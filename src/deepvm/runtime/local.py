@@ -147,7 +147,9 @@ class LocalBackend:
         if self._network is not None:
             namespace = self._network.join(machine.name)
             env = {**os.environ, **dict.fromkeys(_BY_NAME, INTERFACE), **self.job.env}
-        return Tree(self._command(machine), env=env, log=folder / "log.txt", namespace=namespace)
+        return Tree(
+            self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.job.cwd or None
+        )
 
     def _look(self) -> None:
         """Which machines have ended since?"""

@@ -29,7 +29,7 @@ from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.events import Event
 from deepvm.runtime.fetching import Fetching, store_urls
 from deepvm.runtime.lines import Gone
-from deepvm.runtime.link import Link
+from deepvm.runtime.link import STOPPED, Link
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
 from deepvm.runtime.tail import Tail
@@ -47,23 +47,41 @@ def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     for number in ENDED_BY:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+        signal.signal(number, _leave_once)
     try:
         here = Here(given)
         if not here.fork_template():
             return 0  # a worker, whose script has ended
-        try:
-            return here.run()
-        finally:
-            for number in ENDED_BY:  # it ends anyway
-                signal.signal(number, signal.SIG_IGN)
+        return _ended(here)
     except DeepvmError as error:
         print(f"deepvm: {error}", file=sys.stderr)
         return error.exit_code
+
+
+def _leave_once(number: int, _: object) -> None:
+    """The first signal ends this process; further ones do not disturb what it still has to do."""
+    for each in ENDED_BY:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _ended(here: Here) -> int:
+    """Run, and return the exit code: 0 where the hub said that it is over."""
+    try:
+        return here.run()
+    except SystemExit:
+        if here.stopped:
+            return 0
+        raise
     except Exception as error:
+        if here.stopped:
+            return 0
         if type(error).__name__ != "SignalException":  # which torch's agent makes of the signals that end it
             raise
         return 128 + int(getattr(error, "sigval", signal.SIGTERM))
+    finally:
+        for number in ENDED_BY:  # it ends anyway
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -115,14 +133,19 @@ class Here:
                 stack.enter_context(self._memory_node())
             if self.link.role == "memory":
                 self._wait()
-                return 0
+                return 0 if self.stopped else 1
             tail = Tail(self.events, self._pass_on)
             stack.callback(tail.close)
             return self._train(tail)
 
+    @property
+    def stopped(self) -> bool:
+        """True if the hub said that the run is over, here."""
+        return self.link.ended == STOPPED
+
     def _wait(self) -> None:
         while self.link.ended is None:
-            time.sleep(0.2)
+            time.sleep(0.05)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -165,7 +188,7 @@ class Here:
             if math.isinf(parse_after_loss(str(self.job["after_loss"])).wait_s):  # else survivors train meanwhile
                 self.link.join()  # so that the group is formed, and survivors start their workers, while we import
             script = str(self.job["script"])
-            first_path = os.path.dirname(os.path.realpath(script))
+            first_path = os.getcwd() if self.job["module"] else os.path.dirname(os.path.realpath(script))
             self._template = Template.fork_here(first_path=first_path, in_fork=self.link.forget)
             return self._template is not None
         return True
@@ -176,7 +199,7 @@ class Here:
         assert self._template is not None  # noqa: S101 - forked before
         with self._template as template:
             return train(
-                self.link, template, self._folder, script=str(self.job["script"]),
+                self.link, template, self._folder, script=str(self.job["script"]), as_module=bool(self.job["module"]),
                 args=tuple(map(str, self.job["args"])), workers=self._workers,
                 max_restarts=int(self.job["max_restarts"]), environment=self._environment, drain=tail.drain,
             )  # fmt: skip
@@ -224,7 +247,8 @@ class Here:
         if message["choice"] != "rely":
             from deepvm.runtime.notices.files import write_notice
 
-            write_notice(self.save_now, seconds_left=max(0.0, at_s - time.time()))
+            action = str(message.get("action") or "terminate")
+            write_notice(self.save_now, seconds_left=max(0.0, at_s - time.time()), action=action)
         if message["machine"] == self.link.name:
             wait_s = 0.0 if message["choice"] == "rely" else at_s - time.time() - LEAVE_BEFORE_S
             threading.Thread(target=self._leave, args=(wait_s,), name="deepvm-leave", daemon=True).start()
@@ -239,7 +263,8 @@ class Here:
 
     def _on_end(self, why: str) -> None:
         log.info("%s ends: %s", self.link.name, why)
-        os.kill(os.getpid(), signal.SIGTERM)
+        if self.link.role != "memory":  # which waits for nothing else
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

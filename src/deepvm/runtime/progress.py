@@ -16,6 +16,8 @@ class Progress:
     saved_at_s: float | None = None
     saved_place: str | None = None
     save_s: float | None = None
+    durable_step: int | None = None
+    alive: bool = False  # whether trainers of this session have told anything
 
     def see(self, event: Event) -> None:
         """KeyError, TypeError or ValueError where it is not what trainers tell."""
@@ -30,3 +32,6 @@ class Progress:
             self.saved_step, self.saved_at_s = int(event.data["step"]), event.at_s
             self.saved_place = str(event.data.get("place") or "") or self.saved_place
             self.save_s = float(event.data.get("seconds") or 0.0) or self.save_s
+        elif event.kind == "save" and event.data.get("state") == "durable":
+            self.durable_step = int(event.data["step"])
+        self.alive = True

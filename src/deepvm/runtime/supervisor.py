@@ -15,19 +15,28 @@ from typing import Any, Literal
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.runtime.backend import Backend, Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.durability import Durability, unsafe_step
 from deepvm.runtime.events import Event
 from deepvm.runtime.faults import Faults
 from deepvm.runtime.hub import Hub
+from deepvm.runtime.journal import Journal
 from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.recovery import LOSSES
 from deepvm.runtime.replan import Replanner
-from deepvm.runtime.view import Place, View
+from deepvm.runtime.state import RunState
+from deepvm.runtime.view import View
 
 TICK_S = 0.05
 FAILURES = 3  # of a machine in a row, before anything trained on it
 ASK_AGAIN_S = 5.0  # where the market has none
 MOST_EVENTS = 10_000  # at once: machines are looked at in between
 SILENT_S, NEVER_S = 10.0, 300.0  # a machine that is up and not with the hub any more, or never was
-TRAINERS_STOP_S, KEEPERS_STOP_S = 5.0, 60.0  # keepers write on what only their memory has
+TRAINERS_STOP_S, KEEPERS_STOP_S = 20.0, 70.0  # told to end; keepers write on what only their memory has
+STOP_S = 5.0  # for machines that did not end when they were told to
+SAVE_S = 60.0  # for the save that an interruption asks for
+DURABLE_LOOK_S = 0.1
+SILENT_SCRIPT_S = 60.0  # that workers run and tell nothing
+NEEDS = "ckpt = deepvm.Checkpointer({...}); step = ckpt.restore() or 0; ckpt.step(step) after each optimizer.step()"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,29 +61,30 @@ class Supervisor:
         about: Mapping[str, Any] | None = None,
         end_now: Callable[[], None] = lambda: None,
         last_words: Callable[[str], str] = lambda _: "",
+        durability: Durability | None = None,
     ) -> None:
         """``end_now`` is called by ``hurry``, while the backend may wait for machines to end; ``last_words`` are a
-        machine's."""
+        machine's; ``durability`` knows whether checkpoints are."""
         self.cluster = cluster
-        self._run, self._backend, self._hub, self._ledger, self._faults = run, backend, hub, ledger, faults
+        self._run, self._backend, self._hub, self._faults = run, backend, hub, faults
+        self._journal, self._durability = Journal(ledger, self._warn), durability
         self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
         self._end_now, self._last_words = end_now, last_words
-        self._places = {machine.name: Place(machine) for machine in cluster.machines}
+        self._state = RunState(cluster.machines)
+        self._places = self._state.places
         self._news: list[Event] = []
-        self._training_since_s: float | None = None
-        self._steps: list[tuple[float, int]] = []  # when which was finished, of the last seconds
-        self._losses = self._world_size = 0
         self._asked: set[str] = set()  # machines that the backend knows
         self._ask_again_s: dict[str, float] = {}
         self._met: set[str] = set()  # machines that are up and were with the hub
         self._missed_s: dict[str, float] = {}  # since when those are not that are up
         self._given_up: set[str] = set()
-        self.interrupted = self._hurry = False
+        self.interrupted = self._hurry = self._told_silent = False
+        self._saving: tuple[int, float] | None = None  # at an interruption: that step or a later one, until when
 
     # --- from outside ---------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """End the run soon; what is committed stays."""
+        """End the run soon: what is trained is saved first."""
         self.interrupted = True
 
     def hurry(self) -> None:
@@ -101,13 +111,13 @@ class Supervisor:
 
     def _loop(self) -> Outcome:
         while True:
-            if self.interrupted:
-                return Outcome(outcome="interrupted", why="interrupted")
             self._take_events()
             for change in self._backend.poll():
                 self._changed(change)
             if self._hub.finished.is_set():
                 return Outcome(outcome="finished")
+            if self.interrupted and self._saved():
+                return Outcome(outcome="interrupted", why="interrupted")
             if self._hub.failed is not None:
                 return Outcome(outcome="failed", why=self._hub.failed, errors=dict(self._hub.failures))
             if (worn := self._worn_out()) is not None:
@@ -115,28 +125,84 @@ class Supervisor:
             self._break_on_purpose()
             self._give_up_the_silent()
             self._ask_again()
+            self._notice_a_silent_script()
+            self._journal.look()
             self._show()
             time.sleep(TICK_S)
 
+    def _saved(self) -> bool:
+        """True if an interrupted run can be ended: what was trained is saved, or cannot be."""
+        if self._saving is None:
+            step = self._hub.save_now(within_s=SAVE_S)
+            if step is None:
+                return True
+            self._saving = step, time.monotonic() + SAVE_S
+            self._warn(f"saving step {step} before the run ends; Ctrl-C again ends it at once")
+        step, until_s = self._saving
+        progress = self._hub.progress
+        if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._hurry:
+            return True
+        if time.monotonic() < until_s:
+            return False
+        self._warn(f"step {step} could not be saved within {SAVE_S:.0f} s: the run ends without it")
+        return True
+
     def _finish(self, outcome: Outcome) -> None:
-        """Trainers first: what they still send is taken; then those that keep it, with time to write it on."""
+        """Trainers first: what they still send is taken; then those that keep it, once it is durable."""
         trainers = [m.name for m in self.cluster.machines if m.name in self._asked and not m.keeps]
         keepers = [m.name for m in self.cluster.machines if m.name in self._asked and m.keeps]
         self._take_events()
         self._stop(trainers, TRAINERS_STOP_S)
+        self._await_durable()
         self._stop(keepers, KEEPERS_STOP_S)
         self._backend.down()
         self._hub.stop()
         while self._take_events():
             pass
-        for change in self._backend.poll():
-            if change.state == "down":
-                self._down(change)
+        self._take_ends()
+        if outcome.outcome == "finished" and not self._hub.progress.alive:
+            self._warn(f"the script never called deepvm, so nothing was checkpointed. It needs: {NEEDS}")
         self._tell("run-ended", outcome=outcome.outcome, why=outcome.why)
+        if lacking := self._journal.close():
+            self._warn(f"the ledger lacks {lacking:,} events, which could not be written")
         self._show()
 
     def _stop(self, names: Sequence[str], within_s: float) -> None:
-        self._backend.down(names, within_s=0.0 if self._hurry else within_s)
+        """Tell machines to end, and end those that do not."""
+        self._hub.stop(names)
+        until_s = time.monotonic() + within_s
+        connected = set(self._hub.connected)
+        while not self._hurry and time.monotonic() < until_s:
+            self._take_events()
+            self._take_ends()
+            if not any(self._places[name].up_at_s is not None for name in names if name in connected):
+                break
+            self._show()
+            time.sleep(TICK_S)
+        self._backend.down(names, within_s=0.0 if self._hurry else STOP_S)
+        self._take_ends()
+
+    def _take_ends(self) -> None:
+        for change in self._backend.poll():
+            if change.state == "down" and change.machine in self._places:
+                self._down(change)
+
+    def _await_durable(self) -> None:
+        """Memory nodes write on in the background: they are not ended before the newest checkpoint is safe."""
+
+        def pause() -> bool:
+            self._show()
+            time.sleep(DURABLE_LOOK_S)
+            return not self._hurry
+
+        step = unsafe_step(self._hub.progress)
+        if step is None or self._durability is None:
+            return
+        made = self._durability.await_newest(self._hub.progress, pause)
+        if made is None:
+            self._warn(f"checkpoint {step} is not known to be durable: memory nodes alone may have it")
+        else:
+            self._tell(made.kind, **made.data)
 
     # --- machines -------------------------------------------------------------------------------------------------
 
@@ -191,15 +257,16 @@ class Supervisor:
         self._hub.lost(change.machine)
         if change.why == "failed" and not trained:
             place.failures += 1
-        elif change.why != "stopped":
-            self._losses += 1
-        if place.failures < FAILURES and not self._hub.finished.is_set() and self._hub.failed is None:
+        elif change.why in LOSSES:
+            self._state.losses += 1
+        over = self._hub.finished.is_set() or self._hub.failed is not None or self.interrupted
+        if place.failures < FAILURES and not over:
             self._ask_for([place.machine])
 
     def _down(self, change: Change) -> bool:
         """Write it down; whether the machine had trained."""
         place = self._places[change.machine]
-        trained = place.state in ("training", "waiting", "notice")
+        trained = place.state in ("running", "training", "waiting", "notice")
         place.paid_usd, place.up_at_s = place.cost_usd(change.at_s), None
         place.state, place.since_s = "down", change.at_s
         self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
@@ -224,9 +291,10 @@ class Supervisor:
         return None
 
     def _break_on_purpose(self) -> None:
-        if self._training_since_s is None:
+        since_s = self._state.training_since_s
+        if since_s is None or self.interrupted:
             return
-        for fault in self._faults.due(time.time() - self._training_since_s, step=self._hub.progress.step or 0):
+        for fault in self._faults.due(time.time() - since_s, step=self._hub.progress.step or 0):
             for name in fault.machines:
                 if name in self._places and self._places[name].up_at_s is not None:
                     with contextlib.suppress(UsageError):  # it has just ended by itself
@@ -241,57 +309,33 @@ class Supervisor:
             while len(taken) < MOST_EVENTS:
                 taken.append(self._hub.events.get_nowait())
         for event in taken:
-            self._seen(event)
+            self._state.see(event)
         if taken:
-            self._ledger.append(taken)
+            self._journal.append(taken)
             self._news += taken
         return bool(taken)
 
-    def _seen(self, event: Event) -> None:
-        if event.kind == "group":
-            self._world_size = int(event.data["world_size"])
-            for name, place in self._places.items():
-                if place.up_at_s is None:
-                    continue
-                place.failures = 0  # no group without all that keep checkpoints
-                if name in event.data["machines"]:
-                    place.state, place.since_s = "training", event.at_s
-        elif event.kind == "step":
-            if self._training_since_s is None:
-                self._training_since_s = event.at_s
-            self._steps = [*self._steps[-200:], (event.at_s, int(event.data["step"]))]
-        elif event.kind == "notice" and event.machine in self._places:
-            self._places[event.machine].state = "notice"
+    def _notice_a_silent_script(self) -> None:
+        since_s = self._state.group_since_s
+        if self._told_silent or since_s is None or self._hub.progress.alive or time.time() - since_s < SILENT_SCRIPT_S:
+            return
+        self._told_silent = True
+        self._warn(
+            f"the script runs for {SILENT_SCRIPT_S:.0f} s and has told deepvm of no step. If it never calls deepvm, "
+            f"nothing is checkpointed, and a lost machine means to begin again. It needs: {NEEDS}"
+        )
+
+    def _warn(self, text: str) -> None:
+        self._tell("warning", text=text)
 
     def _tell(self, kind: str, machine: str | None = None, *, at_s: float | None = None, **data: Any) -> None:
         event = Event(at_s=time.time() if at_s is None else at_s, kind=kind, machine=machine, data=data)
-        self._ledger.append([event])
         self._news.append(event)
+        self._journal.append([event])
 
     def _show(self) -> None:
-        now_s, progress = time.time(), self._hub.progress
-        recent = [at_s for at_s, _ in self._steps if now_s - at_s < 5.0]
-        rate = (len(recent) - 1) / (recent[-1] - recent[0]) if len(recent) > 2 and recent[-1] > recent[0] else None
         news, self._news = self._news, []
-        training = self._hub.round is not None
-        for place in self._places.values():
-            if place.state == "training" and not training:  # its group broke, and it waits for the next one
-                place.state, place.since_s = "waiting", now_s
-        self._watch(
-            View(
-                run=self._run,
-                places=list(self._places.values()),
-                step=progress.step,
-                steps_per_s=rate,
-                saved_step=progress.saved_step,
-                saved_at_s=progress.saved_at_s,
-                saved_place=progress.saved_place,
-                world_size=self._world_size if training else 0,
-                cost_usd=sum(place.cost_usd(now_s) for place in self._places.values()),
-                losses=self._losses,
-                news=news,
-            )
-        )
+        self._watch(self._state.view(self._run, self._hub.progress, training=self._hub.round is not None, news=news))
 
 
 def about(machine: Machine) -> dict[str, Any]:

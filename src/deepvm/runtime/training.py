@@ -58,6 +58,7 @@ def train(
     folder: Path,
     *,
     script: str,
+    as_module: bool,
     args: Sequence[str],
     workers: int,
     max_restarts: int,
@@ -70,9 +71,9 @@ def train(
     while True:
         try:
             elastic.run_agent(
-                script=script, args=args, as_module=False, template=template, local_world_size=workers, nodes=(1, 1),
-                max_restarts=max_restarts, monitor_interval_s=MONITOR_S, role=link.role, log_dir=str(folder / "torch"),
-                redirects="0", tee="0", rendezvous=rendezvous, group=group,
+                script=script, args=args, as_module=as_module, template=template, local_world_size=workers,
+                nodes=(1, 1), max_restarts=max_restarts, monitor_interval_s=MONITOR_S, role=link.role,
+                log_dir=str(folder / "torch"), redirects="0", tee="0", rendezvous=rendezvous, group=group,
             )  # fmt: skip
         except ChildFailedError:
             drain()

@@ -25,7 +25,13 @@ class Tree:
     """Starts at once. It ends with its command, and with this process, whatever ends that."""
 
     def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], log: Path, namespace: Path | None = None
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        namespace: Path | None = None,
+        cwd: str | None = None,
     ) -> None:
         """``log`` gets what it prints, after what is in there; ``namespace`` is the file of a network namespace."""
         if not hasattr(os, "pidfd_open"):
@@ -42,6 +48,7 @@ class Tree:
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_KEEPER), *words],
                 env={**env, name: value},
+                cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

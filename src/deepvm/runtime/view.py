@@ -9,7 +9,7 @@ from typing import Literal
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
 
-MachineState = Literal["asked", "up", "training", "waiting", "notice", "down"]
+MachineState = Literal["asked", "up", "running", "training", "waiting", "notice", "down"]
 
 
 @dataclass

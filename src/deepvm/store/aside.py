@@ -15,17 +15,20 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import xxhash
+
 from deepvm.errors import StoreUnavailable
 from deepvm.store.base import Manifest
 
 WRITE_BYTES = 2**20  # larger pieces into new files were up to five times slower with fsync
+HASHED_BYTES = 2**19  # read at once: fits into the cache of a core
 MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
 
 
 class Aside:
     """A file that no reader looks at, locked for as long as its writer lives."""
 
-    was: Manifest | None = None  # the checkpoint that it was, where its bytes are still that one's
+    was: Manifest | None = None  # the checkpoint that it was, as far as nothing was written over it
 
     def __init__(self, directory: Path, name: str) -> None:
         for _ in range(100):  # a cleaner may catch a file between its creation and its lock
@@ -61,14 +64,31 @@ class Aside:
         return None
 
     def has(self, chunk: int, offset: int, length: int, digest: int) -> bool:
-        """Whether a chunk is here already: it was the same in the checkpoint that this file was."""
+        """True if a chunk is here already: it was the same in the checkpoint that this file was, and its bytes are
+        read and hashed, since a bit may have flipped in them since."""
         was = self.was
         return (
             was is not None
             and chunk < len(was.digests)
             and was.digests[chunk] == digest
             and was.span(chunk) == (offset, length)
+            and self._digest(offset, length) == digest
         )
+
+    def _digest(self, offset: int, length: int) -> int | None:
+        """Of bytes in the file; None where it ends before them, or cannot be read."""
+        hasher, buffer = xxhash.xxh3_64(), memoryview(bytearray(min(length, HASHED_BYTES)))
+        done = 0
+        while done < length:
+            try:
+                count = os.preadv(self.fd, [buffer[: length - done]], offset + done)
+            except OSError:  # damaged so that the disk itself notices: then it is written again
+                return None
+            if count == 0:
+                return None
+            hasher.update(buffer[:count])
+            done += count
+        return hasher.intdigest()
 
     def resize(self, size_bytes: int) -> None:
         """Have all the room now, so that a full disk is known before the first byte."""

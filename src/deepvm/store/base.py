@@ -13,17 +13,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from deepvm import strict_json as strict
 from deepvm.errors import Corrupt, UsageError
 
 FORMAT = "deepvm-checkpoint/1"
 DEFAULT_CHUNK_BYTES = 4 * 2**20
+MOST_CHUNK_BYTES = 256 * 2**20  # readers hold several in memory
 MOST_CHUNKS = 2**22  # 16 TiB in chunks of 4 MiB; a manifest that says more is not ours
+MOST_STEP = 2**63 - 1
+MOST_WORLD_SIZE = 2**20
+MOST_NODES = 4096
+MOST_CREATED_S = 250e9  # the year 9892: later ones are not dates
+MOST_FACTS_DEPTH = 32
+MOST_FACTS = 200_000  # values in the facts; one list may have an entry for each rank and each tensor
+MOST_MANIFEST_BYTES = 2 * 16 * MOST_CHUNKS + 16 * 2**20  # a memory node's part quotes the manifest of the whole
+PART_OF = "part_of"  # the fact that quotes it
+_MOST_DEPTH = 2 * MOST_FACTS_DEPTH + 4
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
 def check_run(run: str) -> str:
-    if not _RUN.match(run):
-        raise UsageError(f"{run!r} cannot name a run: letters, digits, dots and dashes, 100 at most")
+    if not isinstance(run, str) or not _RUN.match(run):
+        raise UsageError(f"{strict.brief(run)} cannot name a run: letters, digits, dots and dashes, 100 at most")
     return run
 
 
@@ -53,11 +64,38 @@ class Manifest:
     facts: Mapping[str, Any] = field(default_factory=dict)  # versions, threads, state names: for people and checks
 
     def __post_init__(self) -> None:
+        """The limits hold for every manifest, whoever made it: what is written can be read again."""
         check_run(self.run)
-        if self.step < 0 or self.size_bytes <= 0 or self.chunk_bytes <= 0:
-            raise Corrupt(f"a manifest of step {self.step}, {self.size_bytes} bytes in chunks of {self.chunk_bytes}")
-        if len(self.digests) != chunk_count(self.size_bytes, self.chunk_bytes):
-            raise Corrupt(f"a manifest of {self.size_bytes} bytes lists {len(self.digests)} chunks")
+        try:
+            self._check_numbers()
+            self._check_nodes()
+            self._check_facts()
+        except strict.MalformedJson as error:
+            raise Corrupt(f"a manifest's {error}") from None
+
+    def _check_numbers(self) -> None:
+        strict.integer(self.step, "step", 0, MOST_STEP)
+        strict.integer(self.chunk_bytes, "chunk_bytes", 1, MOST_CHUNK_BYTES)
+        strict.integer(self.size_bytes, "size_bytes", 1, MOST_CHUNKS * self.chunk_bytes)
+        strict.number(self.created_s, "created_s", 0, MOST_CREATED_S)
+        strict.integer(self.world_size, "world_size", 1, MOST_WORLD_SIZE)
+        wanted = chunk_count(self.size_bytes, self.chunk_bytes)
+        if len(self.digests) != wanted:
+            raise Corrupt(f"a manifest of {self.size_bytes} bytes lists {len(self.digests)} chunks instead of {wanted}")
+
+    def _check_nodes(self) -> None:
+        if len(self.nodes) > MOST_NODES:
+            raise Corrupt(f"a manifest lists {len(self.nodes)} memory nodes, at most {MOST_NODES} are allowed")
+        for node in self.nodes:
+            strict.text(node, "node", 300, least=1)
+        strict.integer(self.replicas, "replicas", 1, max(1, len(self.nodes)))
+
+    def _check_facts(self) -> None:
+        if not isinstance(self.facts, Mapping):
+            raise Corrupt(f"a manifest's facts are {strict.brief(self.facts)}, not an object")
+        own = {name: fact for name, fact in self.facts.items() if name != PART_OF}
+        for facts in (own, self.facts.get(PART_OF)):
+            strict.check_plain(facts, "facts", most_depth=MOST_FACTS_DEPTH, most_values=MOST_FACTS)
 
     def span(self, chunk: int) -> tuple[int, int]:
         return chunk_span(chunk, self.size_bytes, self.chunk_bytes)
@@ -80,28 +118,42 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
+        """The one reader of manifests, from wherever they come. Whatever is wrong with one is Corrupt."""
         try:
-            document = json.loads(data)
-            if document["format"] != FORMAT:
-                raise Corrupt(f"a manifest has format {document['format']!r}, this version reads {FORMAT!r}")
-            if not 0 < document["size_bytes"] <= MOST_CHUNKS * document["chunk_bytes"]:
-                raise Corrupt(f"a manifest claims {document['size_bytes']} bytes")
-            digests = array("Q")
-            digests.frombytes(bytes.fromhex(document["digests"]))
-            return cls(
-                run=document["run"],
-                step=document["step"],
-                size_bytes=document["size_bytes"],
-                chunk_bytes=document["chunk_bytes"],
-                digests=digests,
-                created_s=float(document["created_s"]),
-                world_size=document["world_size"],
-                nodes=tuple(document["nodes"]),
-                replicas=document["replicas"],
-                facts=document["facts"],
+            found = strict.loads(
+                data, most_bytes=MOST_MANIFEST_BYTES, most_depth=_MOST_DEPTH, most_values=2 * MOST_FACTS + MOST_NODES
             )
-        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
-            raise Corrupt(f"a manifest cannot be read: {type(error).__name__} {error}") from None
+            document = strict.table(found, "the document")
+            if strict.member(document, "format") != FORMAT:
+                found = strict.brief(document["format"])
+                raise Corrupt(f"a manifest has format {found}, this version reads {FORMAT!r}")
+            return cls(
+                run=strict.member(document, "run"),
+                step=strict.member(document, "step"),
+                size_bytes=strict.member(document, "size_bytes"),
+                chunk_bytes=strict.member(document, "chunk_bytes"),
+                digests=_digests(strict.member(document, "digests")),
+                created_s=strict.number(strict.member(document, "created_s"), "created_s", 0, MOST_CREATED_S),
+                world_size=strict.member(document, "world_size"),
+                nodes=tuple(strict.array(strict.member(document, "nodes"), "nodes", MOST_NODES)),
+                replicas=strict.member(document, "replicas"),
+                facts=strict.table(strict.member(document, "facts"), "facts"),
+            )
+        except (strict.MalformedJson, UsageError) as error:
+            raise Corrupt(f"a manifest cannot be read: {error}") from None
+
+
+def _digests(found: Any) -> array[int]:
+    digests = array("Q")
+    try:
+        data = bytes.fromhex(found)
+        if 2 * len(data) != len(found):  # spaces are skipped, and are not ours
+            raise ValueError
+        digests.frombytes(data)
+    except (TypeError, ValueError):
+        given = strict.brief(found)
+        raise strict.MalformedJson(f"digests is {given}, not 16 hexadecimal digits for each chunk") from None
+    return digests
 
 
 class Writer(Protocol):

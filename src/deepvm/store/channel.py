@@ -16,6 +16,7 @@ from contextlib import suppress
 import xxhash
 
 from deepvm.errors import StoreUnavailable
+from deepvm.memnode.auth import dialled_address
 from deepvm.memnode.sockets import HASHED_BYTES, tune
 
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
@@ -40,18 +41,32 @@ class Channel:
         self.broken = False  # or else the node was heard, and said no
         self._full = False  # the kernel took less than it was given
         try:
-            plain = socket.create_connection(peer, timeout=connect_s)
-            tune(plain)
+            self._sock = socket.create_connection(peer, timeout=connect_s)
+        except OSError as error:
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
+        try:
+            tune(self._sock)
             if pace_bytes_per_s is not None:
-                plain.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
-            self._sock = plain if tls is None else tls.wrap_socket(plain, server_hostname=peer[0])
-        except (OSError, ssl.SSLError) as error:
-            raise StoreUnavailable(f"memory node {address} cannot be reached: {error}") from None
+                self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
+            if tls is not None:
+                self._sock = tls.wrap_socket(self._sock, server_hostname=peer[0])
+        except ssl.SSLCertVerificationError as error:
+            self._sock.close()
+            why = error.verify_message.rstrip(".")
+            raise StoreUnavailable(f"memory node {address} shows a certificate that is not trusted: {why}") from None
+        except OSError as error:
+            self._sock.close()
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
         self._tls = tls is not None
         self._sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
         self._waits_for, self._woken_at = select.POLLIN, 1
+
+    @property
+    def dialled(self) -> str:
+        """IP:PORT at the other end, as far as this end sees."""
+        return dialled_address(self._sock)
 
     def close(self) -> None:
         self._sock.close()

@@ -8,9 +8,9 @@ import threading
 import xxhash
 
 from deepvm.errors import Corrupt, StoreError
-from deepvm.store.base import Manifest, check_run, chunk_count, chunk_span
+from deepvm.store.base import MOST_STEP, Manifest, check_run, chunk_count, chunk_span
 
-_STEM = re.compile(r"step-(\d{12,})\Z")
+_STEM = re.compile(r"step-([0-9]{12,19})\Z")
 DATA, MANIFEST = ".safetensors", ".json"
 
 
@@ -23,7 +23,8 @@ def step_of(name: str, suffix: str) -> int | None:
     if not name.endswith(suffix):
         return None
     match = _STEM.match(name[: -len(suffix)])
-    return int(match[1]) if match else None
+    step = int(match[1]) if match else -1
+    return step if 0 <= step <= MOST_STEP and name == stem(step) + suffix else None
 
 
 def whole_steps(names: set[str]) -> list[int]:

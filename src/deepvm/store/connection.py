@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +10,10 @@ from typing import Any
 
 import xxhash
 
-from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
+from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.memnode import wire
+from deepvm.memnode.addresses import split_address
+from deepvm.memnode.auth import Meeting, NoTags, Tags, of_body
 from deepvm.memnode.wire import Frame, Kind
 from deepvm.store.channel import PROGRESS_S, Channel
 from deepvm.store.strips import Strip, cut, first_bytes, from_offset
@@ -21,14 +24,6 @@ _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that w
 
 Send = Callable[[Sequence[Strip]], int]
 HandOver = Callable[[int, int, Send], int]  # chunk, offset
-
-
-def parse_address(text: str) -> tuple[str, int]:
-    """``10.0.0.9:7070`` or ``[::1]:7070``."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not host:
-        raise UsageError(f"{text!r} is no address of a memory node: write it like 10.0.0.9:7070")
-    return host.strip("[]"), int(port)
 
 
 class Connection:
@@ -52,9 +47,11 @@ class Connection:
         self._outstanding = 0
         self._held = b""  # small things, which leave together with what comes after them
         self._header = bytearray(wire.HEADER.size)
+        self._head = b""  # header and meta of the last answer
+        self._tags: Tags = NoTags()  # until the handshake is over
         self._channel = Channel(
             address,
-            parse_address(address),
+            split_address(address),
             tls=tls,
             connect_s=connect_s,
             progress_s=progress_s,
@@ -85,25 +82,32 @@ class Connection:
 
     def _handshake(self, deadline_s: float) -> None:
         frame, hello, _ = self._receive(deadline_s)
+        greeting = self._head
         if frame.kind is not Kind.HELLO or hello.get("version") != wire.VERSION:
             raise StoreUnavailable(
-                f"memory node {self.address} speaks protocol {hello.get('version')}, this is {wire.VERSION}"
+                f"memory node {self.address} speaks protocol {str(hello.get('version'))[:20]!a}, this is {wire.VERSION}"
             )
-        self.block_bytes = hello.get("block_bytes")
-        if not isinstance(self.block_bytes, int) or self.block_bytes not in _BLOCKS or not hello.get("nonce"):
-            raise StoreUnavailable(f"{self.address} greets like no memory node: {str(hello)[:100]}")
-        self.node_nonce, self.nonce = str(hello["nonce"]), wire.new_nonce()
-        self.features = frozenset(map(str, hello.get("features") or ()))
-        if not hello.get("token") and self._token is not None:
+        if not _is_greeting(hello):
+            raise StoreUnavailable(f"{self.address} does not greet like a memory node: {str(hello)[:100]!a}")
+        self.block_bytes, self.features = hello["block_bytes"], frozenset(hello["features"])
+        self.node_nonce, self.nonce = hello["nonce"], wire.new_nonce()
+        if not hello["token"] and self._token is not None:
             raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
-        if hello.get("token") and self._token is None:
-            raise AccessDenied(f"memory node {self.address} asks for a token: set DEEPVM_TOKEN or token=")
-        known = "" if self._token is None else wire.proof(self._token, "client", self.node_nonce, self.nonce)
-        answer, _ = self.call(Kind.AUTH, {"version": wire.VERSION, "nonce": self.nonce, "proof": known})
-        if self._token is not None and hello.get("token"):
-            expected = wire.proof(self._token, "node", self.node_nonce, self.nonce)
-            if not wire.same(str(answer.get("proof")), expected):
+        if hello["token"] and self._token is None:
+            raise AccessDenied(
+                f"memory node {self.address} asks for a token: set DEEPVM_TOKEN, or give --token-file or token="
+            )
+        meeting = Meeting(
+            protocol="node", server_nonce=self.node_nonce, client_nonce=self.nonce, greeting=greeting,
+            address=self._channel.dialled,
+        )  # fmt: skip
+        proof = "" if self._token is None else meeting.proof(self._token, "client")
+        auth = {"version": wire.VERSION, "nonce": self.nonce, "address": meeting.address, "proof": proof}
+        answer, _ = self.call(Kind.AUTH, auth, timeout_s=max(0.0, deadline_s - time.monotonic()), answer_s=0.0)
+        if self._token is not None:
+            if not wire.same(str(answer.get("proof")), meeting.proof(self._token, "server")):
                 raise AccessDenied(f"{self.address} does not know the token: it is no memory node of this cluster")
+            self._tags = meeting.tags(self._token, "client")
 
     def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
         verifier = wire.run_verifier(run, key)
@@ -117,6 +121,11 @@ class Connection:
                 "verifier": wire.masked(verifier, self._token, self.node_nonce, self.nonce),
             },
         )
+
+    def open_to_read(self, run: str, verifier: str) -> None:
+        """With what a node keeps of the run's key: for nodes that fetch from each other."""
+        proof = wire.proof(verifier, f"run/{run}", self.node_nonce, self.nonce)
+        self.call(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -184,7 +193,8 @@ class Connection:
             hasher = None if digest else xxhash.xxh3_64()
             self._send_chunk(chunk, length, hand_over, hasher)
             found = digest if hasher is None else hasher.intdigest()
-            self._held += wire.DIGEST.pack(found)
+            packed = wire.DIGEST.pack(found)
+            self._held += packed + self._tags.next(packed)
             yield chunk, found
 
     def _put(self, step: int, chunk: int, length: int, digest: int, hand_over: HandOver) -> None:
@@ -242,10 +252,13 @@ class Connection:
     def _hold_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
         """It leaves together with what is sent next."""
         self._requests += 1
-        self._held += wire.encode(kind, self._requests, meta, body_bytes, digest)
+        head = wire.encode(kind, self._requests, meta, body_bytes, digest)
+        self._held += head + self._tags.next(head)
 
-    def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes | memoryview, digest: int) -> None:
+    def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes, digest: int) -> None:
         self._hold_frame(kind, meta, len(body), digest)
+        if body and self._tags.size and kind in wire.DOCUMENTS:
+            body += self._tags.next(of_body(body))
         self._send_all(memoryview(body))
 
     def _send_all(self, data: memoryview) -> None:
@@ -264,11 +277,17 @@ class Connection:
 
     def _receive(self, deadline_s: float) -> tuple[Frame, dict[str, Any], bytearray]:
         frame, meta = self._receive_head(deadline_s)
-        body = bytearray(frame.body_bytes)
-        if body:
-            self._channel.receive(memoryview(body), deadline_s)
-            if xxhash.xxh3_64_intdigest(body) != frame.digest:
-                raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
+        if not frame.body_bytes:
+            return frame, meta, bytearray()
+        body = bytearray(frame.body_bytes + self._tags.size)
+        self._channel.receive(memoryview(body), deadline_s)
+        tag = body[frame.body_bytes :]
+        del body[frame.body_bytes :]
+        if xxhash.xxh3_64_intdigest(body) != frame.digest:
+            self._tags.skip(1)
+            raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
+        if tag:
+            self._check(of_body(body), tag)
         return frame, meta, body
 
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
@@ -280,12 +299,36 @@ class Connection:
             malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
             if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
                 raise wire.ProtocolError(f"memory node {self.address} answers what was not asked: give it up")
-        meta = bytearray(frame.meta_bytes)
-        if meta:
-            self._channel.receive(memoryview(meta), deadline_s)
+        rest = bytearray(frame.meta_bytes + self._tags.size)
+        if rest:
+            self._channel.receive(memoryview(rest), deadline_s)
+        meta = rest[: frame.meta_bytes]
+        self._head = bytes(self._header + meta)
+        self._check(self._head, rest[frame.meta_bytes :])
         decoded = wire.decode_meta(meta)
         self._channel.broken = intact
         return frame, decoded
+
+    def _check(self, data: bytes, tag: bytearray) -> None:
+        if not self._tags.fits(data, tag):
+            self._channel.broken = True
+            raise wire.ProtocolError(
+                f"the tag of an answer from {self.address} is wrong: somebody in between changed it"
+            )
+
+
+def _is_greeting(hello: dict[str, Any]) -> bool:
+    """True if every field is of the type and in the range that docs/protocol.md names."""
+    block, nonce, features = hello.get("block_bytes"), hello.get("nonce"), hello.get("features")
+    return (
+        type(block) is int
+        and block in _BLOCKS
+        and isinstance(nonce, str)
+        and re.fullmatch("[0-9a-f]{64}", nonce) is not None
+        and isinstance(hello.get("token"), bool)
+        and isinstance(features, list)
+        and all(isinstance(one, str) for one in features)
+    )
 
 
 _ANSWERS = (Kind.OK, Kind.DATA, Kind.ERROR)

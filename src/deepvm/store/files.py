@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.store.aside import Aside, lock_if_free, remove_stale
-from deepvm.store.base import Manifest, check_run
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
 from deepvm.store.chunks import (
     DATA,
     MANIFEST,
@@ -72,10 +72,19 @@ class FileStore:
         path = self._directory(run) / (stem(step) + MANIFEST)
         with explained(path):
             try:
+                if (size := os.stat(path).st_size) > MOST_MANIFEST_BYTES:
+                    raise Corrupt(f"{path} has {size} bytes, a manifest has at most {MOST_MANIFEST_BYTES}")
                 data = path.read_bytes()
             except FileNotFoundError:
                 raise NotFound(f"{self.root} has no step {step} of run {run}") from None
-        return read_manifest(data, run, step, str(path))
+        manifest = read_manifest(data, run, step, str(path))
+        with contextlib.suppress(OSError):  # gone, or not to be read: readers of its bytes say so
+            found = os.stat(path.with_suffix(DATA)).st_size
+            if found < manifest.size_bytes:
+                raise Corrupt(
+                    f"{path.with_suffix(DATA)} ends at {found} of {manifest.size_bytes} bytes: use another step"
+                )
+        return manifest
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         path = self._directory(manifest.run) / (stem(manifest.step) + DATA)
@@ -128,14 +137,14 @@ class FileStore:
         with explained(directory):
             if not directory.is_dir():
                 return
-            with _locked(directory):
+            with locked(directory):
                 with self._lock:
                     spare_wanted = run in self._spares and self._spares[run] is None
-                was = self._untouched(run, step) if spare_wanted else None
+                was = self._known(run, step) if spare_wanted else None
                 spare_wanted &= _unlink(directory / (stem(step) + MANIFEST))
                 data = directory / (stem(step) + DATA)
                 if spare_wanted:
-                    _sync_directory(directory)  # before its bytes change, the manifest must be gone for good
+                    sync_directory(directory)  # before its bytes change, the manifest must be gone for good
                 spare = Aside.recycled(data, was) if spare_wanted else None
                 if spare is None:
                     _unlink(data)
@@ -146,16 +155,12 @@ class FileStore:
             if spare is not None:
                 spare.discard()
 
-    def _untouched(self, run: str, step: int) -> Manifest | None:
-        """The manifest of a checkpoint whose bytes nobody has written to since it was published."""
-        place = self._directory(run)
+    def _known(self, run: str, step: int) -> Manifest | None:
+        """What a checkpoint's file should hold; each chunk is verified before it is trusted."""
         try:
-            manifest = self.manifest(run, step)
-            data, note = (os.stat(place / (stem(step) + suffix)) for suffix in (DATA, MANIFEST))
-        except (StoreError, OSError):
+            return self.manifest(run, step)
+        except StoreError:
             return None
-        whole = data.st_size == manifest.size_bytes and data.st_mtime_ns <= note.st_mtime_ns
-        return manifest if whole else None
 
     def close(self) -> None:
         with self._lock:
@@ -194,13 +199,13 @@ class FileWriter:
             try:
                 note.write([memoryview(document)], 0)
                 os.fsync(note.fd)
-                with _locked(directory):
+                with locked(directory):
                     # A step saved again: at no moment, a crash included, one's manifest and the other's bytes.
                     if _unlink(directory / (name + MANIFEST)):
-                        _sync_directory(directory)
+                        sync_directory(directory)
                     aside.rename(directory / (name + DATA))
                     note.rename(directory / (name + MANIFEST))
-                    _sync_directory(directory)
+                    sync_directory(directory)
             except BaseException:
                 note.discard()
                 raise
@@ -225,11 +230,11 @@ def _make_directory(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for parent in (directory.parent, directory.parent.parent):
         with contextlib.suppress(OSError):  # those that are not ours need not be readable
-            _sync_directory(parent)
+            sync_directory(parent)
 
 
 @contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """One publication or deletion in a run at a time, over all processes."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -243,7 +248,7 @@ def _locked(directory: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

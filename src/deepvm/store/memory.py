@@ -5,7 +5,6 @@ Losing a node loses nothing as long as every chunk has a replica left.
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 import ssl
@@ -14,12 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, UsageError
+from deepvm.memnode.access import client_tls
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.wire import Kind
+from deepvm.store.answers import rank_states, run_names, step_rows
 from deepvm.store.base import Manifest, check_run
-from deepvm.store.connection import Connection, parse_address
+from deepvm.store.chunks import read_manifest
+from deepvm.store.connection import Connection
 from deepvm.store.homes import fewest_nodes, home_nodes
 from deepvm.store.uploading import MemoryWriter
 
@@ -52,7 +55,7 @@ class MemoryStore:
         if not 1 <= connections <= 64:
             raise UsageError(f"{connections} connections to a memory node: it takes 1 to 64")
         for node in nodes:
-            parse_address(node)
+            split_address(node)
         self.nodes, self.replicas, self.connections = tuple(nodes), replicas, connections
         self.session = session or secrets.token_hex(8)
         self._token, self._key, self._tls, self._pace = token, key, tls, pace_bytes_per_s
@@ -63,11 +66,13 @@ class MemoryStore:
     @classmethod
     def from_url(cls, url: str, *, token: str | None = None, key: str | None = None) -> MemoryStore:
         parts = urlsplit(url)
-        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        options = _options(parts.query)
         unknown = options.keys() - {"replicas", "connections", "pace", "tls"}
         if parts.path not in ("", "/") or unknown:
             what = f"option {sorted(unknown)[0]!r}" if unknown else f"path {parts.path!r}"
             raise UsageError(f"{url}: {what} is not known; write memory://h1:7070,h2:7070?replicas=2&connections=4")
+        if options.get("tls") == "":
+            raise UsageError(f"{url}: tls= names no file; write tls=FILE, with the nodes' certificate in PEM form")
         try:
             numbers = {name: int(options[name]) for name in ("replicas", "connections", "pace") if name in options}
         except ValueError:
@@ -79,7 +84,7 @@ class MemoryStore:
             pace_bytes_per_s=numbers.get("pace"),
             token=token,
             key=key or "",
-            tls=ssl.create_default_context(cafile=options["tls"] or None) if "tls" in options else None,
+            tls=client_tls(options.get("tls")),
         )
 
     @property
@@ -175,7 +180,7 @@ class MemoryStore:
 
     def runs(self) -> list[str]:
         answers, _ = self._each(None, Kind.RUNS)
-        return sorted({str(run) for answer, _ in answers.values() for run in answer["runs"]})  # type: ignore[attr-defined]
+        return sorted({run for node, (answer, _) in answers.items() for run in run_names(answer, node)})
 
     def steps(self, run: str) -> list[int]:
         """Steps whose manifest some node has, and whose every chunk some reachable node should have. Where there are
@@ -207,7 +212,7 @@ class MemoryStore:
         for node in holders:
             with suppress(StoreError):
                 document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
-                manifest = Manifest.from_bytes(bytes(document))
+                manifest = read_manifest(bytes(document), run, step, f"memory node {node}")
                 return len(holders) >= fewest_nodes(len(manifest.nodes), manifest.replicas)
         return False
 
@@ -215,15 +220,15 @@ class MemoryStore:
         answers, failure = self._each(run, Kind.STEPS)
         held: dict[int, list[str]] = {}
         for node, (answer, _) in answers.items():
-            for row in answer["steps"]:  # type: ignore[attr-defined]
-                held.setdefault(int(row["step"]), []).append(node)
+            for row in step_rows(answer, node):
+                held.setdefault(row["step"], []).append(node)
         return held, failure
 
     def states(self, run: str, step: int) -> list[str]:
         """What each reachable node says of a checkpoint: remote, spilled or durable."""
         answers, _ = self._each(run, Kind.STEPS)
-        rows = (row for answer, _ in answers.values() for row in answer["steps"])  # type: ignore[attr-defined]
-        return [str(row["state"]) for row in rows if row["step"] == step]
+        rows = (row for node, (answer, _) in answers.items() for row in step_rows(answer, node))
+        return [row["state"] for row in rows if row["step"] == step]
 
     def outlives_the_nodes(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
@@ -236,9 +241,9 @@ class MemoryStore:
         """Of a step that was saved twice, a node that was away the second time has the first."""
         answers, failure = self._each(run, Kind.MANIFEST, {"step": step})
         found: list[tuple[Manifest, bytes]] = []
-        for _, body in answers.values():
+        for node, (_, body) in answers.items():
             try:
-                found.append((Manifest.from_bytes(bytes(body)), bytes(body)))
+                found.append((read_manifest(bytes(body), run, step, f"memory node {node}"), bytes(body)))
             except Corrupt as error:
                 failure = error
         if not found:
@@ -306,10 +311,16 @@ class MemoryStore:
         _, body = connection.call(
             Kind.EXTRAS, {"step": step, "world_size": world_size, "timeout_s": timeout_s}, timeout_s=timeout_s
         )
-        return list(json.loads(body))
+        return rank_states(bytes(body), world_size, connection.address)
 
     def status(self, node: str) -> dict[str, object]:
         return self.call(node, None, Kind.STATUS)[0]
+
+
+def _options(query: str) -> dict[str, str]:
+    """A plus sign is itself, as in the path of a file; what is not said is not lost: ``tls=`` is not no TLS."""
+    pairs = (part.partition("=") for part in query.split("&") if part)
+    return {unquote(name): unquote(value) for name, _, value in pairs}
 
 
 def _getting(manifest: Manifest, chunk: int, into: memoryview) -> Callable[[Connection], None]:

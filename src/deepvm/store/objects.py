@@ -31,7 +31,7 @@ from deepvm.errors import (
     UsageError,
 )
 from deepvm.memnode.sockets import is_loopback
-from deepvm.store.base import Manifest, check_run
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
 from deepvm.store.chunks import DATA, MANIFEST, Tally, check_length, read_manifest, stem, verify_chunk, whole_steps
 from deepvm.store.ordering import InOrder
 
@@ -119,7 +119,11 @@ class ObjectStore:
     def manifest(self, run: str, step: int) -> Manifest:
         key = _key(check_run(run), step, MANIFEST)
         with _explained(self._url, missing=f"{self._url} has no step {step} of run {run}"):
-            data = self._client.get(key).bytes()
+            found = self._client.get(key)
+            size = found.meta["size"]
+            if size > MOST_MANIFEST_BYTES:
+                raise Corrupt(f"{self._url}/{key} has {size} bytes, a manifest has at most {MOST_MANIFEST_BYTES}")
+            data = found.bytes()
         return read_manifest(bytes(data), run, step, f"{self._url}/{key}")
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:

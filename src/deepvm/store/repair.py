@@ -53,7 +53,7 @@ def _copy_share(
         layout="", rank=0, world_size=1, share=share, attempt=attempt, repair=True,
     )  # fmt: skip
     mine = [c for c in range(len(manifest.digests)) if index in home_nodes(c, len(nodes), manifest.replicas)]
-    buffer = memoryview(bytearray(manifest.chunk_bytes))
+    buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
     for chunk in mine:
         data = buffer[: manifest.span(chunk)[1]]
         store.read_chunk(manifest, chunk, data)

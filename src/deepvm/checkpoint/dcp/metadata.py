@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from deepvm.checkpoint.documents import parse
 from deepvm.checkpoint.state import Tensors, flatten, rebuild
 from deepvm.errors import CheckpointError, Corrupt
 from deepvm.store.header import Header, TensorEntry
@@ -105,7 +106,7 @@ def decode(header: Header) -> Contents:
         )
     entries = {entry.name: entry for entry in header.tensors}
     try:
-        document = json.loads(header.metadata["dcp"])
+        document = parse(header.metadata.get("dcp"), "what the file says of its shards")
         known: dict[str, Any] = {fqn: BytesStorageMetadata() for fqn in document["objects"]}
         shards: dict[MetadataIndex, Shard] = {}
         for fqn, row in document["tensors"].items():
@@ -119,7 +120,7 @@ def decode(header: Header) -> Contents:
             known[fqn] = TensorStorageMetadata(properties, torch.Size(row["size"]), chunks)
         planner_data = decode_object(document["planner"])
         return Contents(Metadata(known, planner_data=planner_data, storage_data=shards), document["objects"])
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
         raise Corrupt(f"what the file says of its shards cannot be read: {type(error).__name__} {error}") from None
 
 

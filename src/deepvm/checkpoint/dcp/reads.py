@@ -90,7 +90,7 @@ def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: L
                 view = straight.view(offset, length)
             else:
                 if not hasattr(local, "buffer"):
-                    local.buffer = torch.empty(manifest.chunk_bytes, dtype=torch.uint8)
+                    local.buffer = torch.empty(min(manifest.chunk_bytes, manifest.size_bytes), dtype=torch.uint8)
                 view = view_of(local.buffer.data_ptr(), length)
         store.read_chunk(manifest, chunk, view)
         for read in wanted:

@@ -1,10 +1,16 @@
-"""A plain connection to a node, one request at a time: for status, and for nodes that fetch from each other."""
+"""The protocol as docs/protocol.md tells it, once more: one connection, one request at a time, for the tests.
+
+What deepvm itself uses is store.connection; that both understand the node shows that the page is right.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import socket
 import ssl
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +18,11 @@ import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.memnode import wire
-from deepvm.memnode.settings import split_address
-from deepvm.memnode.sockets import tune
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.wire import Kind
 
 
-class NodeClient:
+class PlainClient:
     """Every failure is a StoreError; every wait has the deadline given at birth."""
 
     def __init__(
@@ -25,6 +30,10 @@ class NodeClient:
     ) -> None:
         self.address = address
         self._request = 0
+        self._head = b""  # header and meta of the last answer
+        self._keys: tuple[bytes, bytes] | None = None  # for tags, client's and server's
+        self._tagged_out = self._tagged_in = 0
+        self._of_chunks = False  # the answer is a chunk, which has no tag of its own
         self._token = token
         host, port = split_address(address)
         try:
@@ -32,7 +41,6 @@ class NodeClient:
         except OSError as error:
             raise StoreUnavailable(f"no memory node answers at {address}: {error.strerror or error}") from None
         try:
-            tune(self._sock)
             if tls is not None:
                 self._sock = tls.wrap_socket(self._sock, server_hostname=host)
             self._shake_hands()
@@ -43,7 +51,7 @@ class NodeClient:
             self.close()
             raise
 
-    def __enter__(self) -> NodeClient:
+    def __enter__(self) -> PlainClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,30 +63,39 @@ class NodeClient:
 
     def _shake_hands(self) -> None:
         kind, hello, _ = self._receive()
-        if kind is not Kind.HELLO:
-            raise wire.ProtocolError(f"{self.address} greets with {kind.name}")
-        if hello.get("version") != wire.VERSION:
-            raise wire.ProtocolError(f"{self.address} speaks version {hello.get('version')}, this is {wire.VERSION}")
-        self.node_nonce, self.client_nonce = str(hello.get("nonce")), wire.new_nonce()
-        self.block_bytes = int(hello.get("block_bytes", 0))
-        nonces = self.node_nonce, self.client_nonce
-        auth = {"version": wire.VERSION, "nonce": self.client_nonce, "proof": ""}
-        if hello.get("token"):
+        greeting = self._head
+        assert (kind, hello["version"]) == (Kind.HELLO, 2)
+        self.node_nonce, self.client_nonce = hello["nonce"], wire.new_nonce()
+        self.block_bytes = hello["block_bytes"]
+        host, port = self._sock.getpeername()[:2]
+        dialled = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._seen = f"{self.node_nonce}/{self.client_nonce}/{hashlib.sha256(greeting).hexdigest()}/{dialled}"
+        auth = {"version": 2, "nonce": self.client_nonce, "address": dialled, "proof": ""}
+        if hello["token"]:
             if self._token is None:
-                raise AccessDenied(f"the memory node at {self.address} wants a token: --token-file or DEEPVM_TOKEN")
-            auth["proof"] = wire.proof(self._token, "client", *nonces)
+                raise AccessDenied(f"the memory node at {self.address} asks for a token")
+            auth["proof"] = self._keyed("client").hex()
         _, meta, _ = self.ask(Kind.AUTH, auth)
-        if self._token is not None and hello.get("token"):
-            self._check_node(str(meta.get("proof")), wire.proof(self._token, "node", *nonces))
+        if hello["token"]:
+            assert meta["proof"] == self._keyed("server").hex()
+            self._keys = self._keyed("client-tags"), self._keyed("server-tags")
 
-    def _check_node(self, found: str, wanted: str) -> None:
-        if not wire.same(found, wanted):
-            raise AccessDenied(f"{self.address} does not know the token: it is not the node it claims to be")
+    def _keyed(self, purpose: str) -> bytes:
+        assert self._token is not None
+        return hmac.digest(self._token.encode(), f"deepvm/2/node/{purpose}/{self._seen}".encode(), "sha256")
 
-    def open(self, run: str, verifier: str) -> None:
-        """Open a run to read, with what a node keeps of its key."""
-        proof = wire.proof(verifier, f"run/{run}", self.node_nonce, self.client_nonce)
-        self.ask(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
+    def _tag(self, data: bytes) -> bytes:
+        """What follows these bytes, which are sent next."""
+        if self._keys is None:
+            return b""
+        self._tagged_out += 1
+        return hmac.digest(self._keys[0], struct.pack("!Q", self._tagged_out) + data, "sha256")[:16]
+
+    def _take_tag(self, data: bytes) -> None:
+        if self._keys is not None:
+            self._tagged_in += 1
+            expected = hmac.digest(self._keys[1], struct.pack("!Q", self._tagged_in) + data, "sha256")[:16]
+            assert self._exactly(16) == expected
 
     def ask(
         self,
@@ -94,7 +111,10 @@ class NodeClient:
         self._request += 1
         try:
             head = wire.encode(kind, self._request, meta, len(body), xxhash.xxh3_64_intdigest(body) if body else 0)
-            self._sock.sendall(head + body)
+            self._of_chunks = kind is Kind.GET
+            is_document = bool(body) and kind is not Kind.MEND
+            self._sock.sendall(head + self._tag(head) + body)
+            self._sock.sendall(self._tag(hashlib.sha256(body).digest()) if is_document else b"")
             answer, fields, found = self._receive(into, digest)
         except OSError as error:
             raise StoreUnavailable(f"the memory node at {self.address} does not answer: {error}") from None
@@ -103,8 +123,11 @@ class NodeClient:
         return answer, fields, found
 
     def _receive(self, into: memoryview | None = None, digest: int | None = None) -> tuple[Kind, dict[str, Any], bytes]:
-        frame = wire.decode_header(self._exactly(wire.HEADER.size))
-        meta = wire.decode_meta(self._exactly(frame.meta_bytes))
+        header = self._exactly(wire.HEADER.size)
+        frame = wire.decode_header(header)
+        self._head = header + self._exactly(frame.meta_bytes)
+        self._take_tag(self._head)
+        meta = wire.decode_meta(self._head[wire.HEADER.size :])
         body = b""
         if frame.body_bytes:
             if into is None:
@@ -113,6 +136,8 @@ class NodeClient:
                 self._fill(into)
             else:
                 raise wire.ProtocolError(f"{frame.body_bytes} bytes came, {len(into)} were asked for")
+            if not self._of_chunks:
+                self._take_tag(hashlib.sha256(body).digest())
             wanted = frame.digest if digest is None else digest
             if xxhash.xxh3_64_intdigest(body if into is None else into) != wanted:
                 raise Corrupt(f"what {self.address} sent is damaged")
@@ -130,8 +155,3 @@ class NodeClient:
             if not count:
                 raise ConnectionError("it closed the connection")
             done += count
-
-
-def ask_status(address: str, *, token: str | None, tls: ssl.SSLContext | None, timeout_s: float) -> dict[str, Any]:
-    with NodeClient(address, token=token, tls=tls, timeout_s=timeout_s) as client:
-        return client.ask(Kind.STATUS)[1]

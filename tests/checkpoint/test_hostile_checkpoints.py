@@ -1,0 +1,248 @@
+"""A checkpoint that somebody damaged, or made up, is passed over with one sentence: eager and lazy alike."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+
+import deepvm
+from deepvm.checkpoint.layout import read_header
+from deepvm.errors import CheckpointError, Corrupt
+from deepvm.store.base import Manifest
+
+NEVER = "every 1000000 steps"
+Document = dict[str, Any]
+
+
+def model() -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = torch.nn.Linear(8, 8)
+    return {"net": net, "optimizer": torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9), "best": 1.5}
+
+
+def save_two(root: Path) -> Path:
+    """Steps 1 and 2 of run r; the manifest of step 2."""
+    state = model()
+    with deepvm.Checkpointer(state, f"file://{root}", run="r", policy=NEVER) as ckpt:
+        for step in (1, 2):
+            state["net"](torch.ones(1, 8)).sum().backward()
+            state["optimizer"].step()
+            ckpt.save(step).wait("durable", 30)
+    return root / "r" / "step-000000000002.json"
+
+
+def restored(root: Path, *, lazy: bool = False) -> Any:
+    state = model()
+    with deepvm.Checkpointer(state, f"file://{root}", run="r", policy=NEVER) as ckpt:
+        ckpt.restore(lazy=lazy)
+        state["net"](torch.ones(1, 8)).sum().backward()
+        state["optimizer"].step()
+        return ckpt.restored
+
+
+def nested(depth: int) -> Any:
+    value: Any = 0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+MANIFESTS: dict[str, Callable[[Document], str]] = {
+    "deep": lambda d: "[" * 200_000,
+    "deep and closed": lambda d: "[" * 900 + "]" * 900,
+    "deep facts": lambda d: json.dumps({**d, "facts": {"a": nested(60)}}),
+    "a float size": lambda d: json.dumps({**d, "size_bytes": float(d["size_bytes"])}),
+    "a bool size": lambda d: json.dumps({**d, "size_bytes": True}),
+    "a text size": lambda d: json.dumps({**d, "size_bytes": str(d["size_bytes"])}),
+    "a float chunk": lambda d: json.dumps({**d, "chunk_bytes": 1.5}),
+    "no chunk": lambda d: json.dumps({**d, "chunk_bytes": 0}),
+    "one huge chunk": lambda d: json.dumps({**d, "size_bytes": 2**36, "chunk_bytes": 2**36}),
+    "a large chunk": lambda d: json.dumps({**d, "chunk_bytes": 8 * 2**30}),
+    "a larger file": lambda d: json.dumps({**d, "size_bytes": 2**22}),
+    "facts null": lambda d: json.dumps({**d, "facts": None}),
+    "facts list": lambda d: json.dumps({**d, "facts": []}),
+    "facts with infinity": lambda d: json.dumps({**d, "facts": {"a": 0}}).replace('"a": 0', '"a": 1e999'),
+    "facts with NaN": lambda d: json.dumps({**d, "facts": {"a": float("nan")}}),
+    "a lone surrogate": lambda d: json.dumps({**d, "facts": {"a": "\ud800"}}),
+    "a float step": lambda d: json.dumps({**d, "step": 2.0}),
+    "a negative step": lambda d: json.dumps({**d, "step": -1}),
+    "a date of no calendar": lambda d: json.dumps({**d, "created_s": 1e300}),
+    "a date that is text": lambda d: json.dumps({**d, "created_s": "1"}),
+    "no ranks": lambda d: json.dumps({**d, "world_size": 0}),
+    "ranks null": lambda d: json.dumps({**d, "world_size": None}),
+    "nodes null": lambda d: json.dumps({**d, "nodes": None}),
+    "nodes of numbers": lambda d: json.dumps({**d, "nodes": [1]}),
+    "more replicas than nodes": lambda d: json.dumps({**d, "replicas": 3}),
+    "a run that is a list": lambda d: json.dumps({**d, "run": ["r"]}),
+    "digests null": lambda d: json.dumps({**d, "digests": None}),
+    "digests with spaces": lambda d: json.dumps({**d, "digests": d["digests"][:8] + "  " + d["digests"][8:-2]}),
+    "digests cut": lambda d: json.dumps({**d, "digests": d["digests"][:-2]}),
+    "no format": lambda d: json.dumps({k: v for k, v in d.items() if k != "format"}),
+    "a format that is an object": lambda d: json.dumps({**d, "format": {}}),
+    "UTF-16": lambda d: json.dumps(d).encode("utf-16").decode("latin-1"),
+    "cut": lambda d: json.dumps(d)[:40],
+    "empty": lambda d: "",
+    "a number": lambda d: "7",
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("damage", MANIFESTS)
+def test_a_bad_manifest_is_passed_over(tmp_path: Path, damage: str, lazy: bool) -> None:
+    newest = save_two(tmp_path)
+    newest.write_bytes(MANIFESTS[damage](json.loads(newest.read_bytes())).encode("latin-1"))
+    found = restored(tmp_path, lazy=lazy)
+    assert found.step == 1
+    assert len(found.passed_over) == 1
+    assert found.passed_over[0].startswith("step 2 in ")
+    assert found.passed_over[0].isprintable()
+
+
+def test_a_huge_chunk_of_a_manifest_is_never_allocated(tmp_path: Path) -> None:
+    newest = save_two(tmp_path)
+    document = json.loads(newest.read_bytes())
+    newest.write_text(json.dumps({**document, "chunk_bytes": 200 * 2**20}))  # within the limit, beyond the file
+    tracemalloc.start()
+    try:
+        assert restored(tmp_path).step == 2  # one chunk, as before: nothing of it is wrong
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+# --- the file itself, with a manifest that fits it -----------------------------------------------------------------
+
+
+def rewrite(manifest_path: Path, change: Callable[[Document], None], tail: bytes = b"") -> None:
+    """Change the header of a checkpoint as somebody would who can write to the store: all digests fit."""
+    data_path = manifest_path.with_suffix(".safetensors")
+    data = data_path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-len(text) // 64) * 64)
+    data = struct.pack("<Q", len(text)) + text + data[8 + length :] + tail
+    manifest = Manifest.from_bytes(manifest_path.read_bytes())
+    chunks = [data[at : at + manifest.chunk_bytes] for at in range(0, len(data), manifest.chunk_bytes)]
+    document = json.loads(manifest_path.read_bytes())
+    document |= {
+        "size_bytes": len(data),
+        "digests": struct.pack(f"={len(chunks)}Q", *map(xxhash.xxh3_64_intdigest, chunks)).hex(),
+    }
+    data_path.write_bytes(data)
+    manifest_path.write_text(json.dumps(document))
+
+
+def skeleton(change: Callable[[Document], Any]) -> Callable[[Document], None]:
+    def changed(header: Document) -> None:
+        saved = json.loads(header["__metadata__"]["skeleton"])
+        header["__metadata__"]["skeleton"] = json.dumps([change(one) for one in saved])
+
+    return changed
+
+
+def metadata(**values: Any) -> Callable[[Document], None]:
+    def changed(header: Document) -> None:
+        header["__metadata__"] |= values
+
+    return changed
+
+
+def first_tensor(**fields: Any) -> Callable[[Document], None]:
+    def changed(header: Document) -> None:
+        name = next(name for name in header if name != "__metadata__")
+        header[name] |= fields
+
+    return changed
+
+
+HEADERS: dict[str, Callable[[Document], None]] = {
+    "negative shape": first_tensor(shape=[-2, -32]),
+    "float shape": first_tensor(shape=[64.0]),
+    "bool shape": first_tensor(shape=[True, 64]),
+    "deep shape": first_tensor(shape=nested(40)),
+    "no type": first_tensor(dtype=None),
+    "an unknown type": first_tensor(dtype="F128"),
+    "offsets null": first_tensor(data_offsets=None),
+    "a tensor that is a list": lambda header: header.update({"more": []}),
+    "metadata null": lambda header: header.update({"__metadata__": None}),
+    "no skeleton": lambda header: header["__metadata__"].pop("skeleton"),
+    "a skeleton of no rank": metadata(skeleton="[]"),
+    "a skeleton that is text": metadata(skeleton='"x"'),
+    "a skeleton of numbers": metadata(skeleton="[1]"),
+    "a deep skeleton": metadata(skeleton='[{"net":' + "[" * 5000 + "]" * 5000 + "}]"),
+    "a fairly deep skeleton": skeleton(lambda one: {**one, "net": nested(490)}),
+    "the model null": skeleton(lambda one: {**one, "net": None}),
+    "the model a list": skeleton(lambda one: {**one, "net": [1]}),
+    "the model of unknown parts": skeleton(lambda one: {**one, "net": {"$never": 1}}),
+    "the model of other tensors": skeleton(lambda one: {**one, "net": {"$module": {"weight": 3}, "versions": {}}}),
+    "versions null": skeleton(lambda one: {**one, "net": {**one["net"], "versions": None}}),
+    "the optimizer null": skeleton(lambda one: {**one, "optimizer": None}),
+    "the optimizer text": skeleton(lambda one: {**one, "optimizer": "x"}),
+    "groups of text": skeleton(lambda one: {**one, "optimizer": {**one["optimizer"], "param_groups": ["x"]}}),
+    "the optimizer of a tensor that is not there": skeleton(
+        lambda one: {**one, "optimizer": {**one["optimizer"], "state": {"$tensor": "never"}}}
+    ),
+    "unhashable keys": skeleton(lambda one: {**one, "optimizer": {"$items": [[[1], 2]]}}),
+    "bad base64": skeleton(lambda one: {**one, "optimizer": {"$bytes": "é"}}),
+    "a type of torch that is none": skeleton(lambda one: {**one, "optimizer": {"$dtype": "nn"}}),
+    "generators null": skeleton(lambda one: {**one, "deepvm.determinism": None}),
+    "generators without pieces": skeleton(lambda one: {**one, "deepvm.determinism": {"version": 1}}),
+    "an order of numbers": skeleton(lambda one: {**one, "deepvm.use_order": {"net": 3}}),
+    "an order that is a list": skeleton(lambda one: {**one, "deepvm.use_order": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("damage", HEADERS)
+def test_a_bad_header_or_state_is_passed_over(tmp_path: Path, damage: str, lazy: bool) -> None:
+    newest = save_two(tmp_path)
+    rewrite(newest, HEADERS[damage])
+    found = restored(tmp_path, lazy=lazy)
+    assert found.step == 1
+    assert found.passed_over[0].startswith("step 2 in ")
+
+
+def test_bytes_behind_the_last_tensor_are_refused(tmp_path: Path) -> None:
+    newest = save_two(tmp_path)
+    rewrite(newest, lambda header: None)
+    assert restored(tmp_path).step == 2  # as it was
+    rewrite(newest, lambda header: None, tail=b"trailing")
+    assert restored(tmp_path).step == 1
+
+
+def test_generators_that_cannot_be_set_are_drift_and_no_failure(tmp_path: Path) -> None:
+    newest = save_two(tmp_path)
+
+    def change(one: Document) -> Document:
+        one["deepvm.determinism"]["generators"] = {"python": 3}
+        return one
+
+    rewrite(newest, skeleton(change))
+    found = restored(tmp_path)
+    assert found.step == 2
+    assert any("generators cannot be set" in reason for reason in found.drift)
+
+
+def test_where_all_are_bad_the_error_names_each(tmp_path: Path) -> None:
+    newest = save_two(tmp_path)
+    for path in newest.parent.glob("*.json"):
+        path.write_text("[" * 200_000)
+    with pytest.raises(CheckpointError, match=r"step 2 in .*; step 1 in "):
+        restored(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"a":{"dtype":"F32","shape":[-2,-3],"data_offsets":[0,24]}}', "{}}", "{} x", "[]"])
+def test_the_trainer_reads_headers_as_strictly_as_everybody(text: str) -> None:
+    data = struct.pack("<Q", len(text)) + text.encode() + bytes(24)
+    with pytest.raises(Corrupt):
+        read_header(data, len(data))
