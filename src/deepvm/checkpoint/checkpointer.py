@@ -44,7 +44,8 @@ class Checkpointer:
 
     What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
     DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
-    from DEEPVM_RUN_KEY. Where DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
+    from DEEPVM_RUN_KEY. With ``live=False`` save() copies the whole state before it returns, and nothing is read later.
+    Where DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Checkpointer:
         on_error: str = "log",
         on_busy: str = "skip",
         replay: Step | None = None,
+        live: bool = True,
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
@@ -81,7 +83,7 @@ class Checkpointer:
             self._transfer: MemoryTransfer | PlainTransfer = MemoryTransfer(first, run, self._rank, self._world_size)
         else:
             self._transfer = PlainTransfer(first, run, self._rank, self._world_size)
-        self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
+        self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
         self._determinism = Determinism(self.state, self._rank, self._world_size)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
@@ -139,7 +141,7 @@ class Checkpointer:
         announced_s = self._notices.seconds_left()
         if announced_s is not None:
             self.notice(announced_s)
-        if self._deciding.due(self._moment(step), seconds):
+        if self._deciding.due(self._moment(step), seconds) or self._sending.to_be_repeated(self._world_size):
             handle = self.save(step)
             self._end_with(handle)
             return handle
@@ -191,6 +193,18 @@ class Checkpointer:
         self._before_step()  # what is not sent yet is copied, and training may be ended at any time
         while time.monotonic() < self._notice_ends_s and handle.state != "failed":
             time.sleep(0.05)
+
+    def settle(self) -> None:
+        """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
+        save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
+        snapshot, handle = self._sending.snapshot, self._handle
+        if snapshot is None or handle is None or snapshot.frozen:
+            return
+        began = time.perf_counter()
+        snapshot.freeze()
+        self._sending.settled(snapshot)
+        handle.stall_s += time.perf_counter() - began
+        handle.advance("staged")
 
     def notice(self, seconds_left: float) -> None:
         """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
@@ -254,14 +268,7 @@ class Checkpointer:
         """The optimizer's pre-hook: copy what is live and not yet sent."""
         self._start.let_go()
         self._determinism.settle()
-        snapshot, handle = self._sending.snapshot, self._handle
-        if snapshot is None or handle is None or snapshot.frozen:
-            return
-        began = time.perf_counter()
-        snapshot.freeze()
-        self._sending.snapshot = None
-        handle.stall_s += time.perf_counter() - began
-        handle.advance("staged")
+        self.settle()
 
     # --- restoring ----------------------------------------------------------------------------------------------
 

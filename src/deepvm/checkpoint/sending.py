@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from deepvm.checkpoint import ranks
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import Determinism
 from deepvm.checkpoint.handle import SaveHandle, Status
@@ -22,6 +23,7 @@ from deepvm.errors import CheckpointError, DeepvmError
 
 log = logging.getLogger("deepvm.checkpoint")
 
+DISTURBED_S = 10.0  # until a save that has failed on one rank has ended on all
 STATE_FORMAT = "deepvm-state/1"
 _Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
 
@@ -47,6 +49,7 @@ class Sending:
         self._problem: CheckpointError | None = None
         self.snapshot: Snapshot | None = None  # of which something is live, and not yet sent
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self._unconfirmed = False  # whether the last save was disturbed on another rank
         self.disturbed = False  # the last save failed since tensors were written; it is taken again
         self._idle = threading.Event()
         self._idle.set()
@@ -64,8 +67,24 @@ class Sending:
     def begin(self, snapshot: Snapshot) -> None:
         """From here on a save is under way."""
         self._idle.clear()
-        self.disturbed = False
+        self.disturbed, self._unconfirmed = False, True
         self.snapshot = snapshot
+
+    def to_be_repeated(self, world_size: int) -> bool:
+        """True if the last save has to be taken again, since tensors were written while it read them. Ranks agree on it
+        once, at the first step after the save."""
+        if world_size == 1:
+            return self.disturbed and self.wait_idle(0.0)
+        again = self._unconfirmed and ranks.any_of(self.disturbed)
+        self._unconfirmed = False
+        if again:
+            self.wait_idle(DISTURBED_S)
+        return again
+
+    def settled(self, snapshot: Snapshot) -> None:
+        """Nothing of it is in place any more."""
+        self.snapshot = None
+        self.disturbed = self.disturbed or snapshot.torn is not None
 
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""

@@ -8,7 +8,7 @@ A tensor's bytes come from one of two sources:
 - **staged**: anything else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
 
 Every chunk is proven: after its bytes were read, and before it counts as sent, the kernel is asked whether one of its
-pages was written since the snapshot was taken. If one was, the snapshot is torn; the save says so and is never committed.
+pages was written since the snapshot was taken. If one was, the snapshot is torn; the save fails and is never committed.
 """
 
 from __future__ import annotations

@@ -107,6 +107,11 @@ class Taking:
         arrivals = self._start_arrivals(plan, captured)
         return Snapshot(plan.sources, self._copies(plan.pieces), arrivals), captured.texts
 
+    @property
+    def reads_in_place(self) -> int:
+        """The bytes that the last save left where they were."""
+        return 0 if self._plan is None else self._plan.sources.in_place.bytes
+
     def disturbed(self) -> None:
         """Copy everything at the next save: what the last one read in place was written meanwhile."""
         self._copy_next = True
