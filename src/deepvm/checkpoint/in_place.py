@@ -39,7 +39,7 @@ class InPlace:
         self.in_chunk = bytearray(bool(parts) for parts in self.parts)
         self.bytes = sum(part.length for parts in self.parts for part in parts)
         self.rest_bytes = sum(part.length for part in rest)
-        self.copy_rest = self._copies(rest)
+        self.rest = [(staging.address + part.offset, part.address, part.length) for part in rest]
         self.copy_all = self._copies([part for parts in self.parts for part in parts])
         self._strips: dict[tuple[int, bool], list[Strip]] = {}
 

@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
 from deepvm.checkpoint.apart import apart
-from deepvm.checkpoint.copying import ALONE_BYTES, BATCH_BYTES, Copier, Job, is_small
+from deepvm.checkpoint.copying import (
+    ALONE_BYTES,
+    BATCH_BYTES,
+    HANDED_OVER_S,
+    ONE_CALL_BYTES,
+    SMALL_BYTES,
+    Copier,
+    Job,
+    Span,
+    Work,
+    in_one_call,
+    in_pieces,
+    is_small,
+)
 from deepvm.checkpoint.in_place import InPlace, Part
 from deepvm.checkpoint.live_pages import LivePages
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.write_watch import Range, WriteWatch
-
-_UNITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # bytes are bytes, whatever they stand for
 
 
 class Sources:
@@ -47,18 +57,27 @@ class Sources:
             (t, entry) for t, entry in zip(tensors, pieces.layout.entries, strict=True) if t is not None and t.nbytes
         ]
         self._large = [Part(entry.start, t.data_ptr(), t.nbytes) for t, entry in owned if not is_small(t)]
-        self._copy_small = self._batches([(t, entry.start) for t, entry in owned if is_small(t)])
-        self._small_bytes = sum(t.nbytes for t, _ in owned if is_small(t))
+        self._small = [(staging.address + entry.start, t.data_ptr(), t.nbytes) for t, entry in owned if is_small(t)]
         self.pages = None if watch is None else LivePages(watch, self._held)
         self.in_place = InPlace(pieces, staging, self._large, ())
+        self._copies = self._copies_at_save()
+        self._copying: Work | None = None
 
     def begin(self, *, live: bool = True) -> None:
-        """Protect what can be, and copy all else. ``live``: False to copy everything."""
+        """Protect what can be, and begin to copy all else. ``live``: False to copy everything."""
         protected: tuple[Range, ...] = self.pages.protect() if live and self.pages is not None else ()
         if protected != self.in_place.ranges:
             self.in_place = apart(lambda: InPlace(self.pieces, self.staging, self._large, protected))
-        alone = self.in_place.rest_bytes + self._small_bytes <= ALONE_BYTES
-        self._copier.do([*self.in_place.copy_rest, *self._copy_small], alone=alone)
+            self._copies = apart(self._copies_at_save)
+        self._copying = self._copier.start(self._copies)
+        if self._copier.helpers:
+            self._copying.begun.wait(HANDED_OVER_S)  # and with it the interpreter's lock
+
+    def finish(self) -> None:
+        """Return when what ``begin`` copies is in staging memory."""
+        copying, self._copying = self._copying, None
+        if copying is not None:
+            self._copier.finish(copying)
 
     def untouched(self, chunk: int) -> bool:
         """True if what a chunk has in place is as it was at ``begin``."""
@@ -81,22 +100,22 @@ class Sources:
 
     def close(self) -> None:
         """Let go of the pages, for whoever watches them next."""
+        self.finish()
         if self.pages is not None:
             self.pages.close()
 
-    def _batches(self, tensors: Sequence[tuple[torch.Tensor, int]]) -> list[Job]:
-        """The copies of small tensors, in batches that are one call each."""
-        jobs: list[Job] = []
-        copies: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
+    def _copies_at_save(self) -> list[Job]:
+        """The copies of all that is not in place. Few bytes are one call, which another thread does meanwhile."""
+        rest = self.in_place.rest
+        if self.in_place.rest_bytes + sum(length for _, _, length in self._small) <= ONE_CALL_BYTES:
+            return [in_one_call([*rest, *self._small])]
+        batches: list[list[Span]] = [[]]
         room = BATCH_BYTES
-        for tensor, start in tensors:
-            unit = _UNITS.get(tensor.element_size(), torch.int64)
-            flat = tensor.detach().reshape(-1).view(unit)
-            copies.append(self.staging.tensor(start, unit, tuple(flat.shape)))
-            sources.append(flat)
-            room -= tensor.nbytes
+        for span in [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]:
+            batches[-1].append(span)
+            room -= span[2]
             if room <= 0:
-                jobs.append(partial(torch._foreach_copy_, copies, sources))
-                copies, sources, room = [], [], BATCH_BYTES
-        return [*jobs, partial(torch._foreach_copy_, copies, sources)] if copies else jobs
+                batches.append([])
+                room = BATCH_BYTES
+        large = [job for span in rest if span[2] >= SMALL_BYTES for job in in_pieces(span)]
+        return [*large, *map(in_one_call, batches)]

@@ -95,12 +95,23 @@ class Taking:
             self._plan.close()
             self._plan = None
         self._outgrown = False
-        captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
         live, self._copy_next = self._live and not self._copy_next, False
-        plan.sources.begin(live=live)
+        early = self._plan
+        if early is not None:
+            early.sources.begin(live=live)  # another thread copies while this one looks at the state
+        try:
+            captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
+        except BaseException:
+            if early is not None:
+                early.sources.finish()
+                early.sources.unprotect()
+            raise
+        if plan is not early:
+            plan.sources.begin(live=live)
         if plan.small:
             with torch.no_grad():
                 torch._foreach_copy_(plan.places, [captured.tensors[name] for name in plan.small])
+        plan.sources.finish()
         plan.frozen.stage(captured.tensors)
         for name, entry in plan.others:
             stage(plan.sources.staging, plan.pieces.layout, entry, captured.tensors[name])
