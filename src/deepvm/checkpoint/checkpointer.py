@@ -123,6 +123,8 @@ class Checkpointer:
         )
         self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
+        with suppress(Exception):  # as above
+            self._taking.warm_up(self.state)
         self._attempts = 0
         self._closed = False
 
@@ -146,7 +148,7 @@ class Checkpointer:
             self._end_with(handle)
             return handle
         with suppress(Exception):  # a state that cannot be saved is told when it is
-            self._taking.warm_up(self._components())
+            self._taking.warm_up(self.state)
         return None
 
     def save(self, step: int) -> SaveHandle:
@@ -316,6 +318,7 @@ class Checkpointer:
         self._determinism.forget()
         components = self._components()
         with self._start.restoring(), ExitStack() as stack:
+            stack.enter_context(self._taking.warming.paused())
             stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
             restored = restore_newest(stores, self.run, components, step=step, lazy=lazy, deadline_s=self._deadline_s)
             if restored is not None and restored.on_demand is not None:

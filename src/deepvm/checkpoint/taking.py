@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,16 +17,17 @@ from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.frozen import Frozen
 from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.snapshot import Snapshot, stage
 from deepvm.checkpoint.sources import Sources
 from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.warming import Warming, expected_bytes
 from deepvm.checkpoint.write_watch import shared_watch
 from deepvm.errors import CheckpointError, OverBudget
 from deepvm.units import format_bytes
 
 log = logging.getLogger("deepvm.checkpoint")
 
+MOST_WARMED = 3  # at the start, and after the first steps
 MOST_DISTURBED = 3  # saves, before all that follow copy the state at once
 HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
 
@@ -86,7 +86,7 @@ class Taking:
         self._plan: _Plan | None = None
         self._outgrown = False
         self.staging: Staging | None = None
-        self._warming: threading.Thread | None = None
+        self.warming, self._warmed = Warming(), 0
         self.budget_bytes: int | None = None
 
     def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, bytearray]]:
@@ -185,28 +185,19 @@ class Taking:
         return self._plan is not None and self._plan.pieces.layout.holds(specs)
 
     def warm_up(self, state: Mapping[str, Any]) -> None:
-        """Touch staging memory in the background, so that the first save finds it warm."""
-        if self.staging is not None or self._warming is not None:
+        """Touch staging memory in the background, so that the first save finds it warm: at first for what the state of
+        optimizers will probably be, and once they have stepped for what it is."""
+        if self._plan is not None or self._warmed >= MOST_WARMED:
             return
-        tensors = self._capture.take(state).tensors.values()
-        size_bytes = sum(t.numel() * t.element_size() for t in tensors)
-        size_bytes += size_bytes // 64 + 4 * HEADER_SLACK_BYTES  # the header, about
-        if self.budget_bytes is None or size_bytes <= self.budget_bytes:
-            self._warming = threading.Thread(target=self._touch, args=(size_bytes,), name="deepvm-warm", daemon=True)
-            self._warming.start()
-
-    def _touch(self, size_bytes: int) -> None:
-        stand_back()
-        self.adopt(Staging(size_bytes))
-
-    def adopt(self, staging: Staging) -> None:
-        """Use memory that is warm already, if there is none yet."""
-        if self.staging is None:
-            self.staging = staging
+        self._warmed += 1
+        size_bytes = expected_bytes(state)
+        if size_bytes > self.warming.size_bytes:
+            self.warming.begin(size_bytes, self.budget_bytes)
 
     def close(self) -> None:
         if self._plan is not None:
             self._plan.close()
+        self.warming.close()
         self._copier.close()
         self.device_copies.release()
 
@@ -273,9 +264,9 @@ class Taking:
             )
 
     def _warm(self, layout: Layout) -> Staging:
-        if self._warming is not None:
-            self._warming.join()
-            self._warming = None
+        warmed = self.warming.take(layout.size_bytes)
+        if self.staging is None:
+            self.staging = warmed
         if self.staging is None or self.staging.size_bytes < layout.size_bytes:
             self.device_copies.release()
             self.staging = None  # the old one goes before the new one comes
