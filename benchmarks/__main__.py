@@ -25,6 +25,7 @@ from benchmarks import (
     Result,
     Table,
     checkpoint,
+    curves,
     flows,
     planner,
     recovery,
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "transfer": transfer.run,
     "sharing": sharing.run,
     "recovery": recovery.run,
+    "curves": curves.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 

@@ -21,7 +21,7 @@ import deepvm
 from benchmarks import Options, Result, measurement
 from benchmarks.checkpoint_contest.contest import scratch_folder
 from deepvm.checkpoint.transfer import MemoryTransfer
-from deepvm.memnode.client import ask_status
+from deepvm.store.memory import MemoryStore
 
 SEED = 11
 ROUNDS, QUICK_ROUNDS = 21, 3
@@ -121,7 +121,11 @@ def _save(ckpt: deepvm.Checkpointer, step: int) -> tuple[float, int]:
 
 
 def _offered(address: str) -> int:
-    return int(ask_status(address, token=None, tls=None, timeout_s=DEADLINE_S)["offered_chunks"])
+    store = MemoryStore([address])
+    try:
+        return int(str(store.status(address)["offered_chunks"]))
+    finally:
+        store.close()
 
 
 @contextlib.contextmanager

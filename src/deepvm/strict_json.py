@@ -11,11 +11,15 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
+
+from deepvm.errors import MalformedFile, UsageError
 
 MOST_DEPTH = 64
 MOST_VALUES = 1_000_000
 
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")  # whether each is closed by its own kind is for the parser to find
 _NOT_STRUCTURE = bytes(code for code in range(256) if code not in b'[]{}",')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _brief = reprlib.Repr()
@@ -51,11 +55,27 @@ def loads(
     return value
 
 
+def read_file(path: Path | str, *, most_bytes: int, hint: str, most_depth: int = MOST_DEPTH) -> Any:
+    """Parse a file that a user named. UsageError if it cannot be read, MalformedFile if it is not JSON."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most_bytes + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    try:
+        return loads(data, most_bytes=most_bytes, most_depth=most_depth)
+    except MalformedJson as error:
+        raise MalformedFile(path, f"{error}; {hint}") from None
+
+
 def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
     """Depth and number of values, from the brackets and commas outside of strings. The parser would find out only when
     it has recursed, or allocated. This takes a third of its time."""
-    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NOT_STRUCTURE)
-    if b'"' in outside:
+    outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_KIND, _NOT_STRUCTURE)
+    strings = outside.count(b'"') // 2  # each value has a key at most; splitting millions of them would take seconds
+    if strings > 2 * most_values + 2:
+        raise MalformedJson(f"it has {strings} strings, at most {most_values} values are allowed")
+    if strings:
         outside = b"".join(outside.split(b'"')[::2])
     brackets = outside.replace(b",", b"")
     values = len(outside) - len(brackets) + len(brackets) // 2
@@ -65,9 +85,9 @@ def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
         if not brackets:
             return
         found = len(brackets)
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = brackets.replace(b"[]", b"")  # the innermost level
         if len(brackets) == found:
-            raise MalformedJson("its brackets do not match")
+            raise MalformedJson("it is not valid JSON: its brackets do not match")
     if brackets:
         raise MalformedJson(f"it is nested more than {most_depth} deep")
 

@@ -25,6 +25,15 @@ def parse_bytes(text: str | int) -> int:
     return round(value)
 
 
+def parse_gpu_gb(text: str | float) -> float:
+    """The size that a GPU is sold by: ``24``, ``24GB`` and ``24GiB`` all mean the cards of 24 GB."""
+    factors = {"": 1.0, "g": 1.0, "gb": 1.0, "gib": 1.0, "m": 1e-3, "mb": 1e-3, "mib": 1 / 1024, "t": 1e3, "tb": 1e3}
+    value = _quantity(text, factors, "a size of GPU memory", "24 or 24GB")
+    if value <= 0:
+        raise UsageError(f"{text!r} is not a size of GPU memory: it must be above zero")
+    return value
+
+
 def parse_seconds(text: str | float) -> float:
     """``90``, ``90s``, ``1.5min``, ``2h``, ``250ms``."""
     value = _quantity(text, {"": 1.0, **_SECONDS}, "a duration", "90s, 15min, 2h")

@@ -74,6 +74,12 @@ def test_a_sound_catalogue_has_no_findings():
         ("warning", "bandwidth unknown", gpu(sustained_gbps=None, burst_gbps=None)),
         ("warning", "older than 31 days", catalog(spot=prices((0, 1, 0.2), seen=DAY - timedelta(days=32)))),
         ("warning", "spot above on-demand", catalog(spot=prices((0, 1, 0.6)))),
+        ("warning", "spot: a bid floor", catalog(spot=prices((0, 1, 0.012)))),
+        ("warning", "on-demand: a bid floor", catalog(on_demand=prices((0, 0, 0.01), (1, 0, 0.2)))),
+        ("warning", "exactly 10 %", catalog(spot=prices((0, 1, 0.05)))),
+        ("warning", "exactly 10 %", catalog(on_demand=prices((1, 0, 0.17232)), spot=prices((1, 1, 0.0172)))),
+        ("warning", "GPU memory disagrees", gpu(accelerator_memory_gib=0.078)),
+        ("warning", "GPU memory disagrees", gpu(accelerator_count=8, accelerator_memory_gib=128)),
         ("note", "as dear as on-demand", catalog(spot=prices((0, 1, 0.5)))),
         ("note", "fraction", gpu(accelerator_count=0.125)),
         ("note", "no type here", catalog(quotas=(Quota(families=("P",), market=Market.SPOT, vcpus=1),))),
@@ -92,6 +98,15 @@ def test_a_sound_catalogue_has_no_findings():
 def test_each_problem_is_found(severity, problem, broken):
     found = [f for f in check(broken, DAY) if problem in f.problem]
     assert [f.severity for f in found] == [Severity(severity)]
+
+
+def test_low_prices_and_sizes_of_the_market_are_no_findings():
+    cheap = dataclasses.replace(GPU, accelerator="V100", accelerator_memory_gib=15.75)
+    here = catalog(instances=(cheap, CPU), on_demand=prices((0, 0, 0.6), (1, 0, 0.2)), spot=prices((0, 1, 0.05)))
+    assert check(here, DAY) == []
+    slices = dataclasses.replace(GPU, accelerator="L4", accelerator_count=0.125, accelerator_memory_gib=2.79)
+    found = check(catalog(instances=(slices, CPU)), DAY)
+    assert [f.problem for f in found] == ["a fraction of an accelerator"]
 
 
 def test_a_measured_accelerator_needs_no_table():

@@ -76,7 +76,7 @@ def test_known_aws_types_get_bandwidth_and_interruptions_from_the_built_in_catal
     elsewhere, report = parse(*rows, provider="gcp")
     assert report.completed_types == 0
     machine = elsewhere.instance("c5.xlarge")
-    assert (machine.gbps, machine.architecture, machine.family) == (None, None, None)
+    assert (machine.gbps, machine.architecture, machine.family) == (None, "x86_64", None)
 
 
 def test_awkward_rows_are_kept_and_flagged():
@@ -114,7 +114,6 @@ def test_unusable_rows_are_left_out_with_a_reason_and_their_line():
         "c5.large,,,2,4,,cheap,0.03,r1,a",
         "c5.large,,,2,4,,0.08,nan,r1,a",
         "c5.large,,,2,4,,-0.08,0.03,r1,a",
-        "c5.large,,,2,4,,0,0.03,r1,a",
         "c5.large,,,2,4,,inf,0.03,r1,a",
         "c5.large,,,2,4,,,,r1,a",
         "c5.large,,,2,4,,0.08,0.03,,a",
@@ -133,21 +132,108 @@ def test_unusable_rows_are_left_out_with_a_reason_and_their_line():
         ("c5.xlarge", "us-east-1", "a", "on-demand", 0.17),
         ("c5.xlarge", "us-east-1", "a", "spot", 0.07),
     ]
-    assert (report.rows, report.kept) == (20, 1)
+    assert (report.rows, report.kept) == (19, 1)
     assert reasons(report.left_out) == {
-        "a price that is no amount above zero": (5, 6),
-        "an accelerator without a count, or a count without an accelerator": (3, 14),
-        "no region, or one with a slash in its name": (2, 12),
-        "not as many fields as the header has": (2, 18),
+        "a price that is no amount of zero or more": (4, 6),
+        "an accelerator without a count, or a count without an accelerator": (3, 13),
+        "no region, or one with a slash in its name": (2, 11),
+        "not as many fields as the header has": (2, 17),
         "no instance type: an accelerator that is priced apart from its host": (1, 3),
         "a bad number in vCPUs": (1, 4),
         "a bad number in MemoryGiB": (1, 5),
-        "no price at all": (1, 11),
-        "no vCPUs or no memory": (1, 17),
-        "the same type and place as an earlier row": (1, 20),
-        "another accelerator than earlier rows of the type have": (1, 21),
+        "no price at all": (1, 10),
+        "no vCPUs or no memory": (1, 16),
+        "the same type and place as an earlier row": (1, 19),
+        "another accelerator than earlier rows of the type have": (1, 20),
     }
     assert catalog.places == (("us-east-1", "a"),)  # a row left out leaves nothing behind
+
+
+def test_a_price_of_zero_is_no_price_and_the_row_stays():
+    catalog, report = parse(
+        "vast.1,,,4,8,,0.44,0.00,r1,a",
+        "vast.2,,,4,8,,0,0.03,r1,a",
+        "vast.3,,,4,8,,0.0,0,r1,a",
+    )
+    assert offers(catalog) == [("vast.1", "r1", "a", "on-demand", 0.44), ("vast.2", "r1", "a", "spot", 0.03)]
+    assert reasons(report.flagged) == {
+        "spot price of zero (taken as none)": (1, 2),
+        "no spot price": (1, 2),
+        "on-demand price of zero (taken as none)": (1, 3),
+        "no on-demand price": (1, 3),
+    }
+    assert reasons(report.left_out) == {"no price at all": (1, 4)}
+
+
+def described(name, mib, total=None):
+    total = "" if total is None else f", 'TotalGpuMemoryInMiB': {total}"
+    return f"\"{{'Gpus': [{{'Name': '{name}', 'MemoryInfo': {{'SizeInMiB': {mib}}}}}]{total}}}\""
+
+
+@pytest.mark.parametrize(
+    ("provider", "accelerator", "count", "info", "name", "gib", "flag"),
+    [
+        ("aws", "A10G", 1, described("A10G", 22888), "A10G", 22.352, None),
+        ("runpod", "A100-80GB", 1, described("A100 PCIe", 80, 80), "A100-80GB", 80, "in GiB"),
+        ("runpod", "A100-80GB", 8, described("A100 PCIe", 80, 640), "A100-80GB", 80, "in GiB"),
+        ("shadeform", "L4", 2, described("L4", 24), "L4", 24, "in GiB"),
+        ("runpod", "RTXPRO6000-WK", 1, described("x", 96), "RTXPRO6000-WK", 96, "in GiB"),
+        ("runpod", "PRO-6000-MIG-24GB", 2, described("x", 24, 48), "PRO-6000-MIG-24GB", 24, "in GiB"),
+        ("primeintellect", "A100-80GB", 8, described("A100", 655360, 5242880), "A100-80GB", 80, "the sum"),
+        ("primeintellect", "A100", 8, described("A100", 327680, 2621440), "A100", 40, "the sum"),
+        ("primeintellect", "A100", 2, described("A100", 81920, 163840), "A100", 40, "the sum"),
+        ("vast", "H100", 4, described("H100", 326236, 326236), "H100", 80, "the sum"),
+        ("vast", "A100", 2, described("A100", 81920, 81920), "A100", 40, "the sum"),
+        ("vast", "A100", 2, described("A100", 163840, 163840), "A100-80GB", 80, "named like another"),
+        ("vast", "H100", 1, described("H100", 95830, 95830), "H100-NVL", 94, "named like another"),
+        ("cudo", "A100", 2, described("A100", 81920, 163840), "A100-80GB", 80, "named like another"),
+        ("azure", "A100-80GB", 8, "", "A100-80GB", 80, "not given"),
+        ("ibm", "V100", 1, "V100", "V100", 16, "not given"),
+        ("hyperstack", "A100-80G-PCIe", 4, "\"{'Gpus': [{'Manufacturer': null}]}\"", "A100-80G-PCIe", 80, "not given"),
+        ("nebius", "RTX6000", 1, described("RTX6000", 98304, 98304), "RTXPRO6000", 96, None),
+        ("nebius", "RTX6000", 1, "", "RTXPRO6000", 96, "not given"),
+        ("lambda", "RTX6000", 1, described("RTX6000", 24576, 24576), "RTX6000", 24, None),
+        ("x", "T4", 1, described("T4", 99999), "T4", 16, "disagrees"),
+        ("aws", "L4", 0.125, described("L4", 2861), "L4", 2.794, None),
+        ("azure", "A10", 0.5, "", "A10", 12, "not given"),
+        ("x", "Abacus", 1, described("Abacus", 0.5), "Abacus", None, "unknown"),
+    ],
+)  # fmt: skip
+def test_the_table_of_accelerators_decides_about_memory(provider, accelerator, count, info, name, gib, flag):
+    catalog, report = parse(f"m,{accelerator},{count},4,16,{info},0.5,0.2,r1,a", provider=provider)
+    machine = catalog.instance("m")
+    assert (machine.accelerator, machine.accelerator_memory_gib) == (name, pytest.approx(gib, abs=0.001))
+    about = [r for r in reasons(report.flagged) if "memory" in r]
+    assert (flag is None and about == []) or any(flag in reason for reason in about)
+
+
+@pytest.mark.parametrize(
+    ("provider", "arm64", "x86_64"),
+    [
+        (
+            "azure",
+            ["Standard_D4ps_v5", "Standard_D2pls_v5", "Standard_D8plds_v5", "Standard_E4pds_v5", "Standard_B2pts_v2",
+             "Standard_E16ps_v6"],
+            ["Standard_D4s_v5", "Standard_NP10s", "Standard_E4-2as_v5", "Standard_FX4mds", "Standard_D2_v2_Promo",
+             "Standard_DC4ads_cc_v5", "Basic_A0", "Standard_ND96isr_H100_v5"],
+        ),
+        ("gcp", ["t2a-standard-4", "c4a-highmem-8", "n4a-standard-2"], ["c4-standard-4", "t2d-standard-1"]),
+        ("oci", ["VM.Standard.A1.Flex$_2_8", "BM.Standard.A1.160"], ["VM.Standard.E4.Flex$_2_8", "VM.Standard2.4"]),
+        ("aws", ["c6g.xlarge", "a1.metal"], ["c6i.xlarge", "g4dn.xlarge"]),
+    ],
+)  # fmt: skip
+def test_names_tell_the_cpu_architecture_of_every_large_cloud(provider, arm64, x86_64):
+    rows = [f"{name},,,4,16,,0.2,0.1,r1,a" for name in (*arm64, *x86_64)]
+    catalog, _ = parse(*rows, provider=provider)
+    assert {i.name: i.architecture for i in catalog.instances} == {
+        **dict.fromkeys(arm64, "arm64"),
+        **dict.fromkeys(x86_64, "x86_64"),
+    }
+
+
+def test_machines_with_grace_are_arm_whoever_has_them():
+    catalog, _ = parse("gpu_1x_gh200,GH200,1,64,432,,2.29,,r1,a", "n,H100,1,4,8,,2,,r1,a", provider="lambda")
+    assert [i.architecture for i in catalog.instances] == ["arm64", None]
 
 
 def test_a_host_without_its_accelerators_is_no_bargain():
@@ -169,6 +255,7 @@ def test_one_region_can_be_asked_for():
     [
         (T4, 16),
         ("\"{'Gpus': [{'Name': 'A10G', 'MemoryInfo': {'SizeInMiB': 22888}}]}\"", 22.352),
+        ("\"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 16384}}], 'TotalGpuMemoryInMiB': 'lots'}\"", 16),
         ("tpu-v6e-16", None),
         ("__import__('os').system('true')", None),
         ("\"{'Gpus': []}\"", None),
@@ -183,8 +270,10 @@ def test_one_region_can_be_asked_for():
     ],
 )
 def test_gpu_memory_comes_from_a_literal_and_from_nothing_else(text, gib):
-    catalog, _ = parse(f"g4dn.xlarge,T4,1,4,16,{text},0.5,0.2,r1,a")
-    assert catalog.instance("g4dn.xlarge").accelerator_memory_gib == gib
+    catalog, _ = parse(f"x1.abacus,Abacus,1,4,16,{text},0.5,0.2,r1,a")
+    assert catalog.instance("x1.abacus").accelerator_memory_gib == (
+        None if gib is None else pytest.approx(gib, abs=1e-3)
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from killable import Forked, Work, digest_of
 
-from deepvm.checkpoint import Checkpointer, ResumableSampler, settled, share_of_batch
-from deepvm.errors import CheckpointError
+from deepvm.checkpoint import Checkpointer, ResumableSampler, meetings, ranks, settled, share_of_batch
+from deepvm.checkpoint.meetings import RanksApart
+from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import AtNotice, EverySeconds
 from deepvm.runtime.notices.files import write_notice
 
@@ -32,21 +33,23 @@ def _rank(pipe: Connection, rank: int, world_size: int, meeting: str, work: Call
     )
     try:
         told = work(rank, *words)
-        dist.barrier()
+        if dist.is_initialized():
+            dist.barrier()
     except BaseException:
         told = {"traceback": traceback.format_exc()}
     pipe.send(told)
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def run_ranks(world_size: int, directory: Path, work: Callable[..., Told], *words: Any) -> list[Told]:
     """Run ``work(rank, *words)`` on every rank; what each tells."""
     meeting = directory / f"meeting-{os.getpid()}-{time.monotonic_ns()}"
-    ranks = [Forked(_rank, rank, world_size, str(meeting), work, words) for rank in range(world_size)]
+    started = [Forked(_rank, rank, world_size, str(meeting), work, words) for rank in range(world_size)]
     try:
-        told = [rank.hear(90) for rank in ranks]
+        told = [rank.hear(90) for rank in started]
     finally:
-        for rank in ranks:
+        for rank in started:
             rank.kill()
     problems = [one["traceback"] for one in told if "traceback" in one]
     assert not problems, "\n".join(problems)
@@ -109,11 +112,19 @@ def save_different_layouts(rank: int, url: str) -> Told:
         return {"state": handle.state, "reason": handle.reason, "took_s": time.monotonic() - began}
 
 
+class Odd:
+    def __init__(self, value: object = None) -> None:
+        self.value = object() if value is None else value
+
+    def state_dict(self) -> dict[str, object]:
+        return {"odd": self.value}
+
+
 def save_what_one_rank_cannot(rank: int, url: str) -> Told:
-    state: dict[str, Any] = {"model": torch.nn.Linear(30, 30), "own": object() if rank == 1 else 3}
+    state: dict[str, Any] = {"model": torch.nn.Linear(30, 30), "own": Odd() if rank == 1 else Odd(3)}
     with Checkpointer(state, url, deadline_s=20) as ckpt:
         first = ckpt.save(1)
-        ckpt.state["own"] = 4
+        state["own"].value = 4
         second = ckpt.save(2)
         second.wait("remote", 30)
         return {"state": first.state, "reason": first.reason}
@@ -151,7 +162,7 @@ def notice_in_a_file(rank: int, url: str, folder: str) -> Told:
     os.environ["DEEPVM_EVENTS"] = f"{folder}/events.{rank}"
     work = replicated(rank)
     with Checkpointer(work.state, url, policy="every 40 steps", on_busy="wait", deadline_s=30) as ckpt:
-        ckpt._last_saved_s -= 60  # a save that is younger than 15 s would be good enough
+        ckpt._pace._last_saved_s -= 60  # a save that is younger than 15 s would be good enough
         handles = []
         for step in range(1, 51):
             if step == 3 and rank == 1:
@@ -303,3 +314,76 @@ def replayed(rank: int, url: str, drawing: int) -> Told:
         except CheckpointError as error:
             return {"problem": str(error)}
     return {"problem": None}
+
+
+# --- ranks that are not at the same call --------------------------------------------------------------------------
+
+
+def apart(rank: int, url: str, calls: list[str], patience_s: float) -> Told:
+    """Each rank makes its own call; what it says of the others, and how long that took."""
+    ranks.STEP_S, meetings.WARN_S = patience_s, 0.2
+    work = replicated(rank)
+    told: Told = {"problem": None}
+    ckpt = Checkpointer(work.state, url, policy="every 2 steps", deadline_s=20)
+    began_s = time.monotonic()
+    try:
+        if calls[rank] == "nothing":
+            dist.recv(torch.zeros(1), 0)  # as it waits for gradients
+        elif calls[rank] != "close":
+            method, _, step = calls[rank].partition(" ")
+            getattr(ckpt, method)(*([int(step)] if step else []))
+    except RanksApart as error:
+        told["problem"] = str(error)
+    told["took_s"] = time.monotonic() - began_s
+    if "nothing" in calls and rank == 0:
+        dist.send(torch.zeros(1), 1 - rank)
+    ckpt.close(last_save=False)
+    return told
+
+
+def components_differ(rank: int, url: str) -> Told:
+    state: dict[str, Any] = {"model": torch.nn.Linear(3, 3), "epoch": 1}
+    if rank == 1:
+        del state["epoch"]
+    try:
+        Checkpointer(state, url)
+    except UsageError as error:
+        return {"problem": str(error)}
+    return {"problem": None}
+
+
+def restore_another_model(rank: int, url: str) -> Told:
+    """One rank has another model than the checkpoint is of."""
+    model = torch.nn.Linear(3, 3 + rank)
+    began_s = time.monotonic()
+    with Checkpointer({"model": model}, url) as ckpt:
+        try:
+            ckpt.restore()
+            return {"problem": None}
+        except CheckpointError as error:
+            return {"problem": str(error), "took_s": time.monotonic() - began_s}
+
+
+def save_a_small_model(rank: int, url: str) -> Told:
+    with Checkpointer({"model": torch.nn.Linear(3, 3)}, url) as ckpt:
+        ckpt.save(4).wait("remote", 30)
+    return {"rank": rank}
+
+
+def tensor_on_one_rank(rank: int, url: str) -> Told:
+    state = {"model": torch.nn.Linear(3, 3), "meter": {"best": torch.tensor(1.0) if rank == 0 else 1.0}}
+    with Checkpointer(state, url) as ckpt:
+        reasons = {str(ckpt.save(step).reason) for step in range(1, 4)}
+    return {"reasons": sorted(reasons)}
+
+
+def last_step_after_the_group(rank: int, url: str) -> Told:
+    """A short run whose process group is destroyed before its checkpointer is closed."""
+    work = replicated(rank)
+    ckpt = Checkpointer(work.state, url, policy="every 100 steps")
+    work.step()
+    ckpt.step(1)
+    dist.barrier()
+    dist.destroy_process_group()
+    ckpt.close()
+    return {"newest": ckpt.status().last_remote_step}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import enum
 import time
@@ -288,12 +289,46 @@ def test_another_optimizer_is_told_before_anything_is_changed(node: MemoryNode) 
     assert equal(other.state_dict(), before)
 
 
+class Odd:
+    """A component that looks as if it could be saved."""
+
+    value: object = object()
+
+    def state_dict(self) -> dict[str, object]:
+        return {"odd": self.value}
+
+
 def test_a_state_that_cannot_be_saved_never_stops_training(node: MemoryNode) -> None:
-    with Checkpointer({"own": object()}, f"memory://{node.address}", policy=EverySteps(2)) as ckpt:
+    with Checkpointer({"own": Odd()}, f"memory://{node.address}", policy=EverySteps(2)) as ckpt:
         assert ckpt.step(1) is None
         handle = ckpt.step(2)
         assert handle is not None
         assert "cannot be saved" in str(handle.reason)
+
+
+def test_after_a_state_dict_that_failed_the_next_save_has_everything(tmp_path: Path) -> None:
+    model, odd = torch.nn.Linear(4, 4), Odd()
+    with Checkpointer({"model": model, "odd": odd}, f"file://{tmp_path}", policy=EverySteps(100)) as ckpt:
+        assert ckpt.save(1).state == "failed"
+        odd.value = 3
+        ckpt.save(2).wait("durable", 30)
+    again = torch.nn.Linear(4, 4)
+    with Checkpointer({"model": again}, f"file://{tmp_path}", policy=EverySteps(100)) as ckpt:
+        assert ckpt.restore() == 2
+    assert torch.equal(again.weight, model.weight)
+
+
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        (argparse.Namespace(lr=1), r"state 'best' is a argparse.Namespace, which cannot be saved"),
+        (print, r"state 'best' is a builtins.builtin_function_or_method, which cannot be saved"),
+        ({"deep": [object()]}, r"state 'best.deep.0' is a builtins.object, which cannot be saved"),
+    ],
+)
+def test_state_that_can_never_be_saved_is_refused_in_the_constructor(tmp_path: Path, value: object, named: str) -> None:
+    with pytest.raises(UsageError, match=named + ": give it state_dict and load_state_dict, or plain values"):
+        Checkpointer({"model": torch.nn.Linear(2, 2), "best": value}, f"file://{tmp_path}")
 
 
 def test_no_node_never_stops_training_unless_asked_to() -> None:

@@ -51,14 +51,15 @@ def test_a_save_is_skipped_on_all_ranks_or_on_none_and_skeletons_may_differ(
 def test_ranks_with_different_tensors_are_refused_at_once(tmp_path: Path, two_nodes: list[Node]) -> None:
     for one in run_ranks(2, tmp_path, ranked.save_different_layouts, url_of(two_nodes[:1])):
         assert one["state"] == "failed"
-        assert "rank 1 has other tensors than rank 0" in one["reason"]
+        assert "model.weight is a tensor (float32, shape [30, 30]) on rank 0 and a tensor" in one["reason"]
+        assert "shape [31, 30]) on rank 1" in one["reason"]
         assert one["took_s"] < 10
 
 
 def test_a_rank_that_cannot_save_lets_the_others_know(tmp_path: Path, two_nodes: list[Node]) -> None:
     first, second = run_ranks(2, tmp_path, ranked.save_what_one_rank_cannot, url_of(two_nodes[:1]))
     assert (first["state"], second["state"]) == ("failed", "failed")
-    assert "rank 1 could not go on" in first["reason"]
+    assert "rank 1: state 'own.odd' is a builtins.object, which cannot be saved" in first["reason"]
     assert "cannot be saved" in second["reason"]
 
 
@@ -99,7 +100,7 @@ def test_a_notice_in_a_file_on_one_machine_makes_all_ranks_save_whatever_the_pol
     assert {e.kind for e in events[1]} == {"save"}
     for rank in range(2):
         remote = [e.data for e in events[rank] if e.kind == "save" and e.data["state"] == "remote"]
-        assert [(d["step"], d["rank"]) for d in remote] == [(at_notice, rank), (40, rank)]
+        assert [(d["step"], d["rank"]) for d in remote] == [(at_notice, rank), (40, rank), (50, rank)]
         assert all(0 <= d["bytes_sent"] < d["bytes"] for d in remote)
 
 
@@ -119,3 +120,55 @@ def test_three_ranks_of_ddp_resume_bit_for_bit_where_their_buckets_are_settled(
         told = run_ranks(3, tmp_path, ranked.summed_steps, url, "restarted", steps, "settled")
     assert [one["step"] for one in told] == [2, 2, 2]
     assert [one["digest"] for one in told] == [one["digest"] for one in truth]
+
+
+RULE = "every rank creates the Checkpointer and calls restore(), step(), save() and close() alike, not only rank 0"
+
+
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        (["step 2", "nothing"], "rank 1 did not come to save(2) within 1 s"),  # `if rank == 0: ckpt.step(n)`
+        (["restore", "close"], "rank 1 has left (its Checkpointer is closed), and rank 0 is at restore()"),
+        (["close", "save 1"], "rank 0 has left (its Checkpointer is closed), and others are at save(1)"),
+        (["save 8", "step 9"], None),  # a save that one rank leaves out; the other waits until it has left
+        (["save 8", "save 9"], "rank 1 is at save(9) while rank 0 is at save(8)"),
+    ],
+)
+def test_ranks_that_are_not_at_the_same_call_say_so_in_one_sentence(
+    tmp_path: Path, two_nodes: list[Node], calls: list[str], said: str | None
+) -> None:
+    told = run_ranks(2, tmp_path, ranked.apart, url_of(two_nodes[:1]), calls, 1.0)
+    found = [one["problem"] for one in told if one["problem"] is not None]
+    assert found, told
+    for problem in found:
+        assert RULE in problem
+        assert said is None or problem.startswith(said), problem
+    assert max(one["took_s"] for one in told) < 15
+
+
+def test_a_rank_with_other_components_is_refused_on_every_rank(tmp_path: Path, two_nodes: list[Node]) -> None:
+    for one in run_ranks(2, tmp_path, ranked.components_differ, url_of(two_nodes[:1])):
+        assert one["problem"].startswith("the state's 'epoch' is values on rank 0 and missing on rank 1")
+
+
+def test_a_rank_that_cannot_restore_tells_the_others_at_once_and_why(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/kept"
+    run_ranks(2, tmp_path, ranked.save_a_small_model, url)
+    first, second = run_ranks(2, tmp_path, ranked.restore_another_model, url)
+    assert "the checkpoint is of another model: model.weight is (4, 3), saved (3, 3)" in second["problem"]
+    assert first["problem"] == f"rank 1: {second['problem']}"
+    assert first["took_s"] < 10
+
+
+def test_a_value_that_is_a_tensor_on_one_rank_only_is_named_with_its_rank(
+    tmp_path: Path, two_nodes: list[Node]
+) -> None:
+    for one in run_ranks(2, tmp_path, ranked.tensor_on_one_rank, url_of(two_nodes[:1])):
+        (reason,) = one["reasons"]
+        assert reason.startswith("meter.best is a tensor (float32, shape []) on rank 0 and a float on rank 1")
+
+
+def test_the_last_step_is_saved_though_the_process_group_is_destroyed(tmp_path: Path, two_nodes: list[Node]) -> None:
+    for one in run_ranks(2, tmp_path, ranked.last_step_after_the_group, url_of(two_nodes[:1])):
+        assert one["newest"] == 1

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -119,6 +122,31 @@ def test_a_save_repairs_the_node_that_missed_the_one_before() -> None:
             store = MemoryStore([node.address for node in started], replicas=2)
             assert len(repair(store, "default", 3)) == 3
             store.close()
+
+
+@pytest.mark.parametrize("hung", [0, 1])
+def test_a_node_that_hangs_is_passed_over_by_saves_and_restores_until_it_answers(hung: int) -> None:
+    with nodes(2) as started:
+        url = url_of(started, replicas=2)
+        work = Work(200)
+        work.step()
+        with Checkpointer(work.state, url, deadline_s=60) as ckpt:
+            saved(work, ckpt, 1)
+            os.kill(started[hung].pid, signal.SIGSTOP)
+            try:
+                for step in (2, 3, 4):
+                    work.step()
+                    truth = digest_of(work.model, work.optimizer, "")
+                    ckpt.save(step).wait("remote", 9)  # one wait for the node would take 30 s, one to connect 10 s
+                assert ckpt.status().nodes_down == (started[hung].address,)
+                began = time.monotonic()
+                assert restored(url) == (4, truth)
+                assert time.monotonic() - began < 9
+            finally:
+                os.kill(started[hung].pid, signal.SIGCONT)
+            wait_until(lambda: ckpt.status().nodes_down == (), 20, "the repair")
+            started[1 - hung].kill()
+            assert restored(url) == (4, truth)
 
 
 def test_two_lost_nodes_of_two_are_told_and_training_goes_on() -> None:

@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from deepvm.catalog import load
 from deepvm.cli.app import run
+from deepvm.cli.options import with_quotas
+from deepvm.plan import Request
+from deepvm.plan.instances import analyse_instances
 
 DEEPVM = str(Path(sys.executable).with_name("deepvm"))
 TABLE_IV = "plan --budget 3 --catalog paper-aws-2023 --checkpoint-size 300MB --buffers 2 --objective flopp"
@@ -98,6 +102,10 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         ("sweep --policy nobody", 2, "no policy is called"),
         ("plann", 2, "plan"),
         ("plan --budget 3 --nonsense", 2, "--nonsense"),
+        ("plan --budget 3 --quota GG:spot=16", 2, "no quota family of this catalogue is called 'GG'"),
+        ("plan --budget 3 --quota G/Q9:spot=16", 2, "called 'Q9'"),
+        ("plan --budget 3 --min-gpu-memory big", 2, "write it like 24 or 24GB"),
+        ("plan --budget 3 --min-gpu-memory 0", 2, "above zero"),
         ("plan --budget 3 --budget 4", 2, "--budget is given 2 times: it takes one value"),
         ("catalog update --source aws --region us-east-1 --region us-west-2", 2, "--region is given 2 times"),
         ("checkpoint ls file:///nowhere --run a --run b", 2, "--run is given 2 times"),
@@ -155,6 +163,45 @@ def test_quotas_on_the_command_line_bind(capsys: pytest.CaptureFixture[str]) -> 
     assert run(["plan", "--budget", "3", "--gpu", "T4", "--quota", "G:spot=16", "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["recommendations"][0]
     assert sum(r["count"] for r in best["roles"] if r["market"] == "spot") <= 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "least", "left_out"),
+    [
+        ("24", {"L4", "A10G", "L40S", "A100", "B200"}, {"T4"}),
+        ("24GB", {"L4", "A10G"}, {"T4"}),
+        ("24GiB", {"L4", "A10G"}, {"T4"}),
+        ("48", {"L40S", "A100-80GB"}, {"L4", "A100"}),
+        ("16384MiB", {"T4"}, set()),
+        ("180", {"B200"}, {"H200"}),
+    ],
+)
+def test_gpu_memory_is_asked_for_as_gpus_are_sold(
+    asked: str, least: set[str], left_out: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["plan", "--budget", "500", "--min-gpu-memory", asked, "--json"]) == 0
+    found = {row["accelerator"] for row in json.loads(capsys.readouterr().out)["instances"]}
+    assert least <= found
+    assert not left_out & found
+
+
+@pytest.mark.parametrize(
+    ("quotas", "bound"),
+    [
+        (["P5:spot=0"], "p5. p5en. p6-"),
+        (["P5EN:spot=0"], "p5en."),
+        (["P:spot=0"], "p4d. p4de. p5. p5en. p6-"),
+        (["P:spot=0", "P5:spot=1000"], "p4d. p4de."),
+        (["g6:spot=0"], "g6. g6e."),
+        (["G/P:spot=0", "G4dn:spot=1000"], "g5. g6. g6e. p4d. p4de. p5. p5en. p6-"),
+    ],
+)
+def test_a_quota_covers_every_type_of_its_family_and_generation(quotas: list[str], bound: str) -> None:
+    catalog = load("aws-2026-08")
+    workers = analyse_instances(catalog, Request(budget_usd=500, quotas=with_quotas(catalog, quotas))).workers
+    none_left = {catalog.instances[i].name for i in workers.instance[workers.spot_limit < 1]}
+    machines = {catalog.instances[i].name for i in workers.instance}
+    assert none_left == {name for name in machines if name.startswith(tuple(bound.split()))}
 
 
 def test_regions_zones_and_gpus_may_be_several(capsys: pytest.CaptureFixture[str]) -> None:

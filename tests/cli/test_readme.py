@@ -79,6 +79,8 @@ def check_other_program(program: str, words: list[str]) -> str | None:
 
 
 def _parses(parser: argparse.ArgumentParser, words: list[str]) -> str | None:
+    if not words:
+        return None  # a sentence names the program
     try:
         parser.parse_args(words)
     except SystemExit as end:

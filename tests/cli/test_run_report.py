@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from deepvm.cli import render
+from deepvm.cli.run_display import sentence
 from deepvm.cli.run_report import show_report, usd_texts
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.events import Event
@@ -73,7 +74,7 @@ def test_everything_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         "digits  failed  30 s",
         "[red]boom[/] in  [2J/home/me/train.py line 2",  # nothing of it is markup, or moves the cursor
         "2 done, 0 lost, 0 repeated",
-        "24.6 ms by saves; stood still 14 s in 2 pauses",
+        "24.6 ms by saves; stood still 20 s in 2 pauses",
         "2 made, 0 durable, 0 skipped, 0 failed",
         f"step 2 in {STORE}, not durable",
         "goodput      4.7% of 85 s paid machine time",
@@ -82,11 +83,11 @@ def test_everything_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
         "total                85 s  $0.0038    $0.0115",
         "$0.0076 saved against on demand, 67%",
         "Losses  2 preempted",
-        "  at  stood still  regroup   start  restore  first step",
-        "0:13          7 s      2 s  1.54 s   457 ms         3 s",
-        "0:23          7 s      2 s  1.54 s   457 ms        none",
+        "  at  stood still  detect  regroup   start  restore  first step",
+        "0:10         10 s     3 s      2 s  1.54 s   457 ms         3 s",
+        "0:20         10 s     3 s      2 s  1.54 s   457 ms        none",
         "finish the save: 300 MB at 1.2 GB/s are safe in 0.25 s of 117 s",
-        "stood still after a loss    2.1 s       7 s",
+        "stood still after a loss    2.1 s      10 s",
         "of it restoring                      457 ms",
         "changed: worker/1: g5.xlarge in us-east-1b instead of g4dn.xlarge",
         "note: the plan has 17 workers",
@@ -120,3 +121,16 @@ def test_json_is_the_report_and_nothing_else(capsys: pytest.CaptureFixture[str])
 )
 def test_dollars_have_as_many_digits_as_the_smallest_needs(amounts: list[float | None], texts: list[str]) -> None:
     assert usd_texts(amounts) == texts
+
+
+def test_the_first_save_that_fails_is_a_line_of_the_display() -> None:
+    data = {
+        "step": 3,
+        "state": "failed",
+        "why": "meter.best is a tensor on rank 0 and a float on rank 1",
+        "first": True,
+    }
+    told = sentence(Event(at_s=1.0, kind="save", data=data))
+    assert told == "step 3 was NOT saved: meter.best is a tensor on rank 0 and a float on rank 1"
+    assert sentence(Event(at_s=2.0, kind="save", data={**data, "first": False})) is None
+    assert sentence(Event(at_s=2.0, kind="save", data={**data, "state": "remote"})) is None

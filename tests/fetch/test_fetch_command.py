@@ -13,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fetching import Fetcher, opened, restore, save
+from fetching import Fetcher, opened, restore, save, wait_until
 
 from deepvm.errors import AccessDenied, Corrupt
 from deepvm.fetch import segment
+from deepvm.fetch.filling import Filling
+from deepvm.fetch.reading import find_segment
 from deepvm.memnode import MemoryNode
 from deepvm.store import open_store
 
@@ -154,6 +156,52 @@ def test_one_fetcher_at_a_time_and_a_dead_one_s_place_is_taken(url: str, run: st
     found = opened(run)
     assert found.times.whole_s is not None
     found.close()
+
+
+def test_the_next_fetcher_removes_what_a_killed_one_of_another_run_left(url: str, run: str, fetch: Fetch) -> None:
+    save(url, run, 1)
+    killed = fetch(url)
+    killed.told()
+    killed.kill()
+    _make_old(killed.path)
+    assert killed.path.exists()
+    other = Fetcher(f"{run}-other", url)
+    try:
+        wait_until(lambda: not killed.path.exists(), "the removal")
+    finally:
+        other.process.terminate()
+        other.end()
+
+
+def test_a_trainer_removes_what_killed_fetchers_left(url: str, run: str, fetch: Fetch) -> None:
+    save(url, run, 1)
+    save(url, f"{run}-living", 1)
+    killed, living = fetch(url), Fetcher(f"{run}-living", url)
+    try:
+        for fetcher in (killed, living):
+            fetcher.told()
+        killed.kill()
+        for fetcher in (killed, living):
+            _make_old(fetcher.path)
+        assert find_segment(f"{run}-other") is None
+        assert not killed.path.exists()
+        assert living.path.exists()
+    finally:
+        living.process.terminate()
+        living.end()
+
+
+def test_a_segment_whose_fetcher_was_killed_before_it_chose_goes_with_its_trainer(run: str) -> None:
+    filling = Filling(segment.default_path(run))
+    path = filling.path
+    os.close(filling._fd)  # as if it was killed
+    assert path.exists()
+    assert find_segment(run) is None
+    assert not path.exists()
+
+
+def _make_old(path: Path) -> None:
+    os.utime(path, (time.time() - 60, time.time() - 60))
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,16 @@ class Client(PlainClient):
             frame += self._tag(wire.DIGEST.pack((tagged or found)[chunk]))
         self._put(frame)
 
-    def send_document(self, kind: Kind, meta: dict[str, Any], body: bytes, *, tagged: bytes) -> None:
-        """With the tag of another."""
-        head = self.head_of(kind, meta, len(body), digest_of(body))
+    def send_document(
+        self, kind: Kind, meta: dict[str, Any], body: bytes, *, tagged: bytes, digest: int | None = None
+    ) -> None:
+        """With the tag, or the digest, of another."""
+        head = self.head_of(kind, meta, len(body), digest_of(body) if digest is None else digest)
         self.send(head + body + self._tag(hashlib.sha256(tagged).digest()))
 
     def head_of(self, kind: Kind, meta: dict[str, Any], body_bytes: int = 0, digest: int = 0) -> bytes:
         self._request += 1
-        head = wire.encode(kind, self._request, meta, body_bytes, digest)
-        return head + self._tag(head)
+        return self.tagged(wire.encode(kind, self._request, meta, body_bytes, digest))
 
     def _put(self, frame: bytes) -> None:
         self.send(frame)

@@ -89,13 +89,21 @@ class PlainClient:
         if self._keys is None:
             return b""
         self._tagged_out += 1
-        return hmac.digest(self._keys[0], struct.pack("!Q", self._tagged_out) + data, "sha256")[:16]
+        numbered = struct.pack("!Q", self._tagged_out) + data
+        return hashlib.blake2b(numbered, key=self._keys[0], digest_size=16).digest()
 
-    def _take_tag(self, data: bytes) -> None:
+    def tagged(self, head: bytes) -> bytes:
+        """A header and its meta, with their tag in between."""
+        return head[:32] + self._tag(head) + head[32:]
+
+    def _take_tag(self) -> bytes:
+        return b"" if self._keys is None else self._exactly(16)
+
+    def _check(self, data: bytes, tag: bytes) -> None:
         if self._keys is not None:
             self._tagged_in += 1
-            expected = hmac.digest(self._keys[1], struct.pack("!Q", self._tagged_in) + data, "sha256")[:16]
-            assert self._exactly(16) == expected
+            numbered = struct.pack("!Q", self._tagged_in) + data
+            assert tag == hashlib.blake2b(numbered, key=self._keys[1], digest_size=16).digest()
 
     def ask(
         self,
@@ -113,7 +121,7 @@ class PlainClient:
             head = wire.encode(kind, self._request, meta, len(body), xxhash.xxh3_64_intdigest(body) if body else 0)
             self._of_chunks = kind is Kind.GET
             is_document = bool(body) and kind is not Kind.MEND
-            self._sock.sendall(head + self._tag(head) + body)
+            self._sock.sendall(self.tagged(head) + body)
             self._sock.sendall(self._tag(hashlib.sha256(body).digest()) if is_document else b"")
             answer, fields, found = self._receive(into, digest)
         except OSError as error:
@@ -125,8 +133,9 @@ class PlainClient:
     def _receive(self, into: memoryview | None = None, digest: int | None = None) -> tuple[Kind, dict[str, Any], bytes]:
         header = self._exactly(wire.HEADER.size)
         frame = wire.decode_header(header)
+        tag = self._take_tag()
         self._head = header + self._exactly(frame.meta_bytes)
-        self._take_tag(self._head)
+        self._check(self._head, tag)
         meta = wire.decode_meta(self._head[wire.HEADER.size :])
         body = b""
         if frame.body_bytes:
@@ -137,7 +146,7 @@ class PlainClient:
             else:
                 raise wire.ProtocolError(f"{frame.body_bytes} bytes came, {len(into)} were asked for")
             if not self._of_chunks:
-                self._take_tag(hashlib.sha256(body).digest())
+                self._check(hashlib.sha256(body).digest(), self._take_tag())
             wanted = frame.digest if digest is None else digest
             if xxhash.xxh3_64_intdigest(body if into is None else into) != wanted:
                 raise Corrupt(f"what {self.address} sent is damaged")

@@ -139,6 +139,20 @@ def test_a_clock_that_was_set_back_prunes_nothing_newer(start_node: Any, connect
     assert client.steps() == {2: "spilled", 3: "spilled"}
 
 
+def test_a_copy_made_again_after_the_clock_was_set_back_is_not_taken_for_the_oldest(
+    start_node: Any, connect: Any
+) -> None:
+    client = connect(start_node().address, "run")
+    for step, created_s in ((1, 5000.0), (2, 5001.0)):
+        client.begin(step, SIZE)
+        client.save_chunks(step, content(step, SIZE))
+        client.publish(manifest_of(content(step, SIZE), "run", step, created_s=created_s))
+    client.begin(3, SIZE, repair=True)
+    client.save_chunks(3, content(3, SIZE))
+    client.publish(manifest_of(content(3, SIZE), "run", 3, created_s=1000.0))
+    assert list(client.steps()) == [2, 3]
+
+
 # --- no file stops a start ----------------------------------------------------------------------------------------
 
 
@@ -180,6 +194,7 @@ def test_no_run_file_keeps_a_node_from_starting(start_node: Any, connect: Any, t
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.json").write_text(text)
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
+    (tmp_path / ".parts").write_text("not a folder")
     client = connect(start_node(spill=tmp_path).address, "run")
     save_and_spill(client, 1, content(1, SIZE))
     assert (tmp_path / "odd" / "run.json").read_text() == text

@@ -11,6 +11,7 @@ from memnode_client import BLOCK, content, digest_of
 
 from deepvm.memnode import wire
 from deepvm.memnode.arena import Arena
+from deepvm.memnode.budgets import Kept
 from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
 from deepvm.memnode.refusal import Refused
@@ -42,7 +43,7 @@ class Node(RuleBasedStateMachine):
         super().__init__()
         self.arena, counters = Arena(BLOCKS * BLOCK, BLOCK), Counters()
         outlet = Flow(Settings(capacity_bytes=BLOCKS * BLOCK, block_bytes=BLOCK), Log(None))
-        self.runs = Runs(self.arena, outlet, counters, most=10)
+        self.runs = Runs(self.arena, outlet, counters, Kept(2**30), most=10)
         self.counters, self.sessions, self.step = counters, 0, 0
         for name in ("one", "two", "three"):
             self.runs.add(name, "00" * 32).claim("0")

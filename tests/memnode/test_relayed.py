@@ -80,7 +80,7 @@ def changed_meta(number: int, head: bytes) -> bytes:
 
 
 def flipped_tag(number: int, head: bytes) -> bytes:
-    return head if number < 2 else head[:-1] + bytes([head[-1] ^ 1])
+    return head if number < 2 else head[:40] + bytes([head[40] ^ 1]) + head[41:]
 
 
 def changed_request(number: int, head: bytes) -> bytes:

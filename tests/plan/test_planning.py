@@ -110,17 +110,25 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
     ("facts", "wanted", "reason"),
     [
         ({"architecture": "arm64"}, {}, "arm64"),
+        ({"architecture": None}, {"cpu": "arm64"}, "CPU architecture unknown, arm64 asked for"),
         ({"accelerator_count": 0.125}, {}, "slice"),
         ({"eflops": None, "accelerator": "Nobody's"}, {}, "unknown speed"),
-        ({"accelerator_memory_gib": 8.0}, {"min_gpu_memory_gib": 16.0}, "GPU memory"),
-        ({"accelerator_memory_gib": None}, {"min_gpu_memory_gib": 16.0}, "GPU memory unknown"),
+        ({"accelerator": "M60"}, {"min_gpu_memory_gb": 16.0}, "less than 16 GB of GPU memory"),
+        ({"accelerator": "Nobody's", "accelerator_memory_gib": 8.0}, {"min_gpu_memory_gb": 16.0}, "GPU memory"),
+        (
+            {"accelerator": "Nobody's", "accelerator_memory_gib": None},
+            {"min_gpu_memory_gb": 16.0},
+            "GPU memory unknown",
+        ),
         ({"sustained_gbps": None, "vcpus": None}, {}, "bandwidth"),
     ],
 )
 def test_what_is_left_out_is_told_with_its_reason(
     facts: dict[str, object], wanted: dict[str, object], reason: str
 ) -> None:
-    market = small_catalog([gpu("good"), gpu("bad", **facts), cpu("c")], [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
+    good = {"architecture": wanted.get("cpu", "x86_64")}
+    machines = [gpu("good", **good), gpu("bad", **facts), cpu("c", **good)]
+    market = small_catalog(machines, [(2, 0, 0.1)], [(0, 0, 0.3), (1, 0, 0.01)])
     plan = planning.plan(market, Request(budget_usd=1, **wanted))  # type: ignore[arg-type]
     assert plan.recommendations[0].worker.instance == "good"
     assert [x.example for x in plan.left_out if reason in x.reason] == ["bad"]
@@ -153,11 +161,75 @@ def test_missing_bandwidth_is_estimated_and_said_so() -> None:
     assert best.estimates == ("eFLOPS of g", "bandwidth of g")
 
 
+def test_a_plan_built_on_a_bid_floor_says_so() -> None:
+    eight = gpu("a100.8x", accelerator="A100-80GB", accelerator_count=8, eflops=None, accelerator_memory_gib=80.0)
+    market = small_catalog([eight, cpu("c")], [(0, 0, 0.08), (1, 0, 0.1)], [(0, 0, 0.08)])
+    best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
+    assert "price of a100.8x (a bid floor)" in best.estimates
+
+
 def test_infeasible_names_the_cheapest_price() -> None:
     virtual = catalogues.load("paper-virtual")
     with pytest.raises(Infeasible, match=r"\$0\.2324/h.*\$0\.2000/h.*raise --budget") as caught:
         planning.plan(virtual, Request(budget_usd=0.2))
     assert caught.value.cheapest_usd == pytest.approx(0.066 + 0.1664)
+
+
+@pytest.mark.parametrize(
+    ("on_demand", "spot", "wanted", "told", "then"),
+    [
+        ([(0, 0, 1.0), (1, 0, 0.1)], [], {}, "no spot price of any GPU type", {"architectures": ("all-on-demand",)}),
+        (
+            [(0, 0, 1.0), (1, 0, 0.1)],
+            [],
+            {"objective": "flopp"},
+            "--objective throughput --architecture all-on-demand",
+            {"objective": "throughput", "architectures": ("all-on-demand",)},
+        ),
+        (
+            [(0, 0, 1.0)],
+            [],
+            {"policy": "cost-first"},
+            "--policy deepvm --architecture all-on-demand",
+            {"policy": "deepvm", "architectures": ("all-on-demand",)},
+        ),
+        ([], [(0, 0, 0.3)], {}, "add --architecture all-spot", {"architectures": ("all-spot",)}),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"quotas": (Quota(families=("G",), market=Market.SPOT, vcpus=2),)},
+            "no cluster meets the quotas, at any price: raise a quota",
+            {"quotas": ()},
+        ),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"work_eflops_h": 1e9, "deadline_s": 60.0},
+            "no cluster meets the deadline, at any price: allow more time",
+            {"deadline_s": None},
+        ),
+        (
+            [(1, 0, 0.1)],
+            [(0, 0, 0.3)],
+            {"checkpoint_bytes": 10**15},
+            "no cluster meets checkpoints of 2 × 1 PB every 60 s",
+            {"checkpoint_bytes": 0},
+        ),
+    ],
+)
+def test_what_rules_every_cluster_out_is_named_with_what_helps(
+    on_demand: list[tuple[int, int, float]],
+    spot: list[tuple[int, int, float]],
+    wanted: dict[str, object],
+    told: str,
+    then: dict[str, object],
+) -> None:
+    market = small_catalog([gpu("g"), cpu("c")], on_demand, spot)
+    request = Request(budget_usd=50, **wanted)  # type: ignore[arg-type]
+    with pytest.raises(Infeasible) as caught:
+        planning.plan(market, request)
+    assert told in str(caught.value)
+    assert planning.plan(market, replace(request, **then)).recommendations  # type: ignore[arg-type]
 
 
 def test_infeasible_at_any_price_names_the_constraints() -> None:
@@ -216,6 +288,17 @@ def explained(request: Request, name: str = "paper-aws-2023") -> tuple[planning.
     catalog = catalogues.load(name)
     plan = planning.plan(catalog, request)
     return plan, planning.explain(catalog, plan, date(2026, 11, 15))
+
+
+def test_ranks_by_cost_count_the_price_of_the_memory_node() -> None:
+    """A dearer memory node makes a cluster of the same workers dearer, and may put it behind another type's."""
+    machines = [gpu("first"), gpu("second"), cpu("cheap"), cpu("dear")]
+    market = small_catalog(machines, [(2, 0, 0.01), (3, 0, 0.5)], [(0, 0, 0.1), (1, 0, 0.11)])
+    request = Request(budget_usd=5, objective="cost", work_eflops_h=100.0, max_nodes=1, top=4)
+    plan = planning.plan(market, request)
+    values = [best.objective_value for best in plan.recommendations]
+    assert values == sorted(values)
+    assert [shape(best)[-1][1] for best in plan.recommendations] == ["cheap", "cheap", "dear", "dear"]
 
 
 def test_the_flip_price_is_where_the_choice_flips() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import deepvm
+from deepvm.cli.app import run
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.runtime.cluster import load_cluster, scaled
 
@@ -48,8 +49,8 @@ def test_a_large_plan_is_played_small_and_says_so(tmp_path: Path, document: dict
     [
         (lambda d: d.update(format="deepvm-plan/9"), "deepvm-plan/9"),
         (lambda d: d.pop("format"), "no format"),
-        (lambda d: d.pop("recommendations"), "no whole plan"),
-        (lambda d: d["recommendations"][0]["roles"][0].pop("instance"), "no whole plan"),
+        (lambda d: d.pop("recommendations"), "not a valid plan"),
+        (lambda d: d["recommendations"][0]["roles"][0].pop("instance"), "not a valid plan"),
     ],
 )
 def test_a_plan_of_another_version_or_half_a_plan_is_refused(
@@ -64,7 +65,62 @@ def test_no_plan_at_all(tmp_path: Path, document: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_cluster(tmp_path / "none.json")
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(MalformedFile, match="no JSON"):
+    with pytest.raises(MalformedFile, match="not valid JSON"):
         load_cluster(tmp_path / "text")
     with pytest.raises(UsageError, match="no plan of rank 9"):
         load_cluster(written(tmp_path / "plan.json", document), rank=9)
+
+
+NASTY = "\x1b[2J[red]g4dn"
+HOSTILE: dict[str, Any] = {
+    "a count of a thousand million": lambda d: d["recommendations"][0]["roles"][0].update(count=10**9),
+    "many roles of many machines": lambda d: d["recommendations"][0].update(
+        roles=[{**d["recommendations"][0]["roles"][0], "count": 9_000}] * 9_000
+    ),
+    "a negative count": lambda d: d["recommendations"][0]["roles"][0].update(count=-1),
+    "a float count": lambda d: d["recommendations"][0]["roles"][0].update(count=2.0),
+    "a bool count": lambda d: d["recommendations"][0]["roles"][0].update(count=True),
+    "an unknown role": lambda d: d["recommendations"][0]["roles"][0].update(role="queen"),
+    "a role that is a list": lambda d: d["recommendations"][0]["roles"][0].update(role=["worker"]),
+    "an unknown market": lambda d: d["recommendations"][0]["roles"][0].update(market={}),
+    "a name with control characters": lambda d: d["recommendations"][0]["roles"][0].update(instance=NASTY),
+    "a region that is a number": lambda d: d["recommendations"][0]["roles"][0].update(region=3),
+    "a price that is text": lambda d: d["recommendations"][0]["roles"][0].update(usd_per_hour="1"),
+    "a negative price": lambda d: d["recommendations"][0]["roles"][0].update(usd_per_hour=-1),
+    "roles null": lambda d: d["recommendations"][0].update(roles=None),
+    "recommendations that are text": lambda d: d.update(recommendations="x"),
+    "a rank that is a list": lambda d: d["recommendations"][0].update(rank=[1]),
+    "instances null": lambda d: d.update(instances=None),
+    "a request null": lambda d: d.update(request=None),
+    "a restore that is a list": lambda d: d["recommendations"][0].update(restore=[1]),
+    "checkpoint bytes that are text": lambda d: d["request"].update(checkpoint_bytes="x"),
+    "a format that is an object": lambda d: d.update(format={"a": NASTY}),
+}
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_a_hostile_plan_is_one_sentence(
+    tmp_path: Path, document: dict[str, Any], damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HOSTILE[damage](document)
+    path = written(tmp_path / "plan.json", document)
+    assert run(["run", str(path), "--", "train.py"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"deepvm: {path}: ")
+    assert told.count("\n") == 1
+    assert told.strip().isprintable()
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "[" * 900 + "]" * 900, "", "NaN", '{"format": 1e999}', '"\\ud800"', "\xff"]
+)
+def test_a_plan_that_is_not_json_is_one_sentence(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert run(["run", str(path), "--", "train.py"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_plan_without_an_end_is_not_read_for_ever() -> None:
+    with pytest.raises(MalformedFile, match="at most"):
+        load_cluster("/dev/zero")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import random
+import select
 import signal
+import time
 from pathlib import Path
 
 import pytest
-from running import running, words_for
+from running import running, words_for, write_plan
 
 pytestmark = pytest.mark.timeout(300)  # whole runs, on machines that may be busy
 
@@ -21,7 +26,7 @@ def test_ctrl_c_saves_first_loses_no_step_and_the_run_goes_on_to_a_durable_end(t
         run.interrupt()
         code, out, err = run.end()
     assert code == 130, err
-    assert "saving step" in err
+    assert "the run is interrupted: saving step" in err
     report = json.loads(out)
     last = run.step()
     assert report["checkpoints"]["newest"]["step"] == last
@@ -75,3 +80,87 @@ def test_ctrl_c_before_anything_trains_ends_the_run_without_a_word_of_saving(tmp
     assert code == 130, err
     assert json.loads(out)["outcome"] == "interrupted"
     assert "Traceback" not in err
+
+
+STRANGER = """
+import sys
+sys.stderr.write("\\r 50%|#####     |")
+sys.stderr.write("\\r100%|##########|\\n")
+print("trained without deepvm")
+"""
+
+
+def test_a_script_that_never_calls_deepvm_ends_well_and_is_told_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(STRANGER, encoding="utf-8")
+    words = [str(write_plan(tmp_path)), "--name", "run", "--workers", "1", "--", "./plain.py"]
+    with running(tmp_path, words, name="run") as run:
+        code, out, err = run.end()
+    assert code == 0, err
+    assert "100%|##########|" in err
+    assert " 50%|" not in err
+    assert "trained without deepvm" in err
+    assert err.count("the script never called deepvm, so nothing was checkpointed") == 1
+    assert "warning: the script never called deepvm" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import nothing_of_that_name", "ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        pytest.param("def main(:\n    pass", "SyntaxError", marks=pytest.mark.chaos),
+        pytest.param(
+            "import argparse; argparse.ArgumentParser(prog='x').parse_args(['--bogus'])",
+            "x: error: unrecognized arguments: --bogus",
+            marks=pytest.mark.chaos,
+        ),
+    ],
+)
+def test_what_fails_before_the_first_step_is_tried_once(tmp_path: Path, script: str, said: str) -> None:
+    (tmp_path / "plain.py").write_text(script, encoding="utf-8")
+    words = [str(write_plan(tmp_path)), "--name", "run", "--workers", "2", "--", "python", "plain.py"]
+    with running(tmp_path, words, name="run") as run:
+        code, _, err = run.end()
+    assert code == 1
+    assert len(run.events("group")) == 1
+    assert len(run.events("worker-failed")) == 1
+    assert said in err
+    assert "said last" in err
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+def test_ctrl_c_at_any_moment_in_a_terminal_ends_the_run_and_loses_no_step(tmp_path: Path) -> None:
+    """The first key at a random moment after the run's first line; what is resumed repeats nothing."""
+    chance = random.Random(16)
+    for number in range(8):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        words = words_for(folder, "run", 400, "--step-s", "0.03", options=["--save", "every 20 steps"])
+        ours, theirs = pty.openpty()
+        with running(folder, words, name="run", stdin=theirs, stderr=theirs, start_new_session=True) as run:
+            os.close(theirs)
+            drawn = _read_until(ours, b"run run", b"")
+            delay_s = chance.uniform(0.0, 15.0)
+            drawn = _read_until(ours, b"", drawn, within_s=delay_s)
+            run.process.send_signal(signal.SIGINT)
+            drawn = _read_until(ours, b"", drawn, within_s=60.0)
+            code, _, _ = run.end(timeout_s=60.0)
+        os.close(ours)
+        assert code == 130, drawn[-3000:]
+        assert b"Traceback" not in drawn, drawn[-3000:]
+        events = run.events()
+        last = max((e.data["step"] for e in events if e.kind == "step"), default=0)
+        saved = max((e.data["step"] for e in events if e.kind == "save" and e.data["state"] == "durable"), default=0)
+        assert last - saved <= 1, f"{last} steps were made and {saved} are durable, {delay_s:.1f} s after the start"
+
+
+def _read_until(terminal: int, wanted: bytes, before: bytes, within_s: float = 60.0) -> bytes:
+    """What is drawn until something is, until the other side is closed, or for that time."""
+    drawn, until_s = before, time.monotonic() + within_s
+    while time.monotonic() < until_s and not (wanted and wanted in drawn):
+        if select.select([terminal], [], [], 0.1)[0]:
+            try:
+                drawn += os.read(terminal, 65536)
+            except OSError:  # closed
+                break
+    return drawn

@@ -16,7 +16,7 @@ from deepvm.runtime.entry import Entry, parse_entry
 pytestmark = pytest.mark.timeout(300)
 
 TRAIN = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 import torch
 import deepvm
@@ -32,7 +32,7 @@ with deepvm.Checkpointer({"model": model, "optimizer": optimizer}) as ckpt:
         step += 1
         ckpt.step(step)
         time.sleep(0.05)
-print(NAME, sys.argv, Path.cwd())
+print(NAME, sys.argv, Path.cwd(), os.environ["GLOO_SOCKET_IFNAME"])
 """
 
 
@@ -95,7 +95,7 @@ def test_a_module_is_run_and_resumed_from_elsewhere_in_the_folder_where_it_was_s
     assert code == 0, err
     assert json.loads(out)["steps"]["done"] == 60
     log = (run.ledger.parent / "machines" / "worker-0" / "log.txt").read_text(encoding="utf-8")
-    assert f"packed ['{there}/pack/train.py', '60'] {there}" in log
+    assert f"packed ['{there}/pack/train.py', '60'] {there} lo" in log
     assert {e.data["step"] for e in run.events("save")} >= {56}, "the new policy holds"
     kept = json.loads((run.ledger.parent / "settings.json").read_text(encoding="utf-8"))["settings"]
     assert (kept["max_restarts"], kept["policy"], kept["cwd"]) == (0, "every 7 steps", str(there))

@@ -126,7 +126,7 @@ def test_a_trace_is_csv_or_lines_of_json(tmp_path: Path, text: str) -> None:
         ("20,worker/7", "no machine is called 'worker/7': did you mean"),
         ("20,anchor/0", "anchor/0 is not on spot: only at: may take it away"),
         ("20,worker/1,never", "'never' is not a duration"),
-        ('{"seconds": 20', "it is no JSON ("),
+        ('{"seconds": 20', "not valid JSON"),
         ('{"seconds": 20, "machines": "worker/1"}', "is not seconds,machine[,notice_s]"),
         ('{"seconds": true, "machine": "worker/1"}', "True is not a duration"),
     ],

@@ -99,7 +99,7 @@ def test_the_whole_story_as_json() -> None:
         "wall_s": 30,
         "steps": {"done": 8, "lost": 2, "repeated": 2, "repeated_s": 2.0},
         "stalled_s": 0.75,
-        "stood_still_s": 7.0,
+        "stood_still_s": 8.0,
         "goodput": pytest.approx(16 / 88),
         "useful_machine_s": 16.0,
         "checkpoints": {
@@ -119,8 +119,8 @@ def test_the_whole_story_as_json() -> None:
         "losses": [{"at_s": 17, "machine": "worker/1", "role": "worker", "why": "preempted"}],
         "pauses": [
             {
-                "at_s": 17, "seconds": 7.0, "recovered": True, "machines": ["worker/1"],
-                "parts": {"regroup_s": 3, "start_s": 1.0, "restore_s": 1.5, "first_step_s": 1.5},
+                "at_s": 16, "seconds": 8.0, "recovered": True, "machines": ["worker/1"],
+                "parts": {"detect_s": 1, "regroup_s": 3, "start_s": 1.0, "restore_s": 1.5, "first_step_s": 1.5},
             }
         ],
         "restores": [
@@ -145,11 +145,12 @@ def test_the_whole_story_as_json() -> None:
         },
         "forecast": {
             "usd_per_hour": {"planned": pytest.approx(0.9), "happened": pytest.approx(0.0084 * 120)},
-            "pause_s": {"planned": 5.0, "median": 7.0},
+            "pause_s": {"planned": 5.0, "median": 8.0},
             "restore_s": {"median": 1.5},
         },
         "changes": ["worker/1: h instead of g"],
         "notes": ["scaled"],
+        "warnings": [],
     }  # fmt: skip
 
 
@@ -260,26 +261,46 @@ class TestPauses:
             step(10, 4), *downs(12, "lost", ["worker/1"]), event(14, "group"), step(15, 5),
         )  # fmt: skip
         assert [(p.at_s, p.seconds, p.machines) for p in told.pauses] == [
-            (4, 6.0, ("worker/0", "worker/1")),
-            (12, 3.0, ("worker/1",)),
+            (3, 7.0, ("worker/0", "worker/1")),
+            (10, 5.0, ("worker/1",)),
         ]
-        assert told.stood_still_s == 9
+        assert told.stood_still_s == 12
         assert all(math.fsum(p.parts.values()) == p.seconds for p in told.pauses)
 
     def test_a_step_that_was_under_way_does_not_end_the_pause(self) -> None:
         told = report(step(1, 1), *downs(2, "lost", ["worker/1"]), step(2.02, 2), event(5, "group"), step(7, 2))
-        assert [p.seconds for p in told.pauses] == [5]
+        assert [(p.at_s, p.seconds) for p in told.pauses] == [(2.02, pytest.approx(4.98))]
 
     def test_training_that_goes_on_without_a_new_group_stood_still_until_its_next_step(self) -> None:
         told = report(step(1, 1), *downs(2, "lost", ["worker/1"]), step(3, 2), step(4, 3), event(50, "run-ended"))
-        assert [p.seconds for p in told.pauses] == [1]
+        assert [p.seconds for p in told.pauses] == [2]
+
+    def test_the_pause_of_a_machine_that_hung_begins_with_the_last_step_and_not_with_the_news(self) -> None:
+        told = report(
+            *(step(n, n) for n in range(1, 11)), *downs(35, "lost", ["worker/1"]),
+            event(40, "group", machines=["worker/0", "worker/1"], took_s=15.0),
+            event(50, "restored", "worker/0", step=9, seconds=1.0), step(54, 10),
+        )  # fmt: skip
+        (pause,) = told.pauses
+        assert (pause.at_s, pause.seconds) == (10, 44)
+        assert pause.parts == {
+            "detect_s": 25, "regroup_s": 5, "start_s": 9.0, "restore_s": 1.0, "first_step_s": 4.0
+        }  # fmt: skip
+
+    def test_a_pause_does_not_begin_in_an_earlier_session(self) -> None:
+        told = report(
+            event(0, "run-started"), step(1, 1), event(2, "run-ended"), event(100, "run-started"),
+            event(101, "group", machines=["worker/1"]), *downs(103, "lost", ["worker/1"]), event(104, "group"),
+            step(110, 2),
+        )  # fmt: skip
+        assert [(p.at_s, p.seconds) for p in told.pauses] == [(103, 7)]
 
     def test_a_pause_that_nothing_ended_lasts_until_its_session_does(self) -> None:
         told = report(
             event(0, "run-started"), step(1, 1), *downs(2, "lost", ["worker/1"]), event(8, "run-ended"),
             event(500, "run-started"), event(501, "group"), step(502, 2),
         )  # fmt: skip
-        assert [(p.seconds, p.recovered, p.parts) for p in told.pauses] == [(6, False, {})]
+        assert [(p.seconds, p.recovered, p.parts) for p in told.pauses] == [(7, False, {"detect_s": 1})]
         assert told.forecast.median_pause_s is None
 
     def test_a_machine_that_left_its_group_before_the_end_stops_training_once(self) -> None:
@@ -287,7 +308,7 @@ class TestPauses:
             step(1, 1), event(5, "group", machines=["worker/0"], took_s=3.0), step(6, 2), step(7, 3),
             *downs(7.5, "preempted", ["worker/1"]), step(8, 4), step(9, 5),
         )  # fmt: skip
-        assert [(p.at_s, p.seconds, p.machines) for p in told.pauses] == [(2, 4, ())]
+        assert [(p.at_s, p.seconds, p.machines) for p in told.pauses] == [(1, 5, ())]
 
     def test_a_first_group_is_no_pause(self) -> None:
         told = report(
@@ -478,7 +499,7 @@ def test_a_run_that_goes_back_to_its_last_checkpoint_repeats_what_it_lost_and_no
     assert (told.steps_done, told.steps_done + told.steps_repeated) == (40, executed)
     assert told.steps_repeated == told.steps_lost
     assert len(told.pauses) == len(losses) - len(pending)
-    assert told.stood_still_s == pytest.approx(len(told.pauses) * (2.5 + seconds))
+    assert told.stood_still_s == pytest.approx(len(told.pauses) * (3.0 + seconds))
     assert told.useful_machine_s == pytest.approx(40 * seconds * size)
     assert told.goodput is not None
     assert 0 < told.goodput < 1

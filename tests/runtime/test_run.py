@@ -95,6 +95,9 @@ def test_a_worker_that_fails_by_itself_is_quoted_and_not_started_for_ever(tmp_pa
     assert "failed" in out
     assert len(run.events("group")) == 2, "it was started again once"
     assert "ZeroDivisionError: rank 1 fails by itself" in shown
+    live = shown.index("the script failed on worker/1 (ZeroDivisionError: rank 1 fails by itself): it is started again")
+    assert live < shown.index("group 2:"), "it is shown when it happens"
+    assert 'raise ZeroDivisionError(f"rank' in shown[live : shown.index("group 2:")], "with its traceback"
     assert "worker/1 said last" in shown
     assert "worker/0 said last" not in shown, "it failed because of the other"
     assert "the workers of worker/1 failed after 1 restart" in shown

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from saving import manifest_of, put, safetensors_payload, save
 
 from deepvm.cli.app import run
 from deepvm.errors import Corrupt, printable
+from deepvm.memnode import wire
+from deepvm.memnode.wire import Kind
 from deepvm.store.files import FileStore
 
 NASTY = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202eevil[red]x[/red][/][link=http://e.vil]y[/link]"
@@ -104,3 +108,28 @@ def test_verify_goes_through_all_of_them(root: Path, capsys: pytest.CaptureFixtu
 def test_errors_show_control_characters_as_escapes() -> None:
     assert str(Corrupt("a\x1b[2Jb\x9b\u202e")) == r"a\x1b[2Jb\x9b\u202e"
     assert printable("two\nlines, é and 漢") == "two\nlines, é and 漢"
+
+
+def test_the_status_of_a_hostile_node_is_shown_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that answers STATUS with anything: numbers that are text, names that are escapes, markup."""
+    status = {"used_bytes": NASTY, "uptime_s": [NASTY], "runs": None, NASTY: True, "bytes_in": 2**80, "idle_s": -1e300}
+    hello = {"version": wire.VERSION, "block_bytes": 2**16, "nonce": "0" * 64, "token": False, "features": []}
+    words = wire.encode(Kind.HELLO, 0, hello) + wire.encode(Kind.OK, 1, {}) + wire.encode(Kind.OK, 2, status)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            sock, _ = listener.accept()
+            with sock:
+                sock.settimeout(10)
+                sock.sendall(words)
+                while sock.recv(65536):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        code = run(["memory-node", "--status", f"127.0.0.1:{listener.getsockname()[1]}"])
+        thread.join(10)
+    text = "".join(capsys.readouterr())
+    assert code == 0
+    assert all(c.isprintable() or c == "\n" for c in text), ascii(text)
+    assert "[red]" in text

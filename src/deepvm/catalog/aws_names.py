@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
+from deepvm.catalog import accelerators
 from deepvm.catalog.model import Market
 
 _GRAVITON = re.compile(r"[a-z]+\d+g")  # c6g, m7gd, im4gn, t4g, g5g: the g follows the generation
 _LETTERS = re.compile(r"[a-z]+")
 _GENERATION = re.compile(r"p(\d+)")
-_LARGER_MEMORY = {("A100", 80): "A100-80GB", ("V100", 32): "V100-32GB"}
 
 
 def architecture_of(instance: str) -> str:
@@ -35,7 +35,9 @@ def quota_family_of(instance: str) -> str | None:
 
 def accelerator_name(name: str, memory_gib: float | None) -> str:
     """EC2 calls both A100s the same; the one with more memory is another accelerator."""
-    return name if memory_gib is None else _LARGER_MEMORY.get((name, round(memory_gib)), name)
+    known = accelerators.find(name)
+    found = None if known is None or memory_gib is None else accelerators.of_size(known, memory_gib)
+    return name if found is None or found is known else found.name
 
 
 # "Standard" is A, C, D, H, I, M, R, T, Z; storage types with two letters count with their first.

@@ -15,6 +15,11 @@ from deepvm.catalog import accelerators
 from deepvm.catalog.model import STALE_DAYS, Catalog, IndexColumn, Instance, Market, Prices
 
 _EXAMPLES = 3
+# Per hour and TFLOPS of 16 bits. The cheapest GPUs ever offered as spot cost twice as much ($0.05 for a V100);
+# where bids are asked for, files hold the lowest admitted bid ($0.08 for eight A100) in the place of a price.
+BID_FLOOR_USD = 0.0002
+# AWS prices spot machines at a tenth of on-demand at least, where no market forms: such a price says nothing of one.
+FLOOR_OF_ON_DEMAND = 0.1
 
 
 class Severity(str, Enum):
@@ -75,6 +80,7 @@ def _instances(catalog: Catalog) -> list[Finding]:
         *find(Severity.ERROR, "sustained bandwidth above burst", _sustained_above_burst),
         *find(Severity.ERROR, "interruption range upside down or outside 0 to 100 %", _wrong_interruptions),
         *find(Severity.WARNING, "accelerator in no table and no measured eFLOPS", _speed_unknown),
+        *find(Severity.WARNING, "GPU memory disagrees with the table of accelerators", _memory_disagrees),
         *find(Severity.WARNING, "vCPUs unknown", lambda i: i.vcpus is None),
         *find(Severity.WARNING, "memory unknown", lambda i: i.memory_gib is None and i.accelerator is None),
         *find(Severity.WARNING, "bandwidth unknown", lambda i: i.gbps is None),
@@ -97,6 +103,14 @@ def _speed_unknown(instance: Instance) -> bool:
     return not known and instance.eflops is None
 
 
+def _memory_disagrees(instance: Instance) -> bool:
+    gpu = None if instance.accelerator is None else accelerators.find(instance.accelerator)
+    if gpu is None or instance.accelerator_memory_gib is None:
+        return False
+    part = min(1.0, instance.accelerator_count)  # a slice has its part of the memory
+    return not accelerators.agrees(gpu.memory_gib * part, instance.accelerator_memory_gib)
+
+
 def _offers(catalog: Catalog, market: Market, prices: Prices, today: date) -> list[Finding]:
     def find(severity: Severity, problem: str, wrong: NDArray[np.bool_]) -> list[Finding]:
         return _finding(severity, f"{market}: {problem}", _names(catalog, prices.instance[wrong]))
@@ -111,6 +125,7 @@ def _offers(catalog: Catalog, market: Market, prices: Prices, today: date) -> li
         outside |= prices.usd_low > usd
     if prices.usd_high is not None:
         outside |= prices.usd_high < usd
+    tflops = np.array([_tflops(instance) for instance in catalog.instances])[prices.instance]
     stale = age_days > STALE_DAYS
     oldest = int(age_days.max()) if len(prices) else 0
     return [
@@ -118,8 +133,22 @@ def _offers(catalog: Catalog, market: Market, prices: Prices, today: date) -> li
         *find(Severity.ERROR, "price is no amount above zero", ~(np.isfinite(usd) & (usd > 0))),
         *find(Severity.ERROR, "price outside its own range", outside),
         *find(Severity.ERROR, "price seen in the future", age_days < -1),  # a day is a difference of time zones
+        *find(
+            Severity.WARNING, "a bid floor, not a price: no GPU is rented for so little", usd < tflops * BID_FLOOR_USD
+        ),
         *find(Severity.WARNING, f"prices older than {STALE_DAYS} days (up to {oldest} days)", stale),
     ]
+
+
+def is_bid_floor(instance: Instance, usd_per_hour: float) -> bool:
+    """True if a price is so low for its accelerators that it can only be the lowest bid that is admitted."""
+    return usd_per_hour < _tflops(instance) * BID_FLOOR_USD
+
+
+def _tflops(instance: Instance) -> float:
+    """Of all its accelerators; zero where they are not known."""
+    gpu = None if instance.accelerator is None else accelerators.find(instance.accelerator)
+    return 0.0 if gpu is None else gpu.tflops_16bit * instance.accelerator_count
 
 
 def _spot_against_on_demand(catalog: Catalog) -> list[Finding]:
@@ -134,7 +163,19 @@ def _spot_against_on_demand(catalog: Catalog) -> list[Finding]:
             "spot as dear as on-demand",
             _names(catalog, spot.instance[spot.usd_per_hour == usd]),
         ),
+        *_finding(
+            Severity.WARNING,
+            "spot at exactly 10 % of on-demand: the provider's floor, not a market's price",
+            _names(catalog, spot.instance[_at_the_floor(spot.usd_per_hour, usd)]),
+        ),
     ]
+
+
+def _at_the_floor(spot_usd: NDArray[np.float64], usd: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Equal but for the rounding to four digits, which is half a percent where prices are lowest."""
+    floor = usd * FLOOR_OF_ON_DEMAND
+    within: NDArray[np.bool_] = np.abs(spot_usd - floor) <= np.minimum(5.1e-5, 0.005 * floor)
+    return within
 
 
 def _same_place(catalog: Catalog, spot: Prices, on_demand: Prices) -> NDArray[np.float64]:
@@ -150,8 +191,7 @@ def _same_place(catalog: Catalog, spot: Prices, on_demand: Prices) -> NDArray[np
 
 
 def _quotas(catalog: Catalog) -> list[Finding]:
-    families = {instance.family for instance in catalog.instances}
-    idle = [quota.name for quota in catalog.quotas if families.isdisjoint(quota.families)]
+    idle = [q.name for q in catalog.quotas if not any(q.closeness(instance) for instance in catalog.instances)]
     known = set(catalog.regions)
     elsewhere = [quota.name for quota in catalog.quotas if quota.region is not None and quota.region not in known]
     pairs = Counter((f, q.market, q.region) for q in catalog.quotas for f in q.families)

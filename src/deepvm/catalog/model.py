@@ -106,6 +106,32 @@ class Quota:
         where = f" in {self.region}" if self.region else ""
         return f"{'/'.join(self.families)} {self.market}{where}"
 
+    def closeness(self, instance: Instance) -> int:
+        """How exactly the families name an instance's: 0 not at all. ``P`` covers p4d and p5en, ``P5`` both p5 and p5en
+        and more exactly, ``P5EN`` the latter alone and most exactly."""
+        return max(_closeness(family.upper(), instance) for family in self.families)
+
+
+def _closeness(family: str, instance: Instance) -> int:
+    own = (instance.family or "").upper()
+    if not own:
+        return 0
+    series = instance.name.upper().partition(".")[0]
+    if family in (own, series):
+        return 2 * len(family) + (family == series)
+    more_exact = family[-1:].isdigit() and series.startswith(family) and not series[len(family) :][:1].isdigit()
+    wider = own.startswith(family) and own[len(family) :].isdigit()
+    return 2 * len(family) if more_exact or wider else 0
+
+
+def binding_quotas(quotas: Sequence[Quota], instance: Instance, market: Market, region: str) -> tuple[Quota, ...]:
+    """The quotas that count a machine: of those for its market and region, the ones that name it most exactly.
+
+    AWS counts P5 apart from the other P types where it has a quota for P5, and with them where it has none."""
+    here = [(q.closeness(instance), q) for q in quotas if q.market is market and q.region in (None, region)]
+    closest = max((close for close, _ in here), default=0)
+    return tuple(q for close, q in here if close == closest > 0)
+
 
 FloatColumn = NDArray[np.float64]
 IndexColumn = NDArray[np.int32]

@@ -29,7 +29,7 @@ MAX_BYTES = 256 * 2**20  # fifty times the largest file published; more is no ca
 _NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "Price", "Region")
 _OPTIONAL = ("GpuInfo", "SpotPrice", "AvailabilityZone", "Arch")
 _FACTS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "GpuInfo", "Arch")
-_BAD = -1.0  # marks a price that is no amount above zero; NaN marks one that is absent
+_BAD = -1.0  # marks a price that is no amount; NaN marks one that is absent
 
 
 def read(
@@ -110,7 +110,7 @@ class _Table:
                 found = float(text)
             except ValueError:
                 found = _BAD
-            if not (math.isfinite(found) and found > 0):
+            if not (math.isfinite(found) and found >= 0):
                 found = _BAD
             self._amounts[text] = found
         return found
@@ -181,7 +181,10 @@ def _take(
     """Take a row's offers into the table, or say why not."""
     usd, spot_usd = table.amount(price), table.amount(spot)
     if usd == _BAD or spot_usd == _BAD:
-        return "a price that is no amount above zero"
+        return "a price that is no amount of zero or more"
+    # Nobody rents machines for nothing: files write 0.00 where a market has no price.
+    free_on_demand, free_spot = usd == 0, spot_usd == 0
+    usd, spot_usd = usd or math.nan, spot_usd or math.nan
     if usd != usd and spot_usd != spot_usd:
         return "no price at all"
     if not region or "/" in region:
@@ -197,6 +200,10 @@ def _take(
     table.taken.add((index, place_index))
     for flag in flags:
         table.flagged.add(flag, line)
+    if free_on_demand:
+        table.flagged.add("on-demand price of zero (taken as none)", line)
+    if free_spot:
+        table.flagged.add("spot price of zero (taken as none)", line)
     if usd == usd:
         table.add(Market.ON_DEMAND, index, place_index, usd)
         if spot_usd >= usd:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import math
-import warnings
-from functools import lru_cache
-from typing import Any
 
 from deepvm.catalog import accelerators
-from deepvm.catalog.aws_names import architecture_of, family_of
+from deepvm.catalog.aws_names import quota_family_of
+from deepvm.catalog.cpu_names import architecture_of
+from deepvm.catalog.gpu_memory import Gpu, gpu_of
 from deepvm.catalog.model import Instance
 
 _ARCHITECTURES = {
@@ -19,7 +17,6 @@ _ARCHITECTURES = {
     "arm64": "arm64",
     "arm64_mac": "arm64",
 }
-_MAX_LITERAL = 4096  # characters of GpuInfo; the longest in use has 300
 # GCP lists the hosts of these series without their accelerators, which it prices apart: half of a machine.
 _HOSTS_WITHOUT_ACCELERATORS = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
@@ -57,20 +54,21 @@ class Types:
         if vcpus == 0 or memory_gib == 0:
             return "no vCPUs or no memory"
         aws = self._provider == "aws"
+        gpu = gpu_of(self._provider, accelerator, count, gpu_info) if accelerator and count else None
         instance = Instance(
             name=name,
-            family=family_of(name) if aws else None,
+            family=quota_family_of(name) if aws else None,
             vcpus=vcpus,
             memory_gib=memory_gib,
-            accelerator=accelerator or None,
+            accelerator=gpu.name if gpu else None,
             accelerator_count=count or 0.0,
-            accelerator_memory_gib=_gpu_memory_gib(gpu_info) if accelerator else None,
-            architecture=_ARCHITECTURES.get(arch, architecture_of(name) if aws else None),
+            accelerator_memory_gib=gpu.memory_gib if gpu else None,
+            architecture=_ARCHITECTURES.get(arch) or architecture_of(self._provider, name, gpu.name if gpu else None),
         )
-        return self._match(instance)
+        return self._match(instance, gpu)
 
-    def _match(self, instance: Instance) -> Found | str:
-        flags = list(_flags(instance))
+    def _match(self, instance: Instance, gpu: Gpu | None) -> Found | str:
+        flags = _flags(instance, gpu)
         index = self._by_name.get(instance.name)
         if index is None:
             index = self._by_name[instance.name] = len(self.instances)
@@ -86,17 +84,15 @@ class Types:
         return index, tuple(flags)
 
 
-def _flags(instance: Instance) -> list[str]:
-    if instance.accelerator is None:
+def _flags(instance: Instance, gpu: Gpu | None) -> list[str]:
+    if gpu is None:
         return []
     flags = []
     if not float(instance.accelerator_count).is_integer():
         flags.append("a fraction of an accelerator")
-    if accelerators.find(instance.accelerator) is None:
+    if accelerators.find(gpu.name) is None:
         flags.append("accelerator not in the table of accelerators")
-    if instance.accelerator_memory_gib is None:
-        flags.append("memory of the accelerator unknown")
-    return flags
+    return [*flags, *gpu.flags]
 
 
 def _number(text: str) -> float | None:
@@ -108,23 +104,3 @@ def _number(text: str) -> float | None:
     except ValueError:
         return math.nan
     return value if math.isfinite(value) and value >= 0 else math.nan
-
-
-@lru_cache(maxsize=4096)
-def _gpu_memory_gib(text: str) -> float | None:
-    """Of each accelerator, out of GpuInfo: a Python literal, or anything else that people put there."""
-    if not text or len(text) > _MAX_LITERAL:
-        return None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python warns of odd literals; they are only data here
-            info: Any = ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
-    try:
-        mib = info["Gpus"][0]["MemoryInfo"]["SizeInMiB"]
-    except (TypeError, KeyError, IndexError):
-        return None
-    if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 < mib < 2**40:
-        return None
-    return round(mib / 1024, 3) or None

@@ -16,6 +16,8 @@ import torch
 
 from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.state import Inline, Tensors, flatten
+from deepvm.checkpoint.tensor_kinds import is_direct, own_stride
+from deepvm.checkpoint.unwrapping import without_wrappers
 
 _address = torch.Tensor.data_ptr
 
@@ -39,8 +41,10 @@ class _Part(Protocol):
         ...
 
 
-def _marks(tensors: list[torch.Tensor]) -> tuple[list[int], list[int]]:
-    return list(map(id, tensors)), list(map(_address, tensors))
+def _marks(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
+    """What is another where a tensor is another object, elsewhere in memory, or of another shape in the same memory."""
+    same_memory = list(map(_address, tensors)), list(map(torch.Tensor.stride, tensors)), [t.shape for t in tensors]
+    return list(map(id, tensors)), *same_memory
 
 
 class _Plain:
@@ -65,8 +69,22 @@ class _Plain:
         before = len(tensors)
         part = self._component
         value = part.state_dict() if hasattr(part, "state_dict") else part
+        if isinstance(part, torch.nn.Module):
+            value = without_wrappers(part, value)
+        tensors.usual = _usual_strides(part) if isinstance(part, torch.optim.Optimizer) else {}
         text = json.dumps(flatten(value, self._name, tensors), allow_nan=False)
         return text, dict(list(tensors.items())[before:])
+
+
+def _usual_strides(optimizer: torch.optim.Optimizer) -> dict[int, tuple[int, ...]]:
+    """State lies as its parameter does, and is restored so; by id, of those that do not lie row by row."""
+    found = {}
+    for parameter, values in optimizer.state.items():
+        stride = own_stride(parameter) if isinstance(parameter, torch.Tensor) and is_direct(parameter) else None
+        if stride is not None and isinstance(values, Mapping):
+            alike = [v for v in values.values() if isinstance(v, torch.Tensor) and v.shape == parameter.shape]
+            found.update({id(v): stride for v in alike})
+    return found
 
 
 class _Loader(_Plain):
@@ -89,6 +107,7 @@ class _Module:
             and type(m).get_extra_state is torch.nn.Module.get_extra_state
             and not m._state_dict_hooks
             and not m._state_dict_pre_hooks
+            and all(t is None or is_direct(t) for t in chain(m._parameters.values(), m._buffers.values()))
             for m in component.modules()
         )
 
@@ -99,7 +118,8 @@ class _Module:
         self._modules = list(self._module.modules())
         self._children = self._child_ids()
         self._seen = _marks(self._tensors())
-        self._text = json.dumps(flatten(self._module.state_dict(), self._name, tensors), allow_nan=False)
+        state = without_wrappers(self._module, self._module.state_dict())
+        self._text = json.dumps(flatten(state, self._name, tensors), allow_nan=False)
         return self._text
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
@@ -126,6 +146,7 @@ class _Optimizer:
             and type(component).state_dict is torch.optim.Optimizer.state_dict
             and not component._optimizer_state_dict_pre_hooks
             and not component._optimizer_state_dict_post_hooks
+            and all(is_direct(v) for v in _state_values(component) if isinstance(v, torch.Tensor))
         )
 
     def full(self, tensors: Tensors) -> str:
@@ -134,25 +155,23 @@ class _Optimizer:
     def _full(self, tensors: Tensors) -> str:
         state = self._optimizer.state_dict()
         self._numbers = [json.dumps(group["params"]) for group in state["param_groups"]]
+        tensors.usual = _usual_strides(self._optimizer)
         self._state_text = json.dumps(flatten(state["state"], f"{self._name}.state", tensors), allow_nan=False)
-        values = self._values()
+        values = _state_values(self._optimizer)
         self._only_tensors = all(isinstance(v, torch.Tensor) for v in values)
-        self._seen = _marks(values) if self._only_tensors else ([], [])
+        self._seen = _marks(values) if self._only_tensors else ()
         self._params = self._param_ids()
         return self._text(tensors)
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
-        values = self._values()
+        values = _state_values(self._optimizer)
         if not self._only_tensors or self._param_ids() != self._params or list(map(id, values)) != self._seen[0]:
             return None
-        if list(map(_address, values)) != self._seen[1]:
+        if _marks(values) != self._seen:
             return None
         tensors = Tensors()
         text = self._text(tensors)
         return None if tensors else (text, {})  # a learning rate that is a tensor: rare, and walked anew
-
-    def _values(self) -> list[Any]:
-        return list(chain.from_iterable(values.values() for values in self._optimizer.state.values()))
 
     def _param_ids(self) -> list[int]:
         return list(map(id, chain.from_iterable(group["params"] for group in self._optimizer.param_groups)))
@@ -164,6 +183,12 @@ class _Optimizer:
             text = json.dumps(flatten(rest, f"{self._name}.param_groups.{i}", tensors), allow_nan=False)
             groups.append(f'{text[:-1]}{", " if rest else ""}"params": {numbers}}}')
         return f'{{"state": {self._state_text}, "param_groups": [{", ".join(groups)}]}}'
+
+
+def _state_values(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What it keeps for its parameters; of a kind that keeps no mapping for one, that as it is."""
+    found = (values.values() if isinstance(values, Mapping) else (values,) for values in optimizer.state.values())
+    return list(chain.from_iterable(found))
 
 
 class Capture:
@@ -181,11 +206,11 @@ class Capture:
             found = self._again()
             if found is not None:
                 return found
-        self._components = known
+        self._components = []  # until all of it is captured: a part may raise
         self._parts = {name: _part(name, component) for name, component in components.items()}
         tensors = Tensors()
         texts = {name: self._kept(name, part.full(tensors)) for name, part in self._parts.items()}
-        self._tensors = tensors
+        self._tensors, self._components = tensors, known
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
     def _again(self) -> Captured | None:

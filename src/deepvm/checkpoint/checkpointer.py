@@ -9,29 +9,29 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from deepvm import variables
-from deepvm.checkpoint import environment, ranks
+from deepvm.checkpoint import at_exit, ranks
 from deepvm.checkpoint.capture import join
-from deepvm.checkpoint.deciding import Deciding, NoticeFile
+from deepvm.checkpoint.deciding import Deciding, NoticeFile, Pace
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.loading import RESERVED
 from deepvm.checkpoint.on_demand import OnDemand
+from deepvm.checkpoint.own_state import StepHooks, write_back
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
+from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
+from deepvm.checkpoint.starting import prepare
 from deepvm.checkpoint.taking import Taking, optimizers
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told
-from deepvm.checkpoint.transfer import MemoryTransfer
+from deepvm.checkpoint.unsaved import Unsaved
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, OverBudget, UsageError
-from deepvm.policy import Moment, Retention, SavePolicy
+from deepvm.policy import Retention, SavePolicy
 from deepvm.store.base import Store
-from deepvm.store.memory import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -39,8 +39,8 @@ log = logging.getLogger("deepvm.checkpoint")
 class Checkpointer:
     """Saves state into stores while training goes on, and restores the newest that is whole.
 
-    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors. Optimizers
-    among them are told to wait (through their own pre-hook) only for what is neither copied nor sent when they step.
+    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors; it is read
+    at each save, written by restore. Optimizers in it wait (in their own pre-hook) for what is neither copied nor sent.
 
     What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
     DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
@@ -63,70 +63,52 @@ class Checkpointer:
         on_error: str = "log",
         on_busy: str = "skip",
         replay: Step | None = None,
+        positions: Mapping[str, str] | None = None,
         live: bool = True,
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
-        if taken := [name for name in state if name.startswith(RESERVED)]:
-            raise UsageError(f"{taken[0]!r}: names that begin with {RESERVED!r} are our own, call it something else")
+        given = prepare(state, store, run=run, policy=policy, token=token, key=key)
+        self._group = given.group
         self._use_order = UseOrder(state)
-        self.state = dict(state)
-        self.run = run = environment.the_run(run)
-        self.policy = environment.the_policy(policy)
+        self.state = state
+        self.run = run = given.run
+        self.policy = given.policy
         self.retention = retention or Retention()
-        self._stores = environment.the_stores(store, token=token, key=key)
+        self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         first = self._stores[0]
-        if isinstance(first, MemoryStore):
-            first.session = ranks.shared_session(first.session)
-            self._transfer: MemoryTransfer | PlainTransfer = MemoryTransfer(first, run, self._rank, self._world_size)
-        else:
-            self._transfer = PlainTransfer(first, run, self._rank, self._world_size)
+        self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
-        self._determinism = Determinism(self.state, self._rank, self._world_size)
+        self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
         self._status = Status()
-        self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
-        self._last_saved_step = 0
+        self._pace = Pace()
         self._replay, self._replaying = replay, False
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
-        self._told = Told(environment.told(variables.EVENTS), self._rank, self._world_size)
-        notice_file = environment.told(variables.NOTICE_FILE)
-        self._notices = NoticeFile(notice_file)
-        self._deciding = Deciding(self.policy, self._world_size, expects_notices=notice_file is not None)
-        self._notice_ends_s: float | None = None
-        self._noticed_s = 0.0
+        self._told = Told(given.events, self._rank, self._world_size)
+        self._notices = NoticeFile(given.notice_file)
+        self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
         self._tiers = Tiers(
-            self._stores,
-            run,
-            self._rank,
-            self._told,
-            retention=self.retention,
-            status=self._status,
-            deadline_s=deadline_s,
-            witnesses=self._witnesses,
-        )
+            self._stores, run, self._rank, self._told,
+            retention=self.retention, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
+        )  # fmt: skip
         self._sending = Sending(
-            self._transfer,
-            self._taking,
-            self._determinism,
-            self._tiers,
-            self._told,
-            place=first.url,
-            status=self._status,
-            deadline_s=deadline_s,
-            raises=on_error == "raise",
-        )
-        self._hooks = [o.register_step_pre_hook(self._before_step) for o in optimizers(self.state)]
+            self._transfer, self._taking, self._determinism, self._tiers, self._told,
+            place=first.url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
+        )  # fmt: skip
+        self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         with suppress(Exception):  # as above
             self._taking.warm_up(self.state)
         self._attempts = 0
+        self._unsaved = Unsaved()
         self._closed = False
+        at_exit.expect(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
@@ -134,18 +116,23 @@ class Checkpointer:
         """Tell that a training step is finished; saves when the policy says so."""
         if self._replaying:
             return None
-        now_s = time.monotonic()
-        seconds, self._last_step_s = now_s - self._last_step_s, now_s
+        seconds = self._pace.stepped()
         self._start.stepped()
+        self._unsaved.told(step)
         self._told.stepped(step, seconds)
         self._sending.raise_problem()
         self._look(step)
+        self._drifts(self._determinism.stepped())
         announced_s = self._notices.seconds_left()
         if announced_s is not None:
             self.notice(announced_s)
-        if self._deciding.due(self._moment(step), seconds) or self._sending.to_be_repeated(self._world_size):
-            handle = self.save(step)
-            self._end_with(handle)
+        under_way = not self._sending.wait_idle(0.0)
+        due = self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
+        if due or self._sending.to_be_repeated(self._world_size):
+            handle = self._save(step)
+            if self._notices.interrupts:  # the run ends with this save: steps after it would be lost
+                self._before_step()
+                handle.wait_for_the_end(self._pace.notice_ends_s)
             return handle
         with suppress(Exception):  # a state that cannot be saved is told when it is
             self._taking.warm_up(self.state)
@@ -153,6 +140,10 @@ class Checkpointer:
 
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
+        self._unsaved.by_hand = True
+        return self._save(step)
+
+    def _save(self, step: int) -> SaveHandle:
         self._sending.raise_problem()
         if self._closed:
             raise UsageError("this checkpointer is closed")
@@ -163,7 +154,7 @@ class Checkpointer:
             return handle
         self._look(step)
         idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
-        if not (idle if self._world_size == 1 else ranks.all_of(idle)):
+        if not (idle if self._world_size == 1 else ranks.all_of(f"save({step})", idle)):
             self._sending.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
@@ -172,46 +163,32 @@ class Checkpointer:
         except OverBudget as error:
             self._sending.skipped(handle, str(error))
             return handle
+        except ranks.RanksApart:
+            raise
         except Exception as error:  # of the user's own state_dict(), too: training goes on
             self._sending.failed(handle, error)
             return handle
         self._sending.begin(snapshot)
         self._status.taken += 1
-        self._last_saved_step, self._last_saved_s = step, time.monotonic()
+        self._pace.saved(step)
         self._handle = handle
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
         extra: dict[str, bytearray] | str = skeletons
         if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
-            extra = ", ".join(ranks.gather_texts(join(skeletons)))
+            extra = ", ".join(ranks.gather_texts(f"save({step})", join(skeletons)))
         self._sending.put(snapshot, handle, extra)
         return handle
-
-    def _end_with(self, handle: SaveHandle) -> None:
-        """Where the run is interrupted, it ends with this save: steps after it would be lost. Waits for that end."""
-        if not self._notices.interrupts or self._notice_ends_s is None or handle.state in ("skipped", "failed"):
-            return
-        self._before_step()  # what is not sent yet is copied, and training may be ended at any time
-        while time.monotonic() < self._notice_ends_s and handle.state != "failed":
-            time.sleep(0.05)
 
     def settle(self) -> None:
         """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
         save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
-        snapshot, handle = self._sending.snapshot, self._handle
-        if snapshot is None or handle is None or snapshot.frozen:
-            return
-        began = time.perf_counter()
-        snapshot.freeze()
-        self._sending.settled(snapshot)
-        handle.stall_s += time.perf_counter() - began
-        handle.advance("staged")
+        self._sending.settle(self._handle)
 
     def notice(self, seconds_left: float) -> None:
         """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
-        self._noticed_s = time.monotonic()
-        self._notice_ends_s = self._noticed_s + seconds_left
+        self._pace.notice(seconds_left)
 
     def timeline(self) -> Timeline:
         """The stages of this process's start: print it, or draw it with ``.svg()``."""
@@ -222,70 +199,84 @@ class Checkpointer:
         self._status.staging_bytes = 0 if staging is None else staging.size_bytes
         return self._status
 
-    def close(self, timeout_s: float = 60.0) -> None:
-        """Finish what is under way, and let go of threads and connections."""
+    def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
+        """Save the last step, where the policy did not; finish what is under way; release threads and connections.
+        Nothing is saved that was not asked for where save() was called by hand, or a witness would be missing.
+
+        A process that ends normally does the same by itself, and waits ``deadline_s`` at most."""
         if self._closed:
             return
+        at_exit.forget(self)
+        ends_s = time.monotonic() + timeout_s
+        if last_save and self._replay is None:  # a step after which none follows has no witness
+            self._unsaved.save(self._save, self._sending, lambda: self._handle, self._group, ends_s)
         self._closed = True
-        self._tiers.hurry()
+        self._tiers.hurry(ends_s)
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
             self.finish_restore()
-        for hook in self._hooks:
-            hook.remove()
+        self._step_hooks.remove()
         self._start.close()
         self._use_order.close()
+        self._determinism.close()
         self._before_step()
-        self._sending.end()
-        self._sending.join(timeout_s)
-        self._tiers.join(timeout_s)
+        self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
+        self._sending.tell_failures()
+        self._tiers.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
-            self._witnesses.close(timeout_s)
+            self._witnesses.close(max(0.0, ends_s - time.monotonic()))
+        if self._group is not None:
+            self._group.leave("its Checkpointer is closed")
         self._transfer.close()
         self._taking.close()
         for store in self._stores:
             store.close()
         self._told.close()
 
+    def finish_at_exit(self, *, failed: bool) -> None:
+        """The process ends, and nobody has called close()."""
+        self.close(self._deadline_s, last_save=not failed)
+
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(last_save=kind is None)
 
-    def _moment(self, step: int) -> Moment:
-        now_s = time.monotonic()
-        return Moment(
-            step=step,
-            now_s=now_s - self._started_s,
-            last_saved_step=self._last_saved_step,
-            last_saved_s=self._last_saved_s - self._started_s,
-            notice_s_left=None if self._notice_ends_s is None else max(0.0, self._notice_ends_s - now_s),
-            noticed_s=None if self._notice_ends_s is None else self._noticed_s - self._started_s,
-            save_cost_s=self._status.last_save_s,
-            save_took_s=self._status.last_save_s,
-            under_way_for_s=None if self._sending.wait_idle(0.0) else now_s - self._last_saved_s,
-        )
+    def _optimizer_steps(self, *_: object) -> None:
+        """The optimizer's pre-hook."""
+        self._unsaved.optimizer_steps()
+        self._before_step()
 
-    def _before_step(self, *_: object) -> None:
-        """The optimizer's pre-hook: copy what is live and not yet sent."""
+    def _before_step(self) -> None:
+        """Copy what is live and not yet sent."""
         self._start.let_go()
         self._determinism.settle()
         self.settle()
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
-    def restore(self, step: int | None = None, *, lazy: bool = False, verify: str | None = None) -> int | None:
+    def restore(
+        self,
+        step: int | None = None,
+        *,
+        lazy: bool = False,
+        verify: str | None = None,
+        strict: bool = True,
+        only: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+    ) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
 
         With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
-        optimizer for its state when it first steps.
-
-        With ``verify="replay"`` the step function is called once, what it computed is compared with the witness that
-        was stored when the checkpoint was, and the checkpoint is loaded again. Raises where they are not the same."""
-        if verify not in (None, "replay") or (verify is not None and self._replay is None):
-            raise UsageError(f'verify is "replay", with Checkpointer(replay=step_function), or none; not {verify!r}')
+        optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, what it
+        computed is compared with the stored witness, and the checkpoint is loaded again. Raises where they differ.
+        ``only`` and ``exclude`` name components, or tensors of modules (``"model.head"``: all that begin so). These
+        stay as they are, and without ``strict`` what the checkpoint lacks does; ``restored`` lists them."""
+        wanted = Wanted(strict=strict, only=only, exclude=exclude)
+        if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
+            raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(step, lazy=lazy)
+        restored = self._restore(step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:
@@ -294,9 +285,9 @@ class Checkpointer:
         self.restored = restored
         if restored.drift:
             log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
-        self._last_saved_step, self._last_saved_s = restored.step, time.monotonic()
-        self._last_step_s = self._last_saved_s
-        self._told.restored(restored, self._last_step_s - began_s)
+        self._unsaved = Unsaved()
+        self._pace.restored(restored.step)
+        self._told.restored(restored, time.monotonic() - began_s)
         return restored.step
 
     def restore_generators(self) -> None:
@@ -310,7 +301,7 @@ class Checkpointer:
             self._on_demand.finish()
             self._on_demand = None
 
-    def _restore(self, step: int | None, *, lazy: bool = False) -> Restored | None:
+    def _restore(self, step: int | None, *, lazy: bool = False, wanted: Wanted | None = None) -> Restored | None:
         self._before_step()  # what is under way is of the state as it is now
         if self._on_demand is not None:
             self._on_demand.abandon()
@@ -320,15 +311,21 @@ class Checkpointer:
         with self._start.restoring(), ExitStack() as stack:
             stack.enter_context(self._taking.warming.paused())
             stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
-            restored = restore_newest(stores, self.run, components, step=step, lazy=lazy, deadline_s=self._deadline_s)
+            restored = restore_newest(stores, self.run, components, step, wanted, lazy, deadline_s=self._deadline_s)
             if restored is not None and restored.on_demand is not None:
                 self._on_demand = restored.on_demand
                 self._on_demand.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None
-        self.state.update({name: components[name] for name in self.state})
-        self._status.drift = self._determinism.resume(restored.facts)
+        write_back(self.state, components)
+        self._status.drift = (*restored.left_as_it_was(), *self._determinism.resume(restored.facts))
         return dataclasses.replace(restored, drift=self._status.drift)
+
+    def _drifts(self, reasons: Sequence[str]) -> None:
+        if reasons and self.restored is not None:
+            log.warning("the run that was restored has drifted: %s", "; ".join(reasons))
+            self._status.drift = (*self._status.drift, *reasons)
+            self.restored = dataclasses.replace(self.restored, drift=self._status.drift)
 
     def _verify_by_replay(self, restored: Restored) -> Restored | None:
         assert self._replay is not None  # noqa: S101 - asked before
@@ -342,7 +339,7 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        return {**self.state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        return {**self._step_hooks.watch(), DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""

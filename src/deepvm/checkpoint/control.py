@@ -50,6 +50,8 @@ class Control:
 
     def call(self, node: str, question: Callable[[Connection], T]) -> T:
         """Ask a node. A connection that failed is dropped; one that waited may have died unnoticed: asked anew."""
+        if self._store.health.is_hung(node) and self._store.health.can_spare(node):
+            self._drop(node)
         waited = node in self._connections
         try:
             return question(self._connected(node))
@@ -243,9 +245,15 @@ class Control:
         """Delete what was published at too few nodes, by a save that failed; raises while that cannot be done."""
         for step, nodes in list(self._half.items()):
             for node in list(nodes):
-                self.call(node, lambda c, step=step: c.call(Kind.DELETE, {"step": step}))  # type: ignore[misc]
+                try:
+                    self.call(node, lambda c, step=step: c.call(Kind.DELETE, {"step": step}))  # type: ignore[misc]
+                except StoreUnavailable:
+                    if not self._store.health.is_hung(node):
+                        raise
+                    continue  # when it answers again
                 nodes.discard(node)
-            del self._half[step]
+            if not nodes:
+                del self._half[step]
 
     def find_halves(self) -> None:
         """Those that an earlier session left, which ended in the middle of its commit."""

@@ -24,9 +24,9 @@ UNTIMED_NOTICE_S = 30.0  # where a notice does not say when: the least that clou
 
 class Deciding:
     def __init__(self, policy: SavePolicy, world_size: int, *, expects_notices: bool) -> None:
-        """``expects_notices``: whether this machine may be announced its end, whatever the policy says of that."""
+        """``expects_notices``: whether some machine may be announced its end, whatever the policy says of that."""
         self._world_size = world_size
-        if expects_notices if world_size == 1 else ranks.any_of(expects_notices):
+        if expects_notices:
             policy = AnyOf(policy, AtNotice())
         parts = policy.policies if isinstance(policy, AnyOf) else (policy,)
         self._certain = [part for part in parts if part.deterministic]
@@ -46,10 +46,51 @@ class Deciding:
         if self._steps_until_question > 0:
             return due
         own = any(part.due(now) for part in self._uncertain)
-        some, slowest_us = ranks.largest_of((int(own), int(self._slowest_s * 1e6)))
+        some, slowest_us = ranks.largest_of(f"step({now.step})", (int(own), int(self._slowest_s * 1e6)))
         self._slowest_s = 0.0
         self._steps_until_question = min(MOST_STEPS, max(1, int(LOOK_S * 1e6) // max(1, slowest_us)))
         return due or bool(some)
+
+
+class Pace:
+    """When steps, saves and notices were: what policies are asked with."""
+
+    def __init__(self) -> None:
+        self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
+        self._last_saved_step = 0
+        self._noticed_s: float | None = None
+        self.notice_ends_s: float | None = None
+
+    def stepped(self) -> float:
+        """How long the step took that is finished now."""
+        now_s = time.monotonic()
+        seconds, self._last_step_s = now_s - self._last_step_s, now_s
+        return seconds
+
+    def saved(self, step: int) -> None:
+        self._last_saved_step, self._last_saved_s = step, time.monotonic()
+
+    def restored(self, step: int) -> None:
+        self.saved(step)
+        self._last_step_s = self._last_saved_s
+
+    def notice(self, seconds_left: float) -> None:
+        self._noticed_s = time.monotonic()
+        self.notice_ends_s = self._noticed_s + seconds_left
+
+    def moment(self, step: int, last_save_s: float | None, *, under_way: bool) -> Moment:
+        now_s = time.monotonic()
+        return Moment(
+            step=step,
+            now_s=now_s - self._started_s,
+            last_saved_step=self._last_saved_step,
+            last_saved_s=self._last_saved_s - self._started_s,
+            notice_s_left=None if self.notice_ends_s is None else max(0.0, self.notice_ends_s - now_s),
+            noticed_s=None if self._noticed_s is None else self._noticed_s - self._started_s,
+            save_cost_s=last_save_s,
+            save_took_s=last_save_s,
+            under_way_for_s=now_s - self._last_saved_s if under_way else None,
+        )
 
 
 class NoticeFile:
@@ -77,6 +118,12 @@ class NoticeFile:
             return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:  # half written, or nothing of ours
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # half written, or nothing of ours
             log.warning("the notice in %s cannot be read: %s", self._path, error)
             return None

@@ -7,6 +7,7 @@ why a run that goes on from here would drift.
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +15,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from deepvm.checkpoint import circumstances, generators
+from deepvm.checkpoint.draws import Draws
+from deepvm.checkpoint.forgotten import Forgotten
 from deepvm.checkpoint.iterators import FirstIterators, is_loader
 from deepvm.errors import CheckpointError, Corrupt
+
+log = logging.getLogger("deepvm.checkpoint")
 
 DETERMINISM = "deepvm.determinism"  # its name among the components of a state
 VERSION = 1
@@ -23,8 +28,14 @@ _SAVED = {"rank": int, "pieces": dict, "circumstances": dict, "generators": dict
 
 
 class Determinism:
-    def __init__(self, state: Mapping[str, Any], rank: int, world_size: int) -> None:
+    def __init__(
+        self, state: Mapping[str, Any], rank: int, world_size: int, positions: Mapping[str, str] | None = None
+    ) -> None:
+        """``positions`` are loaders whose position somebody else keeps, and who."""
         self._state, self._rank, self._world_size = state, rank, world_size
+        self._positions = dict(positions or {})
+        self._forgotten, self._draws = Forgotten(state), Draws(state)
+        self._told: set[str] = set()  # what of it was logged
         self._taken: dict[str, Any] = {}  # for the manifest
         self._saved: Mapping[str, Any] | None = None
         self._first_iterators = FirstIterators({}, list)
@@ -35,6 +46,11 @@ class Determinism:
     def state_dict(self) -> dict[str, Any]:
         pieces, found = kinds(self._state), generators.take()
         circumstances_now = circumstances.take(self._world_size)
+        forgotten = self._forgotten.sentences()
+        for sentence in forgotten:
+            if sentence not in self._told:
+                self._told.add(sentence)
+                log.warning("%s: give it to the Checkpointer", sentence)
         self._taken = {"pieces": pieces, "circumstances": circumstances_now, "generators": generators.names(found)}
         return {
             "version": VERSION,
@@ -42,6 +58,8 @@ class Determinism:
             "pieces": pieces,
             "circumstances": circumstances_now,
             "generators": found,
+            "forgotten": forgotten,
+            "draws": self._draws.typical(),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -49,12 +67,14 @@ class Determinism:
         taken = self._taken
         pieces = taken["pieces"]
         if self._loaders_outside is None:  # once: it looks at every object there is
-            self._loaders_outside = 0 if "loader" in pieces.values() else _living_loaders()
+            elsewhere = self._positions or "loader" in pieces.values()
+            self._loaders_outside = 0 if elsewhere else _living_loaders()
         return {
             **taken["circumstances"],
             "state": sorted(pieces),
             "loaders": [name for name, kind in pieces.items() if kind == "loader"],
             "loaders_outside": self._loaders_outside,
+            "positions": self._positions,
             "generators": taken["generators"],
         }
 
@@ -80,10 +100,20 @@ class Determinism:
             return ("the checkpoint has no random generators: it was saved by another version of deepvm",)
         then = self._saved["circumstances"]
         reasons = circumstances.differences(then, circumstances.take(self._world_size, with_cuda=_had_cuda(then)))
-        reasons += _missing(self._saved["pieces"], kinds(self._state), facts)
+        reasons += _missing(self._saved["pieces"], kinds(self._state), {} if self._positions else facts)
+        reasons += [str(sentence) for sentence in self._saved.get("forgotten") or ()]
         reasons += self._put()
+        typical = self._saved.get("draws")
+        self._draws.restored(typical if isinstance(typical, Mapping) else {})
         self._first_iterators = FirstIterators(self._state, self._put)
         return tuple(reasons)
+
+    def stepped(self) -> list[str]:
+        """A step is finished: why the run that was restored has drifted in it."""
+        return self._draws.stepped()
+
+    def close(self) -> None:
+        self._forgotten.close()
 
     def restore_generators(self) -> None:
         if self._saved is None:
@@ -134,7 +164,11 @@ def _missing(saved: Mapping[str, str], now: Mapping[str, str], facts: Mapping[st
         if name not in now
     ]
     if facts.get("loaders_outside") and "loader" not in saved.values():
-        reasons.append("a DataLoader was in use, whose position is not in the checkpoint: the data begins anew")
+        reasons.append(
+            "a DataLoader was in use, whose position is not in the checkpoint: where training reads from it, its data "
+            'begins anew; give deepvm.resumable(loader), or positions={"loader": "kept by ..."} where somebody else '
+            "keeps it"
+        )
     return reasons
 
 

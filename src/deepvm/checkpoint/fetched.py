@@ -42,7 +42,7 @@ def _find(stores: Sequence[Store], run: str) -> FetchedStore | None:
     """Where one rank has something, all put a store in front: they name stores by their place."""
     found = fetched_before(stores, run)
     _, world_size = ranks.rank_and_world_size()
-    if world_size > 1 and ranks.any_of(found is not None) and found is None:
+    if world_size > 1 and ranks.any_of("restore()", found is not None, deadline_s=ranks.START_S) and found is None:
         return FetchedStore(None, stores, run)
     return found
 

@@ -54,6 +54,15 @@ class SaveHandle:
             if self.state not in _ORDER:
                 raise CheckpointError(f"step {self.step} was {self.state}: {self.reason}")
 
+    def wait_for_the_end(self, ends_s: float | None) -> None:
+        """Wait until this machine is taken away, at a time of the monotonic clock, unless the save has come to
+        nothing."""
+        with _changed:
+            while ends_s is not None and (left_s := ends_s - time.monotonic()) > 0:
+                if self.state in ("skipped", "failed"):
+                    return
+                _changed.wait(left_s)
+
 
 @dataclass(kw_only=True)
 class Status:

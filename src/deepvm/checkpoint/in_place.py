@@ -1,109 +1,129 @@
-"""Which bytes of a snapshot are read where they are, and which from staging memory.
-
-Input: the owned tensors of a plan and the address ranges that are protected. Output, for each chunk: the parts that
-are read in place, and the memory to send. All else is in staging memory when a save returns.
-"""
+"""Restored values into the objects that the caller holds: containers keep their identity, tensors and arrays their
+memory. What cannot be filled, since it is immutable or of another shape, is replaced by what was saved."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-from typing import NamedTuple
+import enum
+from collections.abc import Mapping, MutableMapping, MutableSet
+from typing import Any
 
-from deepvm.checkpoint.copying import SMALL_BYTES, Job, copy_one_by_one, in_pieces
-from deepvm.checkpoint.live_pages import PAGE_BYTES, whole_pages, within
-from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.staging import Staging, view_of
-from deepvm.checkpoint.write_watch import Range
-from deepvm.store.strips import Strip, cut
+import torch
+
+from deepvm.checkpoint.state import flatten_context, rebuild
+from deepvm.checkpoint.tensor_kinds import check_fillable, class_name, inner_tensors, is_wrapper
 
 
-class Part(NamedTuple):
-    """Bytes from ``offset`` on in the file, and where they are in memory."""
-
-    offset: int
-    address: int
-    length: int
-
-
-class InPlace:
-    """For one set of protected ranges; made anew only when that set changes."""
-
-    def __init__(self, pieces: Pieces, staging: Staging, tensors: Sequence[Part], ranges: Sequence[Range]) -> None:
-        """``tensors``: the large ones, whole."""
-        self.pieces, self._staging, self.ranges = pieces, staging, ranges
-        self.parts: list[list[Part]] = [[] for _ in range(pieces.count)]  # by chunk
-        rest: list[Part] = []
-        for tensor in tensors:
-            self._place(tensor, rest)
-        self.in_chunk = bytearray(bool(parts) for parts in self.parts)
-        self.bytes = sum(part.length for parts in self.parts for part in parts)
-        self.rest_bytes = sum(part.length for part in rest)
-        self.rest = [(staging.address + part.offset, part.address, part.length) for part in rest]
-        self.copy_all = self._copies([part for parts in self.parts for part in parts])
-        self._strips: dict[tuple[int, bool], list[Strip]] = {}
-
-    def _place(self, tensor: Part, rest: list[Part]) -> None:
-        """Divide a tensor into what is read in place, chunk by chunk, and the rest."""
-        at = tensor.address
-        for start, end in within(self.ranges, *whole_pages(tensor.address, tensor.length)):
-            if start > at:
-                rest.append(_within(tensor, at, start))
-            self._cut(_within(tensor, start, end))
-            at = end
-        if at < tensor.address + tensor.length:
-            rest.append(_within(tensor, at, tensor.address + tensor.length))
-
-    def _cut(self, part: Part) -> None:
-        offset, end = part.offset, part.offset + part.length
-        while offset < end:
-            chunk = offset // self.pieces.chunk_bytes
-            until = min(end, (chunk + 1) * self.pieces.chunk_bytes)
-            self.parts[chunk].append(Part(offset, part.address + offset - part.offset, until - offset))
-            offset = until
-
-    def _copies(self, parts: Sequence[Part]) -> list[Job]:
-        spans = [(self._staging.address + part.offset, part.address, part.length) for part in parts]
-        small = [span for span in spans if span[2] < SMALL_BYTES]
-        large = [job for span in spans if span[2] >= SMALL_BYTES for job in in_pieces(span)]
-        return [*large, partial(copy_one_by_one, small)] if small else large
-
-    def copy_chunks(self, chunks: Sequence[int]) -> tuple[list[Job], int]:
-        """The copies of what some chunks have in place, and how many bytes that is."""
-        parts = [part for chunk in chunks for part in self.parts[chunk]]
-        return self._copies(parts), sum(part.length for part in parts)
-
-    def pages_of(self, chunk: int) -> list[Range]:
-        """The pages that a chunk is read from in place. They belong to its tensors alone."""
-        found: list[Range] = []
-        for _, address, length in self.parts[chunk]:
-            start = address // PAGE_BYTES * PAGE_BYTES
-            end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
-            found.append((found.pop()[0], end) if found and found[-1][1] == start else (start, end))
-        return found
-
-    def strips(self, chunk: int, *, moved: bool) -> list[Strip]:
-        """The memory of a chunk; ``moved``: what was in place is in staging memory now. Made once, since it takes
-        longer than to send what they show of small tensors. For whoever holds the chunk's lock."""
-        moved = moved or not self.parts[chunk]
-        found = self._strips.get((chunk, moved))
-        if found is None:
-            found = self._strips[chunk, moved] = self._make_strips(chunk, () if moved else self.parts[chunk])
-        return found
-
-    def _make_strips(self, chunk: int, parts: Sequence[Part]) -> list[Strip]:
-        at, length = self.pieces.span(chunk)
-        end, base = at + length, self._staging.address
-        spans: list[Range] = []  # address, length
-        for part in parts:
-            if part.offset > at:
-                spans.append((base + at, part.offset - at))
-            spans.append((part.address, part.length))
-            at = part.offset + part.length
-        if at < end:
-            spans.append((base + at, end - at))
-        return cut([view_of(address, length) for address, length in spans])
+def put(live: Any, saved: Any) -> Any:
+    """Give a value to the object that held the one before; the object that holds it now."""
+    if isinstance(live, torch.Tensor):
+        return live if isinstance(saved, torch.Tensor) and fill(live, saved) else saved
+    if isinstance(live, MutableMapping) and isinstance(saved, dict):
+        new = {key: put(live.get(key), value) for key, value in saved.items()}
+        live.clear()
+        live.update(new)
+        return live
+    if isinstance(live, list) and isinstance(saved, list):
+        live[:] = _each(live, saved)
+        return live
+    if isinstance(live, tuple) and isinstance(saved, tuple):
+        return _put_tuple(live, saved)
+    if isinstance(live, MutableSet) and isinstance(saved, set):
+        live.clear()
+        for item in saved:
+            live.add(item)
+        return live
+    if isinstance(live, bytearray) and isinstance(saved, bytes):
+        live[:] = saved
+        return live
+    if isinstance(live, enum.Enum) and not isinstance(saved, enum.Enum):
+        return type(live)(saved)
+    return _put_array(live, saved)
 
 
-def _within(tensor: Part, start: int, end: int) -> Part:
-    return Part(tensor.offset + start - tensor.address, start, end - start)
+def can_hold(value: Any) -> bool:
+    """True if ``put`` fills the object itself, whatever was saved for it is of its kind."""
+    return isinstance(value, torch.Tensor | MutableMapping | list | MutableSet | bytearray)
+
+
+def _each(live: Any, saved: Any) -> list[Any]:
+    held = [*live, *[None] * (len(saved) - len(live))]
+    return [put(old, new) for old, new in zip(held, saved, strict=False)]
+
+
+def _put_tuple(live: Any, saved: tuple[Any, ...]) -> Any:
+    items = _each(live, saved)
+    if len(items) == len(live) and all(old is new for old, new in zip(live, items, strict=True)):
+        return live
+    named = hasattr(live, "_make") and len(live) == len(items)
+    return type(live)._make(items) if named else tuple(items)
+
+
+def _put_array(live: Any, saved: Any) -> Any:
+    import numpy as np
+
+    both = isinstance(live, np.ndarray) and isinstance(saved, np.ndarray)
+    if both and live.shape == saved.shape and live.dtype == saved.dtype and live.flags.writeable:
+        np.copyto(live, saved)
+        return live
+    return saved
+
+
+def fill(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    """Copy a tensor into another of its kind; False where it is not of its kind, and nothing is changed."""
+    if not _alike(live, saved):
+        return False
+    if is_wrapper(live):
+        mine, theirs = inner_tensors(live)[0], inner_tensors(saved)[0]
+        for name in mine:
+            fill(mine[name], theirs[name])
+        return True
+    with torch.no_grad():
+        live.copy_(saved)
+    return True
+
+
+def _alike(live: torch.Tensor, saved: torch.Tensor) -> bool:
+    if is_wrapper(live) != is_wrapper(saved) or live.shape != saved.shape or live.dtype != saved.dtype:
+        return False
+    if is_wrapper(live):
+        (mine, own), (theirs, other) = inner_tensors(live), inner_tensors(saved)
+        same_kind = type(live) is type(saved) and mine.keys() == theirs.keys() and own == other
+        return same_kind and all(_alike(mine[name], theirs[name]) for name in mine)
+    return not live.is_meta and torch._debug_has_internal_overlap(live) != 1  # an expanded one cannot be written
+
+
+# --- wrappers in modules --------------------------------------------------------------------------------------------
+
+
+def wrapper_problem(name: str, live: Any, row: Any, tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Why a saved tensor's row cannot fill a module's tensor, where one of them is a wrapper; else None."""
+    saved_kind = row.get("$wrapper") if isinstance(row, dict) else None
+    if not is_wrapper(live):
+        return None if saved_kind is None else f"{name} is a plain tensor, saved {saved_kind}"
+    if saved_kind != class_name(live):
+        return f"{name} is {class_name(live)}, saved {saved_kind or 'a plain tensor'}"
+    inner, context = inner_tensors(live)
+    if row["inner"].keys() != inner.keys():
+        return f"{name} holds {', '.join(inner)}, saved {', '.join(row['inner'])}"
+    if flatten_context(name, live, context) != row["context"]:
+        return f"{name} has the settings {context!r}, saved {rebuild(row['context'], tensors)!r}"
+    for key, part in inner.items():
+        found = wrapper_problem(f"{name}.{key}", part, row["inner"][key], tensors)
+        if found is None and not is_wrapper(part):
+            saved = rebuild(row["inner"][key], tensors)
+            if (part.shape, part.dtype) != (saved.shape, saved.dtype):
+                found = f"{name}.{key} is {part.dtype} {tuple(part.shape)}, saved {saved.dtype} {tuple(saved.shape)}"
+        if found is not None:
+            return found
+    return None
+
+
+def fill_wrapper(live: Any, row: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill the tensors that a wrapper holds from a saved one's row, which was found to fit."""
+    for key, part in inner_tensors(live)[0].items():
+        if is_wrapper(part):
+            fill_wrapper(part, row["inner"][key], tensors)
+        else:
+            check_fillable(key, part)
+            with torch.no_grad():
+                part.copy_(rebuild(row["inner"][key], tensors))

@@ -46,7 +46,7 @@ _NAMES = {
 }
 DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 # Types that the format lacks, as the widest integers or floats that have the same bytes
-_DISGUISED = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_DISGUISED = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ def disguise(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
     if tensor.is_sparse or tensor.is_quantized or tensor.layout is not torch.strided:
         raise CheckpointError(f"a tensor of layout {tensor.layout} cannot be saved: make it dense first")
     if tensor.dtype in _NAMES:
-        return tensor, None
+        return tensor.resolve_neg(), None
     real = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype in _DISGUISED:
-        return torch.view_as_real(tensor.resolve_conj()), real
+        return torch.view_as_real(tensor.resolve_conj().resolve_neg()), real
     if tensor.element_size() == 1:
         return tensor.view(torch.uint8), real
     raise CheckpointError(f"a tensor of type {tensor.dtype} cannot be saved")

@@ -50,6 +50,7 @@ class ResumableLoader:
             )
         self.loader, self.sampler = loader, sampler
         loader.generator = torch.Generator()  # or the global one gives the workers' seed, and once more at a resume
+        self.handed_out = 0  # batches, in this process
         self._pass: object = None  # a token of the newest; not the pass itself, whose end stops its workers
 
     @property
@@ -150,6 +151,7 @@ class _Pass(Iterator[Any]):
         except BaseException:
             self._owner._pass = None  # the DataLoader would go on behind the batch that failed, and leave it out
             raise
+        self._owner.handed_out += 1
         self._owner.sampler.advance()  # before it is handed out: a save in the loop's body has this batch behind it
         return batch
 

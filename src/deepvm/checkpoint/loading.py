@@ -3,93 +3,72 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
 
 import torch
 
-from deepvm.checkpoint.layout import ALIGNED_BYTES, DTYPES, Layout
+from deepvm.checkpoint.in_place import fill, put
+from deepvm.checkpoint.optimizer_state import load_optimizer
 from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
-from deepvm.checkpoint.staging import Staging
-from deepvm.checkpoint.state import names_of_tensors, rebuild
-from deepvm.errors import CheckpointError, Corrupt
-
-RESERVED = "deepvm."  # components of our own: a checkpoint may have them, or not
+from deepvm.checkpoint.selection import Selection
+from deepvm.checkpoint.state import LaidOut, names_of_tensors, rebuild
+from deepvm.checkpoint.tensor_memory import LASTING_BYTES, TensorsIn, is_aligned
 
 
-def is_aligned(tensor: torch.Tensor) -> bool:
-    """Whether it lies as torch lays its own tensors, so that it can be computed with as fast as with those."""
-    return tensor.data_ptr() % ALIGNED_BYTES == 0
+def check(selected: Selection, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Ask components that can tell without being changed, a loader for one, whether the state is theirs."""
+    for name, component in selected.components.items():
+        found = selected.skeleton[name]
+        if hasattr(component, "check_state_dict") and not names_of_tensors(found):
+            component.check_state_dict(rebuild(found, tensors))
 
 
-class TensorsIn(Mapping[str, torch.Tensor]):
-    """Every tensor of a checkpoint, as a view of the memory that holds it, or will; made when it is asked for."""
-
-    def __init__(self, memory: Staging, layout: Layout) -> None:
-        self.memory, self._layout = memory, layout
-        self._made: dict[str, torch.Tensor] = {}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        found = self._made.get(name)
-        if found is None:
-            found = self._made[name] = self._made_by(self.memory.tensor, name)
-        return found
-
-    def lasting(self, name: str) -> torch.Tensor:
-        """One for whoever keeps it when the others go."""
-        return self._made_by(self.memory.lasting_tensor, name)
-
-    def _made_by(self, make: Callable[[int, torch.dtype, tuple[int, ...]], torch.Tensor], name: str) -> torch.Tensor:
-        entry = self._layout.entries[self._layout.by_name[name]]
-        return make(entry.start, DTYPES[entry.dtype], entry.shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layout.by_name)
-
-    def __len__(self) -> int:
-        return len(self._layout.by_name)
-
-
-def load(components: dict[str, Any], tensors: TensorsIn, skeleton: Mapping[str, Any]) -> None:
+def load(selected: Selection, tensors: TensorsIn) -> None:
     """Give every component its state, which was checked to be of it, and the system what no component kept. Parameters
     keep only what is memory as good as theirs: they are written to in every step."""
     adopted = Adopted(tensors)
-    given = _give_memory(components, skeleton, adopted) if tensors.memory.own else set()
-    for name in components:
-        if name in skeleton:
-            load_component(components, name, skeleton[name], adopted, given)
+    given = _give_memory(selected, adopted) if tensors.memory.own else set()
+    for name in selected.components:
+        load_component(selected, name, adopted, given)
     adopted.release_others()
 
 
-def load_component(
-    components: dict[str, Any], name: str, skeleton: Any, adopted: Adopted, given: Collection[int] = ()
-) -> None:
+def load_component(selected: Selection, name: str, adopted: Adopted, given: Collection[int] = ()) -> None:
     """``given`` are the ids of parameters that have their bytes already."""
-    component = components[name]
+    component, skeleton = selected.components[name], selected.skeleton[name]
     if isinstance(component, torch.nn.Module):  # copies into its own tensors
-        load_rest(component, rebuild(skeleton, adopted.borrowed), given)
-        return
-    state = rebuild(skeleton, adopted)  # others keep what they are given
-    if hasattr(component, "load_state_dict"):
-        component.load_state_dict(state)
+        load_rest(component, selected.own[name], skeleton, adopted.borrowed, given)
+    elif isinstance(component, torch.optim.Optimizer):
+        load_optimizer(component, skeleton, adopted, adopted.borrowed)
+    elif hasattr(component, "load_state_dict"):
+        component.load_state_dict(rebuild(skeleton, adopted))  # it keeps what it is given
     elif isinstance(component, torch.Tensor):
-        with torch.no_grad():
-            component.copy_(state)
+        _fill(component, rebuild(skeleton, adopted.borrowed))
     else:
-        components[name] = state
+        selected.components[name] = put(component, rebuild(skeleton, adopted))
 
 
-def _give_memory(components: Mapping[str, Any], skeleton: Mapping[str, Any], adopted: Adopted) -> set[int]:
+def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:
+    if not fill(component, saved):
+        with torch.no_grad():
+            component.copy_(saved)  # of another type
+
+
+def _give_memory(selected: Selection, adopted: Adopted) -> set[int]:
     """Let parameters use the memory that came with the checkpoint in the place of their own, as Module.to() does; the
-    ids of those that do. A copy stays where memory has others that look at it, now or after this restore."""
-    parts = Counter(name for part in components for name in names_of_tensors(skeleton.get(part)))
+    ids of those that do. A copy stays where memory has others that look at it, now or after this restore, and where the
+    copy takes no time to speak of."""
+    parts = Counter(name for skeleton in selected.skeleton.values() for name in names_of_tensors(skeleton))
     found: ByParameter = {}
-    for name, component in components.items():
-        if isinstance(component, torch.nn.Module) and not is_compiled(component):
-            found.update(plain_parameters(component, skeleton[name], adopted.borrowed))
+    for name, own in selected.own.items():
+        module = selected.components[name]
+        if not is_compiled(module):
+            found.update(plain_parameters(module, own, selected.skeleton[name], adopted.borrowed))
     takers = Counter(name for _, name in found.values())
     given: set[int] = set()
     for parameter, name in found.values():
+        if parameter.nbytes < LASTING_BYTES:
+            continue
         alone = parts[name] == takers[name] == 1
         if alone and is_aligned(adopted.borrowed[name]) and owns_memory(parameter):
             parameter.data = adopted[name]
@@ -97,7 +76,7 @@ def _give_memory(components: Mapping[str, Any], skeleton: Mapping[str, Any], ado
     return given
 
 
-class Adopted(dict[str, torch.Tensor]):
+class Adopted(LaidOut, dict[str, torch.Tensor]):
     """Tensors that belong to whoever asks for them. Memory that came with a checkpoint is not copied again where it
     can serve as it is; tied tensors stay tied."""
 
@@ -107,64 +86,11 @@ class Adopted(dict[str, torch.Tensor]):
 
     def __missing__(self, name: str) -> torch.Tensor:
         tensor = self.borrowed[name]
-        self[name] = self.borrowed.lasting(name) if is_aligned(tensor) else tensor.clone()
+        keep = tensor.nbytes >= LASTING_BYTES and is_aligned(tensor)
+        self[name] = self.borrowed.lasting(name) if keep else tensor.clone()
         return self[name]
 
     def release_others(self) -> None:
         """Give back the memory of all that nobody kept."""
         kept = [(t.data_ptr(), t.nbytes) for name, t in self.items() if t.data_ptr() == self.borrowed[name].data_ptr()]
-        self.borrowed.memory.release_all_but(kept)
-
-
-def check(components: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], skeleton: Mapping[str, Any]) -> None:
-    """That the checkpoint is of these components."""
-    missing = sorted(name for name in components.keys() - skeleton.keys() if not name.startswith(RESERVED))
-    if missing:
-        saved = ", ".join(sorted(name for name in skeleton if not name.startswith(RESERVED)))
-        raise CheckpointError(f"the checkpoint has no state of {', '.join(missing)}; it has {saved}")
-    _check_modules(components, skeleton, tensors)
-    _check_optimizers(components, skeleton)
-    for name, component in components.items():
-        found = skeleton.get(name)
-        if hasattr(component, "check_state_dict") and found is not None and not names_of_tensors(found):
-            component.check_state_dict(rebuild(found, tensors))  # a loader can tell without being changed
-
-
-def _check_optimizers(components: Mapping[str, Any], skeleton: Mapping[str, Any]) -> None:
-    for name, component in components.items():
-        if not isinstance(component, torch.optim.Optimizer):
-            continue
-        saved = skeleton[name].get("param_groups") if isinstance(skeleton[name], dict) else None
-        if not isinstance(saved, list):
-            continue  # of a kind that has its own idea of a state
-        mine, theirs = ([len(group["params"]) for group in groups] for groups in (component.param_groups, saved))
-        if mine != theirs:
-            raise CheckpointError(
-                f"the checkpoint is of another optimizer: {name} has groups of {mine} parameters, saved {theirs}"
-            )
-
-
-def _check_modules(
-    components: Mapping[str, Any], skeleton: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
-) -> None:
-    problems: list[str] = []
-    for name, component in components.items():
-        if not isinstance(component, torch.nn.Module):
-            continue
-        try:
-            saved = rebuild(skeleton[name], tensors)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise Corrupt(f"the saved state of {name} cannot be read: {error}") from None
-        if not isinstance(saved, Mapping):
-            raise Corrupt(f"the saved state of {name} cannot be read: it is a {type(saved).__name__}")
-        own = component.state_dict()
-        problems += [f"{name}.{key} is not in the checkpoint" for key in own if key not in saved]
-        problems += [f"{name}.{key} is not in the model" for key in saved if key not in own]
-        problems += [
-            f"{name}.{key} is {tuple(own[key].shape)}, saved {tuple(saved[key].shape)}"
-            for key in own
-            if key in saved and isinstance(own[key], torch.Tensor) and own[key].shape != saved[key].shape
-        ]
-    if problems:
-        more = f" and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise CheckpointError(f"the checkpoint is of another model: {'; '.join(problems[:8])}{more}")
+        self.borrowed.release_all_but(kept)

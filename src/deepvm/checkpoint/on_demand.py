@@ -19,10 +19,14 @@ from deepvm.checkpoint import awaited
 from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.layout import Layout
 from deepvm.checkpoint.lending import Loan
-from deepvm.checkpoint.loading import Adopted, TensorsIn, is_aligned, load_component
+from deepvm.checkpoint.loading import Adopted, load_component
+from deepvm.checkpoint.optimizer_state import with_layouts, with_numbers
 from deepvm.checkpoint.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
-from deepvm.checkpoint.pieces import HEADER, Pieces
+from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
+from deepvm.checkpoint.tensor_memory import TensorsIn, is_aligned
+from deepvm.checkpoint.unwrapping import bare
 from deepvm.checkpoint.use_order import modules_in_order
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store
@@ -37,7 +41,6 @@ class Source:
     store: Store | InPlace
     manifest: Manifest
     layout: Layout
-    skeleton: Mapping[str, Any]
     deadline_s: float
 
 
@@ -45,9 +48,8 @@ class OnDemand:
     """One restore that is under way. All of its methods are for the trainer's thread. The memory of ``tensors`` is for
     all that does not go straight into a parameter; it is not touched before bytes come."""
 
-    def __init__(self, components: dict[str, Any], tensors: TensorsIn, source: Source) -> None:
-        refuse_compiled(components)
-        self._components, self._tensors, self._source = components, tensors, source
+    def __init__(self, selected: Selection, tensors: TensorsIn, source: Source) -> None:
+        self._selected, self._tensors, self._source = selected, tensors, source
         self._pieces = Pieces(source.layout, source.manifest.chunk_bytes)
         self._homes: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
         self._of_parameter: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
@@ -56,14 +58,13 @@ class OnDemand:
         self._hooks: list[RemovableHandle] = []
         self._loading = False
         self._afterwards: Callable[[], None] | None = None
-        self._late = [name for name, part in components.items() if _comes_late(part)]
-        for name, component in components.items():
-            if isinstance(component, torch.nn.Module):
-                self._find_parameters(component, source.skeleton[name])
+        self._late = [name for name, part in selected.components.items() if _comes_late(part, selected.skeleton[name])]
+        for name in selected.own:
+            self._find_parameters(name)
         late, now = self._others()
         for entry in [*late, *now]:
             if entry in self._homes:  # tied to something that is no parameter of a module
-                self._homes[entry].append(tensors.memory.address + source.layout.entries[entry].start)
+                self._homes[entry].append(tensors.address(entry))
         order, hurried = self._order(now, late)
         # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
         # for an instant, and a forward that shares them with it takes longer than one after the other.
@@ -131,18 +132,20 @@ class OnDemand:
             hook.remove()
         self._hooks = []
         self._adopted.clear()
-        self._components = {}  # theirs is theirs from here on
+        self._selected = Selection()  # theirs is theirs from here on
         afterwards, self._afterwards = self._afterwards, None
         if afterwards is not None:
             afterwards()
 
     # --- what goes where ----------------------------------------------------------------------------------------
 
-    def _find_parameters(self, module: torch.nn.Module, skeleton: Any) -> None:
-        """The parameters that bytes can be received into, and the entries that fill them."""
-        for parameter, name in plain_parameters(module, skeleton, self._tensors).values():
+    def _find_parameters(self, name: str) -> None:
+        """The parameters of a module that bytes can be received into, and the entries that fill them."""
+        selected = self._selected
+        found = plain_parameters(selected.components[name], selected.own[name], selected.skeleton[name], self._tensors)
+        for parameter, saved in found.values():
             if id(parameter) not in self._of_parameter:
-                entry = self._source.layout.by_name[name]
+                entry = self._source.layout.by_name[saved]
                 self._of_parameter[id(parameter)] = parameter, entry
                 self._homes.setdefault(entry, []).append(parameter.data_ptr())
 
@@ -160,24 +163,18 @@ class OnDemand:
         return [entry for entry, loan in loans.items() if not loan.end()]
 
     def _place(self, chunk: int) -> list[Part]:
-        parts: list[Part] = []
-        for entry, offset, length in self._pieces.parts[chunk]:
-            start = 0 if entry == HEADER else self._source.layout.entries[entry].start
-            homes = self._homes.get(entry) or [self._tensors.memory.address + start]
-            for home in homes:
-                _add(parts, (offset, length, home + offset - start))
-        return parts
+        return self._tensors.places(self._pieces.parts[chunk], self._homes)
 
     def _others(self) -> tuple[list[int], list[int]]:
         """The entries that are the optimizers' state, and those that are anything else but awaited parameters."""
         late: set[str] = set()
         now: set[str] = set()
-        for name, component in self._components.items():
-            skeleton: Any = self._source.skeleton.get(name)
-            if isinstance(component, torch.nn.Module):
-                keys = component.state_dict(keep_vars=True)
+        for name in self._selected.components:
+            skeleton = self._selected.skeleton[name]
+            keys = self._selected.own.get(name)
+            if keys is not None:
                 saved = module_tensors(skeleton)
-                waiting = {saved[k] for k, tensor in keys.items() if id(tensor) in self._of_parameter}
+                waiting = {saved[k] for k, tensor in keys.items() if k in saved and id(tensor) in self._of_parameter}
                 rest = [k for k, tensor in keys.items() if k in saved and id(tensor) not in self._of_parameter]
                 now |= (names_of_tensors(skeleton) - waiting) | {saved[k] for k in rest}
             elif name in self._late:
@@ -193,11 +190,11 @@ class OnDemand:
         What no component asks for does not come at all. And how many of these chunks a first forward needs."""
         used: list[int] = []
         unused: list[int] = []
-        for name, component in self._components.items():
-            if not isinstance(component, torch.nn.Module):
-                continue
-            modules = dict(component.named_modules())
-            seen = [modules[m] for m in modules_in_order(self._source.skeleton, name) if m in modules]
+        for name in self._selected.own:
+            modules = dict(self._selected.components[name].named_modules())
+            known = {bare(path): module for path, module in modules.items()} | modules
+            ran = modules_in_order(self._selected.skeleton, name)
+            seen = [known[m] for m in (path if path in known else bare(path) for path in ran) if m in known]
             used += self._own_entries(seen)
             rest = self._own_entries(modules.values())
             (unused if seen else used).extend(rest)
@@ -240,38 +237,40 @@ class OnDemand:
 
     def _load_now(self) -> None:
         """What is not a parameter, and not the optimizer's state."""
-        skeleton = self._source.skeleton
-        for name, component in self._components.items():
-            if isinstance(component, torch.nn.Module):
-                load_rest(component, rebuild(skeleton[name], self._tensors), self._of_parameter)
+        selected = self._selected
+        for name, component in list(selected.components.items()):
+            skeleton = selected.skeleton[name]
+            if name in selected.own:
+                load_rest(component, selected.own[name], skeleton, self._tensors, self._of_parameter)
             elif name in self._late:  # its settings count at once: a schedule may look at them, or change them
-                groups = rebuild(skeleton[name]["param_groups"], self._adopted)
-                component.load_state_dict({"state": {}, "param_groups": groups})
-            elif name in skeleton:
-                load_component(self._components, name, skeleton[name], self._adopted)
+                groups = rebuild(skeleton["param_groups"], self._adopted)
+                component.load_state_dict(with_numbers({"state": {}, "param_groups": groups}))
+            else:
+                load_component(selected, name, self._adopted)
 
     def _load_late(self, kept: Sequence[int]) -> None:
         for entry in kept:
             self._adopted[self._source.layout.entries[entry].name]
         late, self._late = self._late, []
         for name in late:
-            optimizer: torch.optim.Optimizer = self._components[name]
-            state = rebuild(self._source.skeleton[name]["state"], self._adopted)
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            optimizer: torch.optim.Optimizer = self._selected.components[name]
+            laid_out = with_layouts(optimizer, self._selected.skeleton[name], self._tensors)
+            state = rebuild(laid_out["state"], self._adopted)
+            groups = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict(with_numbers({"state": state, "param_groups": groups}))
         self._adopted.release_others()
 
     # --- hooks --------------------------------------------------------------------------------------------------
 
     def _hook(self) -> None:
-        for component in self._components.values():
-            if isinstance(component, torch.nn.Module):
-                for module in component.modules():
-                    wanted = [p for p in _used_by(module) if id(p) in self._of_parameter]
-                    if wanted:
-                        self._hook_module(module, wanted)
-                self._hooks.append(component.register_forward_hook(self._go_on))
+        for component in (self._selected.components[name] for name in self._selected.own):
+            for module in component.modules():
+                wanted = [p for p in _used_by(module) if id(p) in self._of_parameter]
+                if wanted:
+                    self._hook_module(module, wanted)
+            self._hooks.append(component.register_forward_hook(self._go_on))
         for name in self._late:
-            optimizer: torch.optim.Optimizer = self._components[name]
+            optimizer: torch.optim.Optimizer = self._selected.components[name]
             self._hooks.append(optimizer.register_step_pre_hook(self._finish_first))
             self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
 
@@ -309,10 +308,12 @@ def refuse_compiled(components: Mapping[str, Any]) -> None:
             )
 
 
-def _comes_late(component: Any) -> bool:
+def _comes_late(component: Any, skeleton: Any) -> bool:
     return (
         isinstance(component, torch.optim.Optimizer)
         and type(component).load_state_dict is torch.optim.Optimizer.load_state_dict
+        and isinstance(skeleton, dict)
+        and skeleton.keys() >= {"state", "param_groups"}
     )
 
 
@@ -320,13 +321,3 @@ def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     """Its own; and its children's, if it is one of torch's, which use them without running the children."""
     composite = type(module).__module__.startswith(TORCH_NN) and not isinstance(module, _CONTAINERS)
     return list(module.parameters(recurse=composite))
-
-
-def _add(parts: list[Part], part: Part) -> None:
-    """Add a part, joined with the one before where both lie side by side in the file and in memory."""
-    if parts:
-        offset, length, address = parts[-1]
-        if offset + length == part[0] and address + length == part[2]:
-            parts[-1] = (offset, length + part[1], address)
-            return
-    parts.append(part)

@@ -3,14 +3,15 @@ ones, of modules whose loading is no more than a copy into tensors of the same n
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from deepvm.checkpoint import awaited
-from deepvm.checkpoint.state import module_tensors
+from deepvm.checkpoint.in_place import fill_wrapper
+from deepvm.checkpoint.state import module_tensors, rebuild
+from deepvm.checkpoint.tensor_kinds import is_direct, is_wrapper
 
 TORCH_NN = "torch.nn.modules."  # where torch's own modules are
 _OWN_USES = 2  # of memory that one tensor has: the tensor, and the object through which it is asked
@@ -18,30 +19,62 @@ _OWN_USES = 2  # of memory that one tensor has: the tensor, and the object throu
 ByParameter = dict[int, tuple[torch.nn.Parameter, str]]  # by id: the parameter, and the saved tensor that is for it
 
 
-def plain_parameters(module: torch.nn.Module, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> ByParameter:
-    """Those of a module whose saved state has this skeleton and these tensors."""
+class Types(Protocol):
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of a saved tensor."""
+        ...
+
+
+def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: Any, types: Types) -> ByParameter:
+    """Those of a module, with this live state, whose saved state has this skeleton."""
     found: ByParameter = {}
     if not _loads_plainly(module):
         return found
     saved = module_tensors(skeleton)
-    for key, tensor in module.state_dict(keep_vars=True).items():
+    for key, tensor in own.items():
         if key not in saved or not awaited.can_be_awaited(tensor) or not tensor.numel():
             continue
-        if tensors[saved[key]].dtype is tensor.dtype and id(tensor) not in found:
+        if types.dtype(saved[key]) is tensor.dtype and id(tensor) not in found:
             found[id(tensor)] = tensor, saved[key]
     return found
 
 
-def load_rest(module: torch.nn.Module, saved: Any, without: Collection[int]) -> None:
-    """All of a module but the parameters with these ids, by the module's own loading."""
-    own = module.state_dict(keep_vars=True)
-    rest = OrderedDict((key, value) for key, value in saved.items() if id(own[key]) not in without)
-    if len(rest) == len(saved):
-        module.load_state_dict(saved)
+def load_rest(
+    module: torch.nn.Module,
+    own: Mapping[str, Any],
+    skeleton: Any,
+    tensors: Mapping[str, torch.Tensor],
+    without: Collection[int],
+) -> None:
+    """All of a module but the parameters with these ids: wrappers are filled in place, plain tensors are copied where
+    the module's own loading would do no more than that, and the rest is loaded by it."""
+    if not isinstance(skeleton, dict) or "$module" not in skeleton:
+        module.load_state_dict(rebuild(skeleton, tensors))
         return
-    if hasattr(saved, "_metadata"):
-        rest._metadata = saved._metadata  # type: ignore[attr-defined]
-    module.load_state_dict(rest, strict=False)
+    rows = skeleton["$module"]
+    rest = {key: row for key, row in rows.items() if id(own[key]) not in without}
+    for key in [key for key in rest if is_wrapper(own[key])]:
+        fill_wrapper(own[key], rest.pop(key), tensors)
+    if _loads_plainly(module):
+        saved = module_tensors({"$module": rest})
+        direct = [key for key in saved if isinstance(own[key], torch.Tensor) and _is_copied(own[key])]
+        with torch.no_grad():
+            _copy_all([own[key] for key in direct], [tensors[saved[key]] for key in direct])
+        for key in direct:
+            del rest[key]
+    if rest.keys() == own.keys():
+        module.load_state_dict(rebuild(skeleton, tensors))
+    elif rest:
+        module.load_state_dict(rebuild({**skeleton, "$module": rest}, tensors), strict=False)
+
+
+def _copy_all(lives: list[torch.Tensor], saved: list[torch.Tensor]) -> None:
+    if lives:
+        torch._foreach_copy_(lives, saved)
+
+
+def _is_copied(tensor: torch.Tensor) -> bool:
+    return is_direct(tensor) and not torch.nn.parameter.is_lazy(tensor)
 
 
 def owns_memory(parameter: torch.nn.Parameter) -> bool:

@@ -1,17 +1,25 @@
-"""What the ranks of a job have to agree on, and how they learn it. Nothing is pickled."""
+"""What the ranks of a job have to agree on. In: a value of each rank. Out: all of them, or one error on every rank.
+
+How ranks meet is in meetings.py. Nothing is pickled.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 
+from deepvm.checkpoint.meetings import CREATING, GRACE_S, RULE, Meetings, RanksApart, Verdict
 from deepvm.errors import CheckpointError
 
+__all__ = ["CREATING", "GRACE_S", "RULE", "START_S", "STEP_S", "Meetings", "RanksApart", "Verdict"]
+
 T = TypeVar("T")
+STEP_S = 60.0  # how long rank 0 waits for others in a step: they have just exchanged gradients
+START_S = 600.0  # ranks load models and data at different speeds
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -20,109 +28,104 @@ def rank_and_world_size() -> tuple[int, int]:
     return 0, 1
 
 
-def shared_session(own: str) -> str:
-    """One name for this start of the job, the same on every rank: rank 0's."""
-    _, world_size = rank_and_world_size()
-    if world_size == 1:
-        return own
-    name = torch.frombuffer(bytearray(own.encode().ljust(64)[:64]), dtype=torch.uint8).to(_device())
-    dist.broadcast(name, 0)
-    return bytes(name.cpu().tolist()).decode().strip()
+def meet(
+    what: str, value: Any = None, *, problem: object = None, deadline_s: float | None = None, gather: bool = False
+) -> Verdict:
+    """Every rank's value, by rank, and the problems of those that could not do their part. Values are what JSON can
+    say. With ``gather`` rank 0 alone learns the others' values. Raises RanksApart where ranks do not meet."""
+    text = None if problem is None else str(problem) or type(problem).__name__
+    meetings = _present()
+    if meetings is None:
+        return Verdict(values=[value], problems={} if text is None else {0: text})
+    return meetings.hold(what, value, text, STEP_S if deadline_s is None else deadline_s, gather)
 
 
-def any_of(value: bool) -> bool:
-    """Whether it is so on some rank: clocks differ, and a notice comes to one machine."""
-    flag = torch.tensor([int(value)], dtype=torch.int32, device=_device())
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
-    return bool(flag.item())
+def agree(
+    what: str, work: Callable[[], T], *, tell: Callable[[T], Any] = lambda _: None, deadline_s: float | None = None
+) -> tuple[T, list[Any]]:
+    """Do the work on every rank: what it returns here, and what every rank tells of it. Raises on all ranks where it
+    fails on one: there its own error, elsewhere its text."""
+
+    def work_and_tell() -> tuple[T, Any]:
+        result = work()
+        return result, tell(result)
+
+    done, problem = attempt(work_and_tell)
+    verdict = meet(what, None if done is None else done[1], problem=problem, deadline_s=deadline_s)
+    if problem is not None:
+        raise problem
+    if verdict.problems:
+        raise CheckpointError(verdict.text())
+    assert done is not None  # noqa: S101 - or it was raised
+    return done[0], verdict.values
 
 
-def largest_of(values: tuple[int, int]) -> tuple[int, int]:
-    """The largest of each over all ranks."""
-    found = torch.tensor(values, dtype=torch.int64, device=_device())
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    first, second = found.tolist()
-    return first, second
+def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What the work returns, or its error, for the other ranks to know."""
+    try:
+        return work(), None
+    except Exception as error:
+        return None, error
 
 
-def as_rank_0_says(values: tuple[int, int]) -> tuple[int, int]:
-    told = torch.tensor(values, dtype=torch.int64, device=_device())
-    dist.broadcast(told, 0)
-    first, second = told.tolist()
-    return first, second
-
-
-def all_of(value: bool) -> bool:
+def all_of(what: str, value: bool) -> bool:
     """Whether it is so on every rank. A save that one rank skips is one that all skip."""
-    flag = torch.tensor([int(value)], dtype=torch.int32, device=_device())
-    dist.all_reduce(flag, dist.ReduceOp.MIN)
-    return bool(flag.item())
+    return all(meet(what, value).values)
 
 
-def gather_texts(text: str) -> list[str]:
-    """Every rank's text, on every rank, by rank."""
-    data = text.encode()
-    lengths = _gather([len(data)])
-    padded = torch.frombuffer(bytearray(data.ljust(max(1, *lengths))), dtype=torch.uint8).to(_device())
-    found = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(found, padded)
-    return [bytes(t.cpu().numpy())[:n].decode() for t, n in zip(found, lengths, strict=True)]
+def any_of(what: str, value: bool, *, deadline_s: float | None = None) -> bool:
+    """Whether it is so on some rank: clocks differ, and a notice comes to one machine."""
+    return any(meet(what, value, deadline_s=deadline_s).values)
 
 
-class Together:
-    """What every rank does, so that all of them know if one failed: raises on all, where one cannot go on. Every rank
-    has to ask the same question once, also one that failed."""
-
-    def __init__(self) -> None:
-        self._problem: Exception | None = None
-        self._asked = False
-
-    def __enter__(self) -> Together:
-        return self
-
-    def attempt(self, work: Callable[[], T]) -> T | None:
-        """What the work returns; None where it failed, which is raised once the others know."""
-        try:
-            return work()
-        except Exception as error:
-            self._problem = error
-            return None
-
-    def largest(self, values: Sequence[int]) -> list[int]:
-        """The largest of each value over all ranks."""
-        rows = self._ask(values)
-        return [max(column) for column in zip(*rows, strict=True)]
-
-    def each(self, value: int) -> list[int]:
-        """Every rank's value (of 64 bits), by rank."""
-        return [row[0] for row in self._ask([value])]
-
-    def _ask(self, values: Sequence[int]) -> list[list[int]]:
-        self._asked = True
-        signed = [int(v) - 2**64 if v >= 2**63 else int(v) for v in values]
-        found = _gather([int(self._problem is not None), *signed])
-        width = 1 + len(values)
-        rows = [found[start : start + width] for start in range(0, len(found), width)]
-        if self._problem is not None:
-            raise self._problem
-        failed = [rank for rank, row in enumerate(rows) if row[0]]
-        if failed:
-            raise CheckpointError(f"rank {failed[0]} could not go on, so no rank does: its own log says why")
-        return [row[1:] for row in rows]
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        assert self._asked or error is not None  # noqa: S101 - or the other ranks would wait
+def largest_of(what: str, values: Sequence[int]) -> list[int]:
+    """The largest of each over all ranks."""
+    return [max(column) for column in zip(*meet(what, list(values)).values, strict=True)]
 
 
-def _gather(values: Sequence[int]) -> list[int]:
-    mine = torch.tensor(values, dtype=torch.int64, device=_device())
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
-    return [int(v) for row in found for v in row.tolist()]
+def as_rank_0_says(what: str, value: Any, *, deadline_s: float | None = None) -> Any:
+    return meet(what, value, deadline_s=deadline_s).values[0]
 
 
-def _device() -> torch.device:
-    """Where a backend wants the tensors that it exchanges."""
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
-    return torch.device("cpu")
+def gather_texts(what: str, text: str) -> list[str]:
+    """Every rank's text, by rank, on rank 0; empty on others."""
+    found = meet(what, text, gather=True).values
+    return [str(one) for one in found]
+
+
+def join() -> Meetings | None:
+    """Where the ranks of the present process group meet; None where there is one rank only. ``leave`` it at the end."""
+    meetings = _present()
+    if meetings is not None:
+        meetings.enter()
+    return meetings
+
+
+@contextmanager
+def within(meetings: Meetings | None) -> Iterator[None]:
+    """Meet there, though its process group may have been destroyed."""
+    global _bound
+    before, _bound = _bound, meetings
+    try:
+        yield
+    finally:
+        _bound = before
+
+
+_latest: Meetings | None = None
+_bound: Meetings | None = None
+_count = 0  # of this process: a group that follows another may have the same store
+
+
+def _present() -> Meetings | None:
+    """Of the present process group, whoever asks; None where there is one rank only."""
+    global _latest, _count
+    if _bound is not None:
+        return _bound
+    rank, world_size = rank_and_world_size()
+    if world_size == 1:
+        return None
+    if _latest is None or _latest.group is not dist.group.WORLD or _latest.pid != os.getpid():
+        _count += 1
+        _latest = Meetings(str(_count), rank, world_size)
+    return _latest

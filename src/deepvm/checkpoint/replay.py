@@ -24,7 +24,7 @@ from deepvm.checkpoint.determinism import DETERMINISM
 from deepvm.checkpoint.documents import witness_rows
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.layout import make_layout
-from deepvm.checkpoint.loading import RESERVED
+from deepvm.checkpoint.state import RESERVED
 from deepvm.errors import CheckpointError, DeepvmError, NotFound, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.header import read_header
@@ -117,7 +117,7 @@ class Witnesses:
         except Exception as error:  # of the user's own state_dict(), too: training goes on
             log.warning("step %d has no witness: %s", handle.step, error)
             own = ""
-        texts = ranks.gather_texts(own) if self._world_size > 1 else [own]
+        texts = ranks.gather_texts(f"step({step})", own) if self._world_size > 1 else [own]
         if self._rank == 0 and all(texts):
             self._work.put((handle, texts))
 
@@ -236,13 +236,11 @@ def _own_witness(stores: Sequence[Store], run: str, step: int) -> Hashes:
 
 def _agreed(work: Callable[[], str | None], failed: str) -> None:
     """Raise on every rank where the work says what is wrong, or fails, on any."""
-    try:
-        problem = work()
-    except Exception as error:
-        log.info("%s", failed, exc_info=True)
+    problem, error = ranks.attempt(work)
+    if error is not None:
+        log.info("%s", failed, exc_info=error)
         kind = "" if isinstance(error, DeepvmError) else f"{type(error).__name__}: "
         problem = f"{failed}: {kind}{error}"
-    if ranks.rank_and_world_size()[1] > 1 and not ranks.all_of(problem is None):
-        problem = problem or f"{failed} on another rank: its own error says why"
-    if problem is not None:
-        raise CheckpointError(problem)
+    verdict = ranks.meet("restore(verify='replay')", problem=problem, deadline_s=ranks.START_S)
+    if verdict.problems:
+        raise CheckpointError(problem or verdict.text())

@@ -10,16 +10,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.arrival import Arrival, InPlace, Part
+from deepvm.checkpoint.arrival import Arrival, InPlace, Part, Place
 from deepvm.checkpoint.documents import skeleton_of_rank
 from deepvm.checkpoint.fetched import came_from, memory_for
 from deepvm.checkpoint.layout import read_header
-from deepvm.checkpoint.loading import TensorsIn, check, load
+from deepvm.checkpoint.loading import check, load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
-from deepvm.errors import CheckpointError, StoreError
+from deepvm.checkpoint.tensor_memory import TensorsIn
+from deepvm.errors import CheckpointError, DeepvmError, StoreError
 from deepvm.store.base import Store, chunk_count
 from deepvm.store.files import FileStore
 from deepvm.store.header import header_bytes
@@ -27,6 +29,7 @@ from deepvm.store.header import header_bytes
 log = logging.getLogger("deepvm.checkpoint")
 
 T = TypeVar("T")
+CALL = "restore()"  # where ranks meet
 # A checkpoint that raises one of these is passed over: its bytes are bad, or a component cannot take what they say.
 _UNUSABLE = (
     StoreError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError, MemoryError
@@ -43,9 +46,17 @@ class Restored:
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
     facts: Mapping[str, Any] = field(default_factory=dict)  # what its manifest tells of it
+    missing: tuple[str, ...] = ()  # of the state here, not in the checkpoint: as it was before
+    unexpected: tuple[str, ...] = ()  # in the checkpoint, not of the state here
+    skipped: tuple[str, ...] = ()  # left out, as was asked for
     drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
     replayed: bool = False  # its next step was made once more, and was the same
     on_demand: OnDemand | None = None  # what is still under way
+
+    def left_as_it_was(self) -> tuple[str, ...]:
+        """Why a run drifts that has not all of its state from the checkpoint."""
+        parts = [*self.missing, *self.skipped]
+        return (f"only a part was restored, the rest is as it was: {listed(parts)}",) if parts else ()
 
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
@@ -59,32 +70,37 @@ def restore_newest(
     stores: Sequence[Store],
     run: str,
     components: dict[str, Any],
-    *,
     step: int | None = None,
+    wanted: Wanted | None = None,
     lazy: bool = False,
+    *,
     deadline_s: float = 600.0,
 ) -> Restored | None:
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
-    if lazy:
-        refuse_compiled(components)
     problems: list[str] = []
     rank, world_size = ranks.rank_and_world_size()
-    found = _candidates(stores, run, step, problems) if rank == 0 else []
+
+    def candidates() -> list[tuple[int, int]]:
+        if lazy:
+            refuse_compiled(components)
+        return _candidates(stores, run, step, problems) if rank == 0 else []
+
+    found, _ = ranks.agree(CALL, candidates, deadline_s=ranks.START_S)
     while True:
         began = time.perf_counter()
         candidate, nearness = chosen = found.pop(0) if found else (-1, 0)
         if world_size > 1:
-            candidate, nearness = chosen = ranks.as_rank_0_says(chosen)
+            candidate, nearness = ranks.as_rank_0_says(CALL, chosen)
         if candidate < 0:
             break
         store = stores[nearness]
         what = f"step {candidate} in {store.url}"
-        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy)
-        fetched = _on_every_rank(fetch, what, problems)
+        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy, wanted or Wanted())
+        fetched = _on_every_rank(fetch, what, problems, deadline_s)
         if fetched is None:
             continue
-        if _on_every_rank(partial(fetched.load, components), what, problems):
+        if _on_every_rank(partial(fetched.load, components), what, problems, deadline_s):
             origin, was_here = came_from(store, fetched.manifest)
             return Restored(
                 step=candidate,
@@ -95,12 +111,16 @@ def restore_newest(
                 seconds=time.perf_counter() - began,
                 passed_over=tuple(problems),
                 facts=fetched.manifest.facts,
+                missing=tuple(fetched.selected.missing),
+                unexpected=tuple(fetched.selected.unexpected),
+                skipped=tuple(fetched.selected.skipped),
                 on_demand=fetched.on_demand,
             )
         if fetched.on_demand is not None:
             fetched.on_demand.abandon()
-    if problems if world_size == 1 else ranks.any_of(bool(problems)):
-        why = "; ".join(problems) or "another rank cannot: its log says why"
+    verdict = ranks.meet(CALL, problem="; ".join(problems) or None)
+    if verdict.problems:
+        why = "; ".join(problems) or verdict.text()
         raise CheckpointError(f"no checkpoint of run {run} can be restored: {why}")
     if step is not None:
         raise CheckpointError(f"no store has step {step} of run {run}")
@@ -119,27 +139,38 @@ def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: l
     return sorted(found, key=lambda one: (-one[0], one[1]))
 
 
-def _on_every_rank(work: Callable[[], T], what: str, problems: list[str]) -> T | None:
-    """What the work returns, where every rank could do it; the problems tell why one could not."""
-    result: T | None = None
-    try:
-        result = work()
-    except _UNUSABLE as error:
-        kind = "" if isinstance(error, StoreError) else f"{type(error).__name__}: "
-        problems.append(f"{what}: {kind}{error}")
-        log.warning("cannot restore %s", problems[-1], exc_info=error if kind else None)
-    if ranks.rank_and_world_size()[1] > 1 and not ranks.all_of(result is not None):
-        if result is not None:
-            problems.append(f"{what}: another rank cannot read it")
-        return None
-    return result
+def _on_every_rank(work: Callable[[], T], what: str, problems: list[str], deadline_s: float) -> T | None:
+    """What the work returns, where every rank could do it; the problems tell why one could not. An error for which no
+    older checkpoint is tried is raised on every rank."""
+    result, error = ranks.attempt(work)
+    fatal = error is not None and not isinstance(error, _UNUSABLE)
+    kind = "" if isinstance(error, DeepvmError) else f"{type(error).__name__}: "
+    problem = None if error is None else f"{kind}{error}"
+    if error is not None and not fatal:
+        log.warning("cannot restore %s: %s", what, problem, exc_info=error if kind else None)
+    verdict = ranks.meet(CALL, fatal, problem=problem, deadline_s=ranks.START_S + deadline_s)
+    if error is not None and fatal:
+        raise error
+    if any(verdict.values):
+        raise CheckpointError(verdict.text())
+    if not verdict.problems:
+        return result
+    problems.append(f"{what}: {verdict.text() if len(verdict.values) > 1 else problem}")
+    return None
 
 
 class _Fetched:
     """A checkpoint of which the header is here; and, unless the rest is to come on demand, all that is asked for."""
 
     def __init__(
-        self, store: Store, run: str, step: int, components: Mapping[str, Any], deadline_s: float, lazy: bool
+        self,
+        store: Store,
+        run: str,
+        step: int,
+        components: Mapping[str, Any],
+        deadline_s: float,
+        lazy: bool,
+        wanted: Wanted,
     ) -> None:
         self._deadline_s, self._lazy = deadline_s, lazy
         self._store: Store | InPlace = store
@@ -156,21 +187,23 @@ class _Fetched:
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))
         self._fetch(self._here[1:])
         self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
-        self._skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
+        skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
+        self._pieces = Pieces(self._layout, self.manifest.chunk_bytes)
+        self._tensors = TensorsIn(self._memory, self._layout)
+        self.selected: Selection = select(components, skeleton, self._tensors, wanted)
         if not lazy:
-            self._fetch_whole(components)
+            self._fetch_whole()
 
-    def _fetch_whole(self, components: Mapping[str, Any]) -> None:
+    def _fetch_whole(self) -> None:
         """All chunks of which the components need something."""
-        names: set[str] = set()
-        for name in components:
-            names |= names_of_tensors(self._skeleton.get(name))
-        pieces = Pieces(self._layout, self.manifest.chunk_bytes)
-        needed = pieces.chunks_of(self._layout.by_name[name] for name in names)
-        self._fetch([chunk for chunk in needed if chunk not in self._here])
+        names = names_of_tensors(list(self.selected.skeleton.values()))
+        needed = self._pieces.chunks_of(self._layout.by_name[name] for name in names)
+        self._fetch([chunk for chunk in needed if chunk not in self._here], self._final_place)
+        for chunk in self._here:
+            self._tensors.settle(self._pieces.parts[chunk])
 
-    def _fetch(self, chunks: Collection[int]) -> None:
-        arrival = Arrival(self._store, self.manifest, self._place, sorted(chunks))
+    def _fetch(self, chunks: Collection[int], place: Place | None = None) -> None:
+        arrival = Arrival(self._store, self.manifest, place or self._place, sorted(chunks))
         try:
             arrival.wait_all(self._deadline_s)
         finally:
@@ -180,19 +213,16 @@ class _Fetched:
         offset, length = self.manifest.span(chunk)
         return [(offset, length, self._memory.address + offset)]
 
+    def _final_place(self, chunk: int) -> list[Part]:
+        return self._tensors.places(self._pieces.parts[chunk])
+
     def load(self, components: dict[str, Any]) -> bool:
         """Give the components their state, or let it come to them."""
-        tensors = TensorsIn(self._memory, self._layout)
-        check(components, tensors, self._skeleton)
-        if not self._lazy:
-            load(components, tensors, self._skeleton)
-            return True
-        source = Source(
-            store=self._store,
-            manifest=self.manifest,
-            layout=self._layout,
-            skeleton=self._skeleton,
-            deadline_s=self._deadline_s,
-        )
-        self.on_demand = OnDemand(components, tensors, source)
+        check(self.selected, self._tensors)
+        if self._lazy:
+            source = Source(store=self._store, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s)
+            self.on_demand = OnDemand(self.selected, self._tensors, source)
+        else:
+            load(self.selected, self._tensors)
+        components.update(self.selected.components)  # plain values are other objects now
         return True

@@ -167,6 +167,8 @@ class Senders:
 
     def _begin(self, connection: Connection | None, job: Job) -> Connection:
         """Begin the save, on a new connection where the old one died unnoticed between saves."""
+        if self._store.health.can_spare(self.node):
+            self._store.health.check(self.node)
         if connection is not None:
             try:
                 self._tell(connection, job)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from deepvm.checkpoint import ranks
+from deepvm.checkpoint.alarms import alarm
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import Determinism
 from deepvm.checkpoint.handle import SaveHandle, Status
@@ -25,6 +26,7 @@ log = logging.getLogger("deepvm.checkpoint")
 
 DISTURBED_S = 10.0  # until a save that has failed on one rank has ended on all
 STATE_FORMAT = "deepvm-state/1"
+TELL_S = 5.0  # a wait at the end of a process that is longer is told
 _Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
 
 
@@ -47,12 +49,14 @@ class Sending:
         self._status, self._deadline_s = status, deadline_s
         self._raises = raises
         self._problem: CheckpointError | None = None
+        self._last_reason: str | None = None  # why the last one failed
         self.snapshot: Snapshot | None = None  # of which something is live, and not yet sent
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
         self._unconfirmed = False  # whether the last save was disturbed on another rank
         self.disturbed = False  # the last save failed since tensors were written; it is taken again
         self._idle = threading.Event()
         self._idle.set()
+        self._under_way: SaveHandle | None = None
         self._thread: threading.Thread | None = None  # with the first save: a restore has the cores for itself
 
     @property
@@ -75,16 +79,23 @@ class Sending:
         once, at the first step after the save."""
         if world_size == 1:
             return self.disturbed and self.wait_idle(0.0)
-        again = self._unconfirmed and ranks.any_of(self.disturbed)
+        again = self._unconfirmed and ranks.any_of("whether the last save was disturbed", self.disturbed)
         self._unconfirmed = False
         if again:
             self.wait_idle(DISTURBED_S)
         return again
 
-    def settled(self, snapshot: Snapshot) -> None:
-        """Nothing of it is in place any more."""
+    def settle(self, handle: SaveHandle | None) -> None:
+        """Copy what the save under way still reads in place."""
+        snapshot = self.snapshot
+        if snapshot is None or handle is None or snapshot.frozen:
+            return
+        began = time.perf_counter()
+        snapshot.freeze()
         self.snapshot = None
         self.disturbed = self.disturbed or snapshot.torn is not None
+        handle.stall_s += time.perf_counter() - began
+        handle.advance("staged")
 
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
@@ -92,6 +103,7 @@ class Sending:
             self._tiers.start()
             self._thread = threading.Thread(target=self._loop, name="deepvm-save", daemon=True)
             self._thread.start()
+        self._under_way = handle
         self._saves.put((snapshot, handle, extra))
 
     def skipped(self, handle: SaveHandle, reason: str, *, told: bool = True) -> None:
@@ -101,13 +113,29 @@ class Sending:
         handle.advance("skipped", reason)
 
     def failed(self, handle: SaveHandle, error: BaseException) -> None:
+        if handle.state == "failed":  # given up before
+            return
         self._status.failed += 1
         self._status.last_error = f"step {handle.step} was not saved: {error}"
-        log.warning("%s", self._status.last_error, exc_info=not isinstance(error, DeepvmError))
+        first = str(error) != self._last_reason
+        self._last_reason = str(error)
+        if self._status.failed == 1:
+            alarm(f"{self._status.last_error} (training continues; this was the first save that failed)")
+        elif first:
+            log.warning("%s", self._status.last_error)
+        if not isinstance(error, DeepvmError) and first:
+            log.warning("where it failed:", exc_info=error)
         if self._raises:
             self._problem = CheckpointError(self._status.last_error)
-        self._told.saved(handle, "failed", why=str(error))
+        self._told.saved(handle, "failed", why=str(error), first=first)
         handle.advance("failed", str(error))
+
+    def tell_failures(self) -> None:
+        """At the end, where saves failed, which may be long ago."""
+        failed, newest = self._status.failed, self._status.last_remote_step
+        if failed > 1:
+            kept = "nothing was saved" if newest is None else f"the newest that was saved is step {newest}"
+            alarm(f"{failed} of {failed + self._status.remote} saves failed, {kept}; {self._status.last_error}")
 
     def raise_problem(self) -> None:
         """That of a save which failed since the last call, where the user wants to hear of it."""
@@ -115,13 +143,20 @@ class Sending:
         if problem is not None:
             raise problem
 
-    def end(self) -> None:
-        """No other save will come."""
+    def finish(self, ends_s: float, late: str) -> None:
+        """Wait for what is under way; no other save will come. ``late`` tells why one is given up that takes longer."""
         self._saves.put(None)
-
-    def join(self, timeout_s: float) -> None:
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+        if self._thread is None:
+            return
+        self._thread.join(min(TELL_S, max(0.0, ends_s - time.monotonic())))
+        handle = self._under_way
+        if self._thread.is_alive() and handle is not None and ends_s > time.monotonic():
+            left_s = ends_s - time.monotonic()
+            log.warning("step %d is being saved: waiting up to %.0f s more, Ctrl-C gives it up", handle.step, left_s)
+        self._thread.join(max(0.0, ends_s - time.monotonic()))
+        handle = self._under_way
+        if self._thread.is_alive() and handle is not None:
+            self.failed(handle, CheckpointError(late))
 
     def _loop(self) -> None:
         while (work := self._saves.get()) is not None:
@@ -145,6 +180,7 @@ class Sending:
                 if self.snapshot is snapshot:
                     self.snapshot = None
                 del work, snapshot, extra
+                self._under_way = None
                 self._idle.set()
         self._tiers.end()
 

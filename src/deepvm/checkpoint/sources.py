@@ -26,8 +26,8 @@ from deepvm.checkpoint.copying import (
     in_pieces,
     is_small,
 )
-from deepvm.checkpoint.in_place import InPlace, Part
 from deepvm.checkpoint.live_pages import LivePages
+from deepvm.checkpoint.live_parts import InPlace, Part
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.write_watch import Range, WriteWatch

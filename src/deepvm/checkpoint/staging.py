@@ -88,6 +88,9 @@ class Staging:
         weakref.finalize(part, self._release_within, start, start + length).atexit = False
         return torch.frombuffer(part, dtype=dtype).view(shape)
 
+    def holds(self, address: int) -> bool:
+        return self.address <= address < self.address + self.mapped_bytes
+
     def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
         """Give the pages back to the system that hold nothing of these (address, length); the rest stays."""
         at = 0

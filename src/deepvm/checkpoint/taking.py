@@ -14,6 +14,7 @@ from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.capture import Capture, Captured
 from deepvm.checkpoint.copying import Copier, is_small
 from deepvm.checkpoint.device import Arrivals, DeviceCopies
+from deepvm.checkpoint.differing import name_difference
 from deepvm.checkpoint.frozen import Frozen
 from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
@@ -151,33 +152,31 @@ class Taking:
 
     def _take_together(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
         """All ranks plan, or none; with room for the longest skeleton among them, and with one layout."""
-        with ranks.Together() as together:
-            captured = together.attempt(lambda: self._capture.take(state))
-            found = (False, False, 0)
-            if captured is not None:
-                fits = self._plan is not None and self._plan.still_fits(captured)
-                found = (not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured))
-            needed, anew, text_bytes = together.largest(found)
-        assert captured is not None  # noqa: S101 - or it was raised
+
+        def look() -> tuple[Captured, list[int]]:
+            captured = self._capture.take(state)
+            fits = self._plan is not None and self._plan.still_fits(captured)
+            return captured, [not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured)]
+
+        (captured, _), rows = ranks.agree("save()", look, tell=lambda looked: looked[1])
+        needed, anew, text_bytes = (max(column) for column in zip(*rows, strict=True))
         plan = self._plan
         if plan is not None and not needed and plan.has_room(text_bytes):
             return captured, plan
         try:
-            with ranks.Together() as together:
-                plan = together.attempt(lambda: self._make_plan(captured, state, text_bytes, again=not anew))
-                layouts = together.each(0 if plan is None else int(plan.pieces.layout.fingerprint, 16))
+            made, layouts = ranks.agree(
+                "save()",
+                lambda: self._make_plan(captured, state, text_bytes, again=not anew),
+                tell=lambda made: made.pieces.layout.fingerprint,
+            )
             others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
             if others:
-                raise CheckpointError(
-                    f"rank {others[0]} has other tensors than rank 0 (names, types or shapes): nothing is saved before "
-                    "all ranks have the same; sharded state goes through torch.distributed.checkpoint"
-                )
+                raise CheckpointError(name_difference(captured, others[0]))
         except BaseException:
             self._plan = None
             raise
-        assert plan is not None  # noqa: S101 - or it was raised
-        self._plan = plan
-        return captured, plan
+        self._plan = made
+        return captured, made
 
     def _may_plan_again(self, captured: Captured) -> bool:
         """Whether every tensor keeps its place in the file."""

@@ -4,6 +4,7 @@ nodes that missed it get it back."""
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -44,7 +45,7 @@ class Tiers:
         self._retention, self._status, self._deadline_s = retention, status, deadline_s
         self._witnesses = witnesses
         self._newest: SaveHandle | None = None
-        self._closing = False
+        self._ends_s = math.inf
         self._committed: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -58,9 +59,10 @@ class Tiers:
         self._newest = handle
         self._committed.put(handle)
 
-    def hurry(self) -> None:
-        """Wait no more for memory nodes to write on by themselves what they have."""
-        self._closing = True
+    def hurry(self, ends_s: float) -> None:
+        """Wait until then at most for memory nodes to write on by themselves what they have; not for those that do
+        not."""
+        self._ends_s = ends_s
 
     def end(self) -> None:
         """No other will follow."""
@@ -106,7 +108,9 @@ class Tiers:
             return further[0].url
         assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
         ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
-        while time.monotonic() < ends and not self._closing and self._committed.empty():
+        while time.monotonic() < min(ends, self._ends_s) and self._committed.empty():
+            if self._ends_s < math.inf and (self._rank != 0 or not first.writes_on(self._run)):
+                return None
             if further:
                 if all(handle.step in store.steps(self._run) for store in further):
                     return further[0].url

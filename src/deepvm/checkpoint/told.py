@@ -37,8 +37,11 @@ class Told:
         if self._rank == 0:
             self._tell("step", step=step, seconds=seconds, world_size=self._world_size)
 
-    def saved(self, handle: SaveHandle, state: State, *, place: str | None = None, why: str | None = None) -> None:
-        """What became of a save. Those that are skipped one after another, for one reason, are told once."""
+    def saved(
+        self, handle: SaveHandle, state: State, *, place: str | None = None, why: str | None = None, first: bool = False
+    ) -> None:
+        """What became of a save. Those that are skipped one after another, for one reason, are told once; of those that
+        failed, ``first`` marks the first for a reason, which people are shown."""
         if self._path is None or (self._rank != 0 and state != "remote"):
             return
         if state == "skipped" and why == self._last_skip:
@@ -55,6 +58,7 @@ class Told:
             place=place,
             why=why,
             rank=self._rank,
+            **({"first": True} if first else {}),
         )
 
     def close(self) -> None:

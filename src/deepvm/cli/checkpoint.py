@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from deepvm import variables
-from deepvm.cli.render import JsonFlag, console, print_json, stderr, table
+from deepvm.cli.render import JsonFlag, console, print_json, safe, stderr, table
 from deepvm.errors import Corrupt, NotFound, StoreError, UsageError
 from deepvm.store import Manifest, Store, open_store
 from deepvm.units import format_bytes, format_seconds
@@ -39,17 +38,17 @@ def ls(url: Url, run: Run = None, token_file: TokenFile = None, json: JsonFlag =
         print_json({"url": url, "checkpoints": [_overview(*row) for row in found]})
         return
     if not found:
-        console.print(f"no checkpoints in {escape(url)}", soft_wrap=True)
+        console.print(f"no checkpoints in {safe(url)}", soft_wrap=True)
         return
     rows = table()
     for heading in ("run", "step", "size", "saved", "ranks"):
         rows.add_column(heading, justify="right" if heading in ("step", "size", "ranks") else "left")
     for name, step, manifest in found:
         if isinstance(manifest, str):
-            rows.add_row(escape(name), str(step), "", f"[red]{escape(manifest)}[/]", "")
+            rows.add_row(safe(name), str(step), "", f"[red]{safe(manifest)}[/]", "")
         else:
             size = format_bytes(manifest.size_bytes)
-            rows.add_row(escape(name), str(step), size, _when(manifest.created_s), str(manifest.world_size))
+            rows.add_row(safe(name), str(step), size, _when(manifest.created_s), str(manifest.world_size))
     console.print(rows)
 
 
@@ -68,22 +67,22 @@ def show(url: Url, run: Run = None, step: Step = None, token_file: TokenFile = N
         ]
         print_json({**_overview(manifest.run, manifest.step, manifest), "tensors": tensors})
         return
-    console.print(f"[bold]{escape(manifest.run)}[/] step {manifest.step}: {format_bytes(manifest.size_bytes)}", end="")
+    console.print(f"[bold]{safe(manifest.run)}[/] step {manifest.step}: {format_bytes(manifest.size_bytes)}", end="")
     console.print(
         f" in {len(manifest.digests)} chunks, saved {_when(manifest.created_s)} by {manifest.world_size} ranks"
     )
     for name, value in manifest.facts.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-        console.print(f"[cyan]{escape(name)}[/]: {escape(shown)}", soft_wrap=True)
+        console.print(f"[cyan]{safe(name)}[/]: {safe(shown)}", soft_wrap=True)
     if manifest.nodes:
-        nodes = escape(", ".join(manifest.nodes))
+        nodes = safe(", ".join(manifest.nodes))
         console.print(f"[cyan]nodes[/]: {nodes}, {manifest.replicas} copies", soft_wrap=True)
     rows = table(f"\n{len(header.tensors)} tensors")
     for heading in ("tensor", "type", "shape", "size"):
         rows.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
     for tensor in header.tensors[:_TENSORS_SHOWN]:
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
-        rows.add_row(escape(tensor.name), escape(tensor.dtype), shape, format_bytes(tensor.size_bytes))
+        rows.add_row(safe(tensor.name), safe(tensor.dtype), shape, format_bytes(tensor.size_bytes))
     console.print(rows)
     if len(header.tensors) > _TENSORS_SHOWN:
         console.print(f"[dim]... and {len(header.tensors) - _TENSORS_SHOWN:,} more: --json shows all[/]")
@@ -291,7 +290,7 @@ def _replayed(store: Store, run: str, step: int, spec: str) -> dict[str, Any]:
 
 
 def _print_verified(url: str, document: dict[str, Any]) -> None:
-    name = f"{escape(document['run'])} step {document['step']}"
+    name = f"{safe(document['run'])} step {document['step']}"
     if document["good"]:
         rate = document["size_bytes"] / max(document["seconds"], 1e-9)
         console.print(
@@ -303,13 +302,13 @@ def _print_verified(url: str, document: dict[str, Any]) -> None:
         return
     console.print(f"[bold red]bad[/]  {name}")
     for bad in document["chunks_bad"]:
-        console.print(f"  chunk {bad['chunk']} at byte {bad['offset']}: {escape(bad['problem'])}", soft_wrap=True)
+        console.print(f"  chunk {bad['chunk']} at byte {bad['offset']}: {safe(bad['problem'])}", soft_wrap=True)
     if document["problem"]:
-        console.print(f"  {escape(document['problem'])}", soft_wrap=True)
+        console.print(f"  {safe(document['problem'])}", soft_wrap=True)
     if "replayed" in document:  # its bytes are good
         return
     remove = f"deepvm checkpoint rm {url} --run {document['run']} --step {document['step']}"
-    console.print(f"  pull a good copy from another store, or remove this one: {escape(remove)}", soft_wrap=True)
+    console.print(f"  pull a good copy from another store, or remove this one: {safe(remove)}", soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -319,7 +318,7 @@ def _bar(text: str, size_bytes: int) -> Iterator[Any]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
-    task = bar.add_task(escape(text), total=size_bytes)
+    task = bar.add_task(safe(text), total=size_bytes)
 
     def advance(count: int) -> None:
         bar.advance(task, count)
@@ -336,7 +335,7 @@ def _done(as_json: bool, text: str, **document: object) -> None:
     if as_json:
         print_json(document)
     else:
-        console.print(escape(text), soft_wrap=True)
+        console.print(safe(text), soft_wrap=True)
 
 
 def _when(created_s: float) -> str:

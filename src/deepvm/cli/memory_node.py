@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from deepvm.cli.render import JsonFlag, console, print_json, table, write_text
+from deepvm.cli.render import JsonFlag, console, print_json, safe, table, write_text
 from deepvm.errors import UsageError
 from deepvm.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -30,6 +29,12 @@ def command(
         list[str] | None,
         typer.Option(
             "--advertise", metavar="HOST:PORT", help="Where clients reach it through NAT or a forwarded port."
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--peers", metavar="HOST or NETWORK", help="Nodes it may fetch from [default: of its own network]."
         ),
     ] = None,
     capacity: Annotated[
@@ -87,6 +92,7 @@ def command(
         log=Log.to_stderr(),
         listen=listen,
         advertise=tuple(advertise or ()),
+        peers=tuple(peers or ()),
         capacity_bytes=parse_bytes(capacity),
         block_bytes=parse_bytes(block),
         buffers=buffers,
@@ -146,17 +152,19 @@ def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_j
     if as_json:
         print_json(found)
         return
-    rows = table(f"memory node {escape(address)}")
+    rows = table(f"memory node {safe(address)}")
     rows.add_column("what")
-    rows.add_column("how much", justify="right")
+    rows.add_column("how much", justify="right", overflow="fold")
     for name, value in found.items():
-        rows.add_row(*map(escape, _shown(name, value)))
+        rows.add_row(*map(safe, _shown(name, value)))
     console.print(rows)
 
 
 def _shown(name: str, value: Any) -> tuple[str, str]:
+    if type(value) not in (int, float):
+        return name.replace("_", " "), "" if value is None else str(value)
     if name.endswith("_bytes") or name in ("bytes_in", "bytes_out"):
         return name.removesuffix("_bytes").replace("_", " "), format_bytes(value)
     if name.endswith("_s"):
         return name.removesuffix("_s").replace("_", " "), format_seconds(value)
-    return name.replace("_", " "), "" if value is None else str(value)
+    return name.replace("_", " "), str(value)

@@ -6,6 +6,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
@@ -13,11 +14,11 @@ import typer
 from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
-from deepvm.errors import UsageError
+from deepvm.errors import UnknownName, UsageError
 from deepvm.plan import OBJECTIVES, POLICIES, Request
 from deepvm.plan.instances import eflops_of
 from deepvm.plan.request import PAPER_ARCHITECTURES
-from deepvm.units import parse_bytes, parse_seconds
+from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
 JOB, CLUSTER, MODEL = "The job", "What the cluster may be made of", "How it is modelled"
 
@@ -46,7 +47,9 @@ Architectures = Annotated[
 Region = Annotated[list[str] | None, typer.Option(help="Only this region, repeatable.", rich_help_panel=CLUSTER)]
 Zone = Annotated[list[str] | None, typer.Option(help="Only this zone, repeatable.", rich_help_panel=CLUSTER)]
 Gpu = Annotated[list[str] | None, typer.Option(help="Only this GPU, repeatable.", rich_help_panel=CLUSTER)]
-MinGpuMemory = Annotated[str | None, typer.Option(help="Least memory of one GPU, as 24GiB.", rich_help_panel=CLUSTER)]
+MinGpuMemory = Annotated[
+    str | None, typer.Option(help="Least memory of one GPU, in GB as GPUs are sold: 24.", rich_help_panel=CLUSTER)
+]
 Arch = Annotated[str, typer.Option(help="CPU architecture: x86_64, arm64, any.", rich_help_panel=CLUSTER)]
 FractionalGpus = Annotated[
     bool, typer.Option("--fractional-gpus", help="Admit slices of GPUs.", rich_help_panel=CLUSTER)
@@ -103,7 +106,7 @@ def _request_options(
         region=tuple(region or ()),
         zone=tuple(zone or ()),
         gpu=tuple(gpu or ()),
-        min_gpu_memory_gib=None if min_gpu_memory is None else parse_bytes(min_gpu_memory) / 2**30,
+        min_gpu_memory_gb=None if min_gpu_memory is None else parse_gpu_gb(min_gpu_memory),
         cpu=cast(Any, {"x86": "x86_64", "arm": "arm64"}.get(arch, arch)),  # the request checks the names
         fractional_gpus=fractional_gpus,
         max_nodes=max_nodes,
@@ -149,10 +152,19 @@ def parse_work(catalog: Catalog, text: str) -> float:
 
 
 def with_quotas(catalog: Catalog, texts: list[str] | None) -> tuple[Quota, ...] | None:
-    """The catalogue's quotas, with those given on the command line in the place of the same family's and market's."""
+    """The catalogue's quotas, with those given on the command line in the place of the same family's and market's.
+
+    A family that no machine type is of is refused: its quota would bind nothing, and nobody would notice."""
     if not texts:
         return None
     given = [_quota(text) for text in texts]
+    known = sorted({i.family for i in catalog.instances if i.family is not None})
+    for quota, text in zip(given, texts, strict=True):
+        if not known:
+            raise UsageError(f"--quota {text} cannot bind: no machine type of {catalog.name} has a quota family")
+        for family in quota.families:
+            if not any(replace(quota, families=(family,)).closeness(i) for i in catalog.instances):
+                raise UnknownName("quota family of this catalogue", family, known)
     kept = [
         q for q in catalog.quotas if not any(g.market is q.market and set(g.families) & set(q.families) for g in given)
     ]

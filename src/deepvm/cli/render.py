@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 
@@ -22,7 +23,7 @@ from deepvm.units import format_days
 
 class SafeConsole(Console):
     """Shows control characters as escapes, whatever they come with: a stranger's name cannot steer the terminal.
-    Markup is another matter: what is not ours goes through ``rich.markup.escape``, or is a Text."""
+    Markup is another matter: what is not ours goes through ``safe``, or is a Text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -30,6 +31,11 @@ class SafeConsole(Console):
                 yield segment
             else:
                 yield Segment(printable(segment.text), segment.style)
+
+
+def safe(text: str) -> str:
+    """A stranger's words for a table or between markup: laid out as they will be shown."""
+    return escape(printable(text))
 
 
 console = SafeConsole(highlight=False, emoji=False)

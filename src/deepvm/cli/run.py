@@ -185,6 +185,7 @@ def _bits(text: str) -> int:
 
 def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
     from deepvm.cli.run_display import Display
+    from deepvm.cli.run_report import show_report
 
     shown: list[Any] = []
 
@@ -206,7 +207,8 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         if error:
             stderr.print(f"[bold red]{escape(machine)} said last:[/]")
             stderr.print(error.rstrip(), markup=False, soft_wrap=True)
-    _report(ended.run, as_json=as_json)
+    show_report(ended.report, as_json)  # of the ledger that was open: its file may have been deleted
+    sys.stdout.flush()
     if outcome.outcome == "interrupted":
         stderr.print(
             f"interrupted; its checkpoints are kept. Go on with: deepvm run --resume {ended.run}", soft_wrap=True
@@ -219,12 +221,12 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
 
 
 def _until_interrupted(supervisor: Supervisor) -> None:
-    """The first Ctrl-C ends the run in good order, the second at once."""
+    """The first Ctrl-C ends the run in good order, the second at once. Who follows it says so: what a signal
+    interrupted may be printing."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         del number, frame
         if not supervisor.interrupted:
-            stderr.print("ending the run; Ctrl-C again ends it at once")
             supervisor.interrupt()
         else:
             supervisor.hurry()

@@ -15,7 +15,13 @@ from deepvm.units import format_seconds
 _ROWS = 12  # of each list; --json has all
 _OUTCOMES = {"finished": "bold green", "running": "bold cyan", "failed": "bold red"}
 _CHOICES = {"save": "save now", "finish": "finish the save", "rely": "rely on the last"}
-_PARTS = {"regroup_s": "regroup", "start_s": "start", "restore_s": "restore", "first_step_s": "first step"}
+_PARTS = {
+    "detect_s": "detect",
+    "regroup_s": "regroup",
+    "start_s": "start",
+    "restore_s": "restore",
+    "first_step_s": "first step",
+}
 
 
 def show_report(report: Report, as_json: bool = False) -> None:
@@ -33,6 +39,8 @@ def show_report(report: Report, as_json: bool = False) -> None:
         console.print()
     for sentence in said:
         console.print(_text(sentence, "dim"))
+    for warning in report.warnings[-_ROWS:]:
+        console.print(_text(f"warning: {warning}", "yellow"))
 
 
 def usd_texts(amounts: Sequence[float | None]) -> list[str]:
@@ -66,6 +74,8 @@ def _show_summary(report: Report) -> None:
         ("stalled", stalls),
         ("checkpoints", f"{saves.made} made, {saves.durable} durable, {saves.skipped} skipped, {saves.failed} failed"),
     ]
+    if saves.failed and not saves.made:
+        lines.append(("", "NOTHING was saved: every save failed"))
     if saves.last_problem:
         lines.append(("", f"last problem: {saves.last_problem}"))
     if newest is not None:
@@ -109,7 +119,7 @@ def _show_pauses(report: Report) -> None:
         _print(rows, len(report.losses))
     if report.pauses:
         columns = (">at", ">stood still", *(f">{name}" for name in _PARTS.values()))
-        rows = _table(columns, "Pauses  from a loss to the next finished step")
+        rows = _table(columns, "Pauses  from one finished step to the next")
         for pause in report.pauses[-_ROWS:]:
             parts = {"first_step_s": "none" if not pause.recovered else "-"}
             parts |= {name: format_seconds(seconds) for name, seconds in pause.parts.items()}

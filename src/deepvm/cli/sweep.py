@@ -79,7 +79,7 @@ def _show(points: list[Point], policies: tuple[str, ...]) -> None:
     for budget, found in by_budget.items():
         now = [(found[p].architecture, found[p].instance) for p in policies]
         if now != before:
-            rows.add_row(f"{budget:g}", *(escape(_cell(found[p])) for p in policies))
+            rows.add_row(f"{budget:g}", *(_cell(found[p]) for p in policies))
         before = now
     console.print(rows)
 

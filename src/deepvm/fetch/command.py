@@ -115,7 +115,10 @@ def _tell(as_json: bool, run: str, pulled: Pulled | None, path: Path, text: str)
 
 def _keep(filling: Filling, keep_s: float, stop: threading.Event) -> None:
     """Until its readers have removed it, or the time is up: then it is removed here."""
-    ends = time.monotonic() + keep_s
+    ends, swept_s = time.monotonic() + keep_s, time.monotonic()
     while filling.wanted and not stop.is_set() and time.monotonic() < ends:
         stop.wait(LOOK_S)
+        if time.monotonic() - swept_s > segment.ORPHAN_S:
+            filling.remove_orphans()
+            swept_s = time.monotonic()
     filling.give_up()

@@ -33,8 +33,10 @@ class Filling:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path == segment.default_path(path.name):
+        self._shared = path == segment.default_path(path.name)
+        if self._shared:
             segment.make_folder(path.parent)
+        self.remove_orphans()
         self._fd = self._create()
         self._writing = threading.Lock()
         self._head = Head(
@@ -45,6 +47,11 @@ class Filling:
         )
         os.pwrite(self._fd, self._head.to_bytes(), 0)
         os.ftruncate(self._fd, segment.PAGE_BYTES)
+
+    def remove_orphans(self) -> None:
+        """Remove what fetchers of other runs left that were killed: nobody else would."""
+        if self._shared:
+            segment.remove_orphans(but=self.path.name)
 
     def _create(self) -> int:
         for _ in range(TRIES):

@@ -149,6 +149,7 @@ def find_segment(run: str, *, wait_s: float = CHOOSE_S) -> Segment | None:
     if named == "":
         return None
     path = segment.default_path(run) if named is None else Path(named)
+    segment.remove_orphans(but=run)
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -162,7 +163,10 @@ def find_segment(run: str, *, wait_s: float = CHOOSE_S) -> Segment | None:
                     raise Corrupt(f"{path} holds a checkpoint of run {found.about.manifest.run}, not of {run}")
                 fd = -1
                 return found
-            if not _is_locked(fd) or time.monotonic() > deadline:
+            if not _is_locked(fd):
+                segment.unlink_if_same(path, fd)  # its filler was killed before it chose, or gave up
+                return None
+            if time.monotonic() > deadline:
                 return None
         finally:
             if fd >= 0:

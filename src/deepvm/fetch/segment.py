@@ -18,9 +18,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import stat
 import struct
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -30,6 +32,8 @@ from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, Corrupt, StoreError
 from deepvm.store.base import Manifest, check_run
 
+log = logging.getLogger("deepvm.fetch")
+
 MAGIC, VERSION = b"DVMSEG1\0", 1
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory; the folder in it is the user's own, and checked
 PATH_VARIABLE = "DEEPVM_FETCHED"
@@ -38,6 +42,7 @@ ALIGN_BYTES = 2 * 2**20  # a huge page, where shared memory has them; what lies 
 TAKEN_OFFSET, RANKS_OFFSET = 2047, 2048
 MOST_RANKS = PAGE_BYTES - RANKS_OFFSET
 STATE_OFFSET = 12
+ORPHAN_S = 5.0  # a trainer may be about to open what its fetcher, killed just now, has left
 MOST_ABOUT_BYTES = 256 * 2**20
 _HEAD = struct.Struct("<8sII6Q3d")
 _STATE = struct.Struct("<I")
@@ -197,6 +202,25 @@ def remove(path: Path) -> None:
         unlink_if_same(path, fd)
     finally:
         os.close(fd)
+
+
+def remove_orphans(*, but: str) -> None:
+    """Remove the segments of runs other than ``but`` whose filler was killed. A trainer that reads one has it open, and
+    keeps it; one that comes later than ORPHAN_S restores from its stores."""
+    folder = default_path(but).parent
+    try:
+        names = [name for name in os.listdir(folder) if name != but]
+    except OSError:  # there is none, or it is not ours to look into
+        return
+    for name in names:
+        with suppress(OSError, StoreError):  # gone meanwhile, or not this user's alone
+            fd = open_private(folder / name)
+            try:
+                old = time.time() - os.fstat(fd).st_mtime >= ORPHAN_S
+                if old and lock_if_free(fd) and unlink_if_same(folder / name, fd):
+                    log.info("removed %s, which a fetcher left that was killed", folder / name)
+            finally:
+                os.close(fd)
 
 
 def unlink_if_same(path: Path, fd: int) -> bool:

@@ -19,6 +19,7 @@ from deepvm.memnode.addresses import join_address, split_address
 
 VERSION = 2
 TAG_BYTES = 16
+_HEADER_BYTES = 32
 Side = Literal["client", "server"]
 
 
@@ -46,7 +47,7 @@ class Meeting:
         text = (
             f"deepvm/{VERSION}/{self.protocol}/{purpose}/{self.server_nonce}/{self.client_nonce}/{seen}/{self.address}"
         )
-        return hmac.digest(token, text.encode(), "sha256")
+        return hmac.digest(token, text.encode("utf-8", "surrogatepass"), "sha256")  # some of it is another's words
 
 
 class Tags:
@@ -61,6 +62,10 @@ class Tags:
     def next(self, data: bytes | bytearray | memoryview) -> bytes:
         self._sent += 1
         return _tag(self._send, self._sent, data)
+
+    def on(self, head: bytes) -> bytes:
+        """A frame's header and meta, with their tag in between."""
+        return head[:_HEADER_BYTES] + self.next(head) + head[_HEADER_BYTES:]
 
     def fits(self, data: bytes | bytearray | memoryview, tag: bytes | bytearray | memoryview) -> bool:
         self._received += 1
@@ -82,12 +87,16 @@ class NoTags(Tags):
     def next(self, _: bytes | bytearray | memoryview) -> bytes:
         return b""
 
+    def on(self, head: bytes) -> bytes:
+        return head
+
     def fits(self, _: bytes | bytearray | memoryview, tag: bytes | bytearray | memoryview) -> bool:
         return not len(tag)
 
 
 def _tag(key: bytes, number: int, data: bytes | bytearray | memoryview) -> bytes:
-    return hmac.digest(key, number.to_bytes(8, "big") + data, "sha256")[:TAG_BYTES]
+    """BLAKE2b with a key: as good as HMAC-SHA256, and a third of its time for what is short."""
+    return hashlib.blake2b(number.to_bytes(8, "big") + data, key=key, digest_size=TAG_BYTES).digest()
 
 
 def of_body(body: bytes | bytearray | memoryview) -> bytes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode import fields, wire
+from deepvm.memnode.admission import Place
 from deepvm.memnode.arena import NoRoom
 from deepvm.memnode.auth import Meeting
 from deepvm.memnode.channel import Channel, Gone
@@ -34,8 +35,8 @@ class Peer:
 
 
 class Connection:
-    def __init__(self, node: MemoryNode, channel: Channel, name: str) -> None:
-        self._node, self._channel, self.name = node, channel, name
+    def __init__(self, node: MemoryNode, channel: Channel, name: str, place: Place) -> None:
+        self._node, self._channel, self.name, self._place = node, channel, name, place
         self._frames = Frames(channel)
         self._counted_in = self._counted_out = 0
 
@@ -114,9 +115,9 @@ class Connection:
     def _document(self, frame: wire.Frame) -> bytes:
         if not frame.body_bytes:
             return b""
-        limit_s = self._node.settings.limits.frame_s
-        with self._node.documents.take(frame.body_bytes, timeout_s=limit_s):
-            return self._frames.receive_document(frame, within_s=limit_s)
+        limits = self._node.settings.limits
+        with self._node.documents.document() as room:
+            return self._frames.receive_document(frame, room, within_s=limits.frame_s, piece_s=limits.document_piece_s)
 
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
@@ -236,6 +237,8 @@ class Connection:
         client_nonce = fields.hexadecimal(meta, "nonce")
         assert client_nonce is not None  # noqa: S101 - required above
         if settings.token is None:
+            if not self._admitted(frame):
+                return None
             self._frames.send(Kind.OK, frame.request)
             return Peer(nonce, client_nonce)
         meeting = Meeting(
@@ -247,9 +250,19 @@ class Connection:
             time.sleep(settings.limits.failure_delay_s)
             self._frames.refuse(frame.request, "denied", refusal)
             return None
+        if not self._admitted(frame):
+            return None
         self._frames.send(Kind.OK, frame.request, {"proof": meeting.proof(settings.token, "server")})
         self._frames.tags = meeting.tags(settings.token, "server")
         return Peer(nonce, client_nonce)
+
+    def _admitted(self, frame: wire.Frame) -> bool:
+        reason = self._node.admission.admit(self._place)
+        if reason is not None:
+            self._node.counters.add(connections_refused=1)
+            self._node.log.warning("refused", client=self.name, reason=reason)
+            self._frames.refuse(frame.request, "busy", reason)
+        return reason is None
 
     def _refusal(self, meeting: Meeting, token: str, proof: str) -> str | None:
         """Why this client may not come in. Whoever only passes on what another proves listens at another address."""

@@ -6,12 +6,14 @@ import time
 from typing import Any
 
 from deepvm.memnode.access import client_tls
+from deepvm.memnode.addresses import split_address
 from deepvm.memnode.arena import Arena
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.durable import Durable
 from deepvm.memnode.lane import Lane
 from deepvm.memnode.log import Log
 from deepvm.memnode.peer import Peers
+from deepvm.memnode.peer_rule import PeerRule
 from deepvm.memnode.registry import Runs
 from deepvm.memnode.runs import Run
 from deepvm.memnode.settings import Settings
@@ -23,6 +25,7 @@ class Flow:
     def __init__(self, settings: Settings, log: Log) -> None:
         self._settings, self._log = settings, log
         self._tls = client_tls(settings.tls_cert)
+        self._rule = PeerRule(split_address(settings.listen, listen=True)[0], settings.peers)
         self._spill: Spill | None = None
         self.lanes: list[Lane] = []
         if settings.spill is not None:
@@ -37,7 +40,7 @@ class Flow:
             return Source(checkpoint, None)
         return Source(
             checkpoint,
-            Peers(run.name, run.verifier, own_index=index, token=self._settings.token, tls=self._tls),
+            Peers(run.name, run.verifier, self._rule, own_index=index, token=self._settings.token, tls=self._tls),
         )
 
     def load(self, runs: Runs, arena: Arena) -> int:

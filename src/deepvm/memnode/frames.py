@@ -9,6 +9,7 @@ import xxhash
 
 from deepvm.memnode import wire
 from deepvm.memnode.auth import TAG_BYTES, NoTags, Tags, of_body
+from deepvm.memnode.budgets import FREE_BYTES, Room
 from deepvm.memnode.channel import Channel
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.wire import Kind
@@ -19,8 +20,8 @@ _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced leng
 class Frames:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._header = memoryview(bytearray(wire.HEADER.size))
-        self._meta = memoryview(bytearray(wire.MOST_META_BYTES + TAG_BYTES))
+        self._header = memoryview(bytearray(wire.HEADER.size + TAG_BYTES))
+        self._meta = memoryview(bytearray(wire.MOST_META_BYTES))
         self._digest = memoryview(bytearray(wire.DIGEST.size + TAG_BYTES))
         self._tag = memoryview(bytearray(TAG_BYTES))
         self.tags: Tags = NoTags()  # until the handshake is over
@@ -31,23 +32,27 @@ class Frames:
     def receive(self, *, first_s: float, timeout_s: float | None = None) -> tuple[wire.Frame, dict[str, Any]]:
         """A frame's header and meta. Its body is for the caller, who knows where it goes."""
         self.begun = False
-        self._channel.receive(self._header, first_s=first_s, timeout_s=timeout_s)
+        start = self._header[: wire.HEADER.size + self.tags.size]
+        self._channel.receive(start, first_s=first_s, timeout_s=timeout_s)
         self.begun = True
-        frame = wire.decode_header(self._header)
-        rest = self._meta[: frame.meta_bytes + self.tags.size]
-        if not rest:
-            return frame, {}
-        self._channel.receive(rest, timeout_s=timeout_s)
-        meta = rest[: frame.meta_bytes]
-        self._check(bytes(self._header) + meta, rest[frame.meta_bytes :])
+        header, tag = start[: wire.HEADER.size], start[wire.HEADER.size :]
+        frame = wire.decode_header(header)
+        meta = self._meta[: frame.meta_bytes]
+        if meta:
+            self._channel.receive(meta, timeout_s=timeout_s)
+        if tag:
+            self._check(bytes(header) + meta, tag)
         return frame, wire.decode_meta(meta)
 
-    def receive_document(self, frame: wire.Frame, *, within_s: float) -> bytes:
+    def receive_document(self, frame: wire.Frame, room: Room, *, within_s: float, piece_s: float) -> bytes:
+        """It takes room as it arrives. One that takes other documents' room has so long for each piece."""
         deadline, length = time.monotonic() + within_s, frame.body_bytes
         body = bytearray()
         while len(body) < length:
             piece = bytearray(min(_PIECE_BYTES, length - len(body)))
-            self._channel.receive(memoryview(piece), timeout_s=max(0.0, deadline - time.monotonic()))
+            room.grow(len(piece), deadline)
+            left_s = max(0.0, deadline - time.monotonic())
+            self._channel.receive(memoryview(piece), timeout_s=left_s if length <= FREE_BYTES else min(left_s, piece_s))
             body += piece
         tag = self._tag[: self.tags.size]
         self._channel.receive(tag, timeout_s=max(0.0, deadline - time.monotonic()))
@@ -77,17 +82,14 @@ class Frames:
     # --- out --------------------------------------------------------------------------------------------------------
 
     def send(self, kind: Kind, request: int, meta: dict[str, Any] | None = None) -> None:
-        head = wire.encode(kind, request, meta)
-        self._channel.send(head + self.tags.next(head))
+        self._channel.send(self.tags.on(wire.encode(kind, request, meta)))
 
     def refuse(self, request: int, code: str, message: str) -> None:
         self.send(Kind.ERROR, request, wire.error_meta(code, message))
 
     def send_document(self, request: int, body: bytes) -> None:
-        head = wire.encode(Kind.DATA, request, None, len(body), xxhash.xxh3_64_intdigest(body))
-        head += self.tags.next(head)
+        head = self.tags.on(wire.encode(Kind.DATA, request, None, len(body), xxhash.xxh3_64_intdigest(body)))
         self._channel.send(head, body, self.tags.next(of_body(body)) if body and self.tags.size else b"")
 
     def send_chunk(self, request: int, chunk: memoryview, digest: int) -> None:
-        head = wire.encode(Kind.DATA, request, None, len(chunk), digest)
-        self._channel.send(head + self.tags.next(head), chunk)
+        self._channel.send(self.tags.on(wire.encode(Kind.DATA, request, None, len(chunk), digest)), chunk)

@@ -8,7 +8,6 @@ the bytes beside it are never removed here.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -27,7 +26,7 @@ _UNPUBLISHED = re.compile(r"\.(step-\d{12,})(\.safetensors|\.json)\.tmp-")
 
 def tidy(directory: Path, log: Log) -> None:
     """Finish or remove what is half written, in the folders of the runs that are a node's."""
-    for folder in _folders(directory):
+    for folder in _folders(directory, log):
         try:
             (folder / ASIDE).unlink(missing_ok=True)
             if folder.parent.name == PARTS or (folder / RUN_FILE).exists():
@@ -39,11 +38,15 @@ def tidy(directory: Path, log: Log) -> None:
     remove_if_empty(directory / PARTS)
 
 
-def _folders(directory: Path) -> list[Path]:
+def _folders(directory: Path, log: Log) -> list[Path]:
     found = []
     for parent in (directory, directory / PARTS):
-        with contextlib.suppress(FileNotFoundError):
+        try:
             found += [Path(e.path) for e in os.scandir(parent) if e.is_dir(follow_symlinks=False) and e.name[0] != "."]
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.error("spill", error=f"{parent} cannot be read: {error.strerror}")
     return sorted(found)
 
 

@@ -23,6 +23,7 @@ _FIGURES: Mapping[str, tuple[str, str, str]] = {
     "runs": ("runs", "gauge", "Runs that are kept."),
     "checkpoints": ("checkpoints", "gauge", "Whole checkpoints that can be read."),
     "uploads": ("uploads", "gauge", "Checkpoints on their way in."),
+    "documents_bytes": ("documents_bytes", "gauge", "Manifests and ranks' states that are kept."),
     "connections": ("connections", "gauge", "Clients connected."),
     "bytes_in": ("received_bytes_total", "counter", "Bytes received."),
     "bytes_out": ("sent_bytes_total", "counter", "Bytes sent."),

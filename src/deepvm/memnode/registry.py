@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from deepvm.memnode import wire
 from deepvm.memnode.arena import Arena
+from deepvm.memnode.budgets import Kept
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.runs import Outlet, Run
 from deepvm.memnode.status import Counters
@@ -15,8 +16,8 @@ from deepvm.memnode.status import Counters
 class Runs:
     """All runs by name. A name belongs to whoever first brings a key for it."""
 
-    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, *, most: int) -> None:
-        self._arena, self._outlet, self._counters, self._most = arena, outlet, counters, most
+    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept, *, most: int) -> None:
+        self._arena, self._outlet, self._counters, self._kept, self._most = arena, outlet, counters, kept, most
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}
 
@@ -45,7 +46,7 @@ class Runs:
             return self._make(name, verifier)
 
     def _make(self, name: str, verifier: str) -> Run:
-        run = self._runs[name] = Run(name, verifier, self._arena, self._outlet, self._counters)
+        run = self._runs[name] = Run(name, verifier, self._arena, self._outlet, self._counters, self._kept)
         return run
 
     def _forget_one(self) -> None:

@@ -204,7 +204,8 @@ class Requests:
             return {"steps": []}
         with run.lock:
             found = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:]
-        return {"steps": [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]}
+        rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]
+        return {"steps": rows, "writes_on": bool(self._node.flow.lanes)}
 
     def _manifest(self, meta: dict[str, Any], body: bytes) -> Answer:
         del body

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from deepvm.errors import Corrupt
 from deepvm.memnode.arena import Arena, NoRoom
+from deepvm.memnode.budgets import Kept, cost_of
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.share import Share
@@ -21,6 +23,7 @@ from deepvm.units import format_bytes
 
 _PAST_SESSIONS = 256
 _BEGIN_S = 30.0
+_MOST_SHARED = 16  # chunks of an upload for each block of the node, where most of them are shared
 
 
 class Outlet(Protocol):
@@ -36,7 +39,7 @@ class Outlet(Protocol):
 class Run:
     """All changes of one run happen under its lock; the chunks' way into blocks does not need it."""
 
-    def __init__(self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters) -> None:
+    def __init__(self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept) -> None:
         self.name, self.verifier = name, verifier
         self.session: str | None = None
         self.past_sessions: deque[str] = deque(maxlen=_PAST_SESSIONS)
@@ -46,7 +49,7 @@ class Run:
         self._beginning = threading.Lock()
         self.users = 0  # connections that have it open
         self._superseded: dict[int, int] = {}  # step of an upload that gave way -> the step it gave way to
-        self._arena, self._outlet, self._counters = arena, outlet, counters
+        self._arena, self._outlet, self._counters, self._kept = arena, outlet, counters, kept
 
     @property
     def empty(self) -> bool:
@@ -113,7 +116,7 @@ class Run:
             if session != self.session:  # a newer session came meanwhile
                 self._arena.unreserve(reserved)
                 raise self.fenced(str(session))
-            upload = Upload(self._arena, begin, session=str(session), reserved=reserved, room_s=room_s)
+            upload = Upload(self._arena, begin, self._kept, session=str(session), reserved=reserved, room_s=room_s)
             self.uploads[begin.step] = upload
             return upload
 
@@ -158,6 +161,10 @@ class Run:
 
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
         """Room for so many chunks; for none where there is too little and most of them will be shared."""
+        if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
+            raise Refused(
+                "no-room", f"step {begin.step} has {chunks} chunks, {self._arena.blocks} blocks are here in all"
+            )
         try:
             self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
             return chunks
@@ -209,8 +216,13 @@ class Run:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def publish(self, step: int, document: bytes, index: int, session: str | None, *, buffers: int) -> Checkpoint:
+        with self.writing(session):
+            before = self.checkpoints.get(step)
+            if step not in self.uploads and before is not None and before.document == document:
+                return before  # the answer to the first PUBLISH was lost
+            self.upload(step, session).check_manifest_length(len(document))
         try:
-            manifest = Manifest.from_bytes(document)
+            manifest = Manifest.from_bytes(document)  # not under the lock: a large one takes a while
         except Corrupt as error:
             raise Refused("failed", str(error)) from None
         if manifest.run != self.name or manifest.step != step:
@@ -220,9 +232,6 @@ class Run:
             raise Refused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
         with self.writing(session):
             before = self.checkpoints.get(step)
-            upload = self.uploads.get(step)
-            if upload is None and before is not None and before.document == document:
-                return before  # the answer to the first PUBLISH was lost
             upload = self.upload(step, session)
             size = upload.begin.size_bytes
             if manifest.size_bytes != size or manifest.chunk_bytes != self._arena.block_bytes:
@@ -231,10 +240,16 @@ class Run:
                     f"the manifest says {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
                     f"the upload has {size} in chunks of {self._arena.block_bytes}",
                 )
-            blocks = upload.give(manifest, share)
+            self.keep_document(document, step)
+            try:
+                blocks = upload.give(manifest, share)
+            except BaseException:
+                self._kept.drop(cost_of(document))
+                raise
             del self.uploads[step]
             self._superseded.clear()
             checkpoint = Checkpoint(self._arena, manifest, document, share=share, blocks=blocks)
+            self.release_with(checkpoint)
             checkpoint.order = self._order(manifest, repair=upload.begin.repair)
             self.checkpoints[step] = checkpoint
             if before is not None:
@@ -247,11 +262,21 @@ class Run:
         self._arena.expect(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
         return checkpoint
 
+    def keep_document(self, document: bytes, step: int, *, force: bool = False) -> None:
+        self._kept.add(cost_of(document), f"the manifest of step {step}", force=force)
+
+    def release_with(self, checkpoint: Checkpoint) -> None:
+        """Its manifest is kept for as long as anybody has the checkpoint."""
+        weakref.finalize(checkpoint, self._kept.drop, cost_of(checkpoint.document))
+
     def _order(self, manifest: Manifest, *, repair: bool) -> int:
         """The newest is the one committed last; a repaired one takes the place that it had among the others."""
         if repair:
-            older = (found for found in self.checkpoints.values() if found.manifest.created_s <= manifest.created_s)
-            return max((found.order for found in older), default=0)
+            newer = [  # by time alone, a clock that was set back would make it the oldest, which goes first
+                found for found in self.checkpoints.values()
+                if found.manifest.created_s > manifest.created_s and found.step > manifest.step
+            ]  # fmt: skip
+            return max((found.order for found in self.checkpoints.values() if found not in newer), default=0)
         return max((found.order for found in self.checkpoints.values()), default=0) + 1
 
     def checkpoint(self, step: int) -> Checkpoint:

@@ -7,16 +7,17 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import deepvm
 from deepvm.memnode import wire
 from deepvm.memnode.access import server_tls
 from deepvm.memnode.addresses import join_address
+from deepvm.memnode.admission import Admission, Place
 from deepvm.memnode.arena import Arena
 from deepvm.memnode.auth import resolve_all
-from deepvm.memnode.channel import Channel, Gone
+from deepvm.memnode.budgets import Budget, Kept
+from deepvm.memnode.channel import Channel
 from deepvm.memnode.connection import Connection
 from deepvm.memnode.flow import Flow
 from deepvm.memnode.log import Log
@@ -30,27 +31,6 @@ _TICK_S = 0.5
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
 
 
-class Budget:
-    """Bytes that all clients together may have on their way in, beside chunks."""
-
-    def __init__(self, most: int) -> None:
-        self._left = most
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def take(self, count: int, *, timeout_s: float) -> Iterator[None]:
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._left >= count, timeout_s):
-                raise Gone("too many documents are on their way in")
-            self._left -= count
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._left += count
-                self._changed.notify_all()
-
-
 class MemoryNode:
     """``with MemoryNode(capacity_bytes=2**30) as node: ... node.address``. Settings' fields are the arguments."""
 
@@ -60,19 +40,20 @@ class MemoryNode:
         self.counters = Counters()
         self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
         self.arena.expect(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
-        self.documents = Budget(self.settings.limits.documents_bytes)
+        self.documents = Budget(self.settings.incoming_documents_bytes)
+        self.kept = Kept(self.settings.kept_documents_bytes)
+        self.admission = Admission(self.settings.limits)
         try:
             self.flow = Flow(self.settings, self.log)
         except BaseException:
             self.arena.close()
             raise
-        self.runs = Runs(self.arena, self.flow, self.counters, most=self.settings.limits.runs)
+        self.runs = Runs(self.arena, self.flow, self.counters, self.kept, most=self.settings.limits.runs)
         self.stopping = False  # no new connections and uploads
         self.closing = False  # no more frames
         self._started_s = time.time()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._connected = 0
         self._threads: dict[Connection, threading.Thread] = {}
         self._background: list[threading.Thread] = []
         self._listener: socket.socket | None = None
@@ -88,7 +69,7 @@ class MemoryNode:
     @property
     def connections(self) -> int:
         """Clients that are connected, those who have not finished their handshake included."""
-        return self._connected
+        return len(self.admission)
 
     def __enter__(self) -> MemoryNode:
         self.start()
@@ -136,43 +117,38 @@ class MemoryNode:
 
     def _admit(self, sock: socket.socket, address: Any) -> None:
         name = join_address(*address[:2])
-        if self.connections >= self.settings.limits.connections:
+        place, dropped = self.admission.enter(sock, address[0])
+        if dropped is not None:
             self.counters.add(connections_refused=1)
-            self.log.warning("refused", client=name, reason="too many connections")
-            sock.close()
-            return
-        thread = threading.Thread(target=self._serve, args=(sock, name), name=f"deepvm-{name}", daemon=True)
-        with self._lock:
-            self._connected += 1
+            self.log.warning("refused", client=dropped.host, reason="too many connections are shaking hands")
+        thread = threading.Thread(target=self._serve, args=(place, name), name=f"deepvm-{name}", daemon=True)
         try:
             thread.start()
         except BaseException:
-            with self._lock:
-                self._connected -= 1
+            self.admission.leave(place)
             raise
 
-    def _serve(self, sock: socket.socket, name: str) -> None:
+    def _serve(self, place: Place, name: str) -> None:
         self.counters.add(connections_total=1)
         try:
-            self._serve_one(sock, name)
+            self._serve_one(place, name)
         except Exception as error:  # out of memory, for one: this client loses its connection, the others nothing
             self.log.error("internal error", client=name, error=f"{type(error).__name__}: {error}")
         finally:
-            sock.close()
-            with self._lock:
-                self._connected -= 1
+            place.sock.close()
+            self.admission.leave(place)
 
-    def _serve_one(self, sock: socket.socket, name: str) -> None:
+    def _serve_one(self, place: Place, name: str) -> None:
         try:
             if self._tls is not None:
-                sock.settimeout(self.settings.limits.handshake_s)
-                sock = self._tls.wrap_socket(sock, server_side=True)
-            channel = Channel(sock, frame_s=self.settings.limits.frame_s)
+                place.sock.settimeout(self.settings.limits.handshake_s)
+                place.sock = tls = self._tls.wrap_socket(place.sock, server_side=True, do_handshake_on_connect=False)
+                tls.do_handshake()
+            channel = Channel(place.sock, frame_s=self.settings.limits.frame_s)
         except OSError as error:  # ssl's errors are among them
             self.log.warning("handshake failed", client=name, error=str(error))
-            sock.close()
             return
-        connection = Connection(self, channel, name)
+        connection = Connection(self, channel, name, place)
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:
@@ -246,6 +222,7 @@ class MemoryNode:
             "runs": len(self.runs),
             "checkpoints": sum(len(run.checkpoints) for run in self.runs),
             "uploads": sum(len(run.uploads) for run in self.runs),
+            "documents_bytes": self.kept.used_bytes,
             "connections": self.connections,
             **self.counters.as_dict(),
             **self.flow.status(),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from deepvm.errors import UsageError
 from deepvm.memnode import wire
 from deepvm.memnode.addresses import split_address
+from deepvm.memnode.peer_rule import PeerRule
 from deepvm.memnode.sockets import is_loopback
 from deepvm.store.base import DEFAULT_CHUNK_BYTES
 from deepvm.units import format_bytes
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
 class Limits:
     """What one client, or all of them, may take."""
 
-    connections: int = 256
+    connections: int = 256  # of clients that have shown the token
+    connections_of_a_host: int = 192  # of them
+    handshakes: int = 64  # connections that have not shown it yet
     runs: int = 1000
-    handshake_s: float = 10.0
+    handshake_s: float = 5.0
     frame_s: float = 60.0  # a frame that has begun arrives, or an answer is taken, within this: 8 MiB at 1 Mbit/s
     idle_s: float = 6 * 3600.0  # between frames; trainers are silent between saves
     upload_idle_s: float = 300.0  # an upload that nobody touches any more gives its memory back
@@ -32,6 +35,7 @@ class Limits:
     stop_s: float = 10.0  # uploads in progress may finish when the node stops
     flush_s: float = 30.0  # and what is committed may reach the disk
     documents_bytes: int = 256 * 2**20  # of all clients together, on their way in
+    document_piece_s: float = 5.0  # for each MiB of a large one, so that a slow client does not hold the others up
     failure_delay_s: float = 0.3  # before a wrong proof is answered
 
 
@@ -50,6 +54,9 @@ class Settings:
     tls_cert: Path | str | None = None
     tls_key: Path | str | None = None
     metrics: str | None = None  # HOST:PORT
+    peers: tuple[
+        str, ...
+    ] = ()  # nodes that it may dial: hosts, addresses or networks; those of its own kind unless told
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -80,6 +87,7 @@ class Settings:
                 raise UsageError(f"{name} is {count}: at least one checkpoint must be kept")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise UsageError("TLS needs both a certificate and its key: give --tls-cert and --tls-key")
+        PeerRule(host, self.peers)
         if self.token == "":
             raise UsageError("the token is empty: put some random text into its file")
         if self.token is None and not is_loopback(host):
@@ -88,6 +96,15 @@ class Settings:
             )
         if self.spill is not None and not Path(self.spill).is_dir():
             raise UsageError(f"the spill directory {self.spill} does not exist: make it first")
+
+    @property
+    def incoming_documents_bytes(self) -> int:
+        return min(self.limits.documents_bytes, max(wire.MOST_DOCUMENT_BYTES, self.capacity_bytes))
+
+    @property
+    def kept_documents_bytes(self) -> int:
+        """Manifests and ranks' states, beside the capacity; at least what one rank may send, kept twice."""
+        return max(40 * 2**20, self.capacity_bytes // 4)
 
     @property
     def kept_in_spill(self) -> int:

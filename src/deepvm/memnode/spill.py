@@ -139,6 +139,8 @@ class Spill:
         self._files.update(run)
 
     def forget(self, run: Run) -> None:
+        for store in (self._whole, self._parts):
+            store.forget(run.name)
         self._files.forget(run)
         self._mine.pop(run.name, None)
 
@@ -160,6 +162,8 @@ class Spill:
             mine = self._mine.setdefault(run.name, set())
             for store in (self._parts, self._whole):
                 for checkpoint in self._checkpoints(store, run.name, arena):
+                    run.keep_document(checkpoint.document, checkpoint.step, force=True)
+                    run.release_with(checkpoint)
                     run.checkpoints[checkpoint.step] = checkpoint
                     mine.add((store, checkpoint.step))
             for order, checkpoint in enumerate(_in_order(run, document.get("order", ())), start=1):

@@ -6,21 +6,21 @@ A block that is being received belongs to the connection that receives it, until
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deepvm.errors import StoreError
-from deepvm.memnode import wire
+from deepvm.memnode import rank_states
 from deepvm.memnode.arena import Arena, NoRoom
+from deepvm.memnode.budgets import Kept
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
 
-MOST_EXTRA_BYTES = 16 * 2**20  # one rank's own state
+MOST_FACTS_BYTES = 4 * 2**20  # of a manifest, beside its chunks' digests
 _LOOK_S = 0.5
 
 
@@ -40,7 +40,7 @@ class Begin:
 
 
 class Upload:
-    def __init__(self, arena: Arena, begin: Begin, *, session: str, reserved: int, room_s: float) -> None:
+    def __init__(self, arena: Arena, begin: Begin, kept: Kept, *, session: str, reserved: int, room_s: float) -> None:
         self.arena, self.begin, self.session = arena, begin, session
         self.chunks = chunk_count(begin.size_bytes, arena.block_bytes)
         self.blocks: dict[int, int] = {}
@@ -50,7 +50,7 @@ class Upload:
         self.taken = 0  # blocks that were filled for it, and not shared
         self._reserved, self._room_s = reserved, room_s if begin.lean else 0.0
         self._expected = begin.share.count(self.chunks)
-        self._extras: dict[int, bytes] = {}
+        self._extras = rank_states.RankStates(kept)
         self._changed = threading.Condition()
         self._ended: Refused | None = None
 
@@ -112,6 +112,7 @@ class Upload:
 
     def keep(self, checkpoint: Checkpoint, chunks: Sequence[int], digests: Sequence[int]) -> None:
         """Share the blocks of an earlier checkpoint: all that are named, or none. What is on disk only is read back."""
+        self._check_count(chunks)
         kept = checkpoint.manifest.digests
         wrong = sum(
             not (chunk < min(self.chunks, len(kept)) and kept[chunk] == digest and checkpoint.has(chunk))
@@ -167,6 +168,18 @@ class Upload:
             raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
         return chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)[1]
 
+    def check_manifest_length(self, length: int) -> None:
+        """Before it is parsed: a manifest has 16 digits for each chunk, and facts."""
+        most = 16 * self.chunks + MOST_FACTS_BYTES
+        if length > most:
+            raise Refused(
+                "failed", f"the manifest of step {self.begin.step} has {length} bytes, at most {most} are allowed"
+            )
+
+    def _check_count(self, chunks: Sequence[int]) -> None:
+        if len(chunks) > self.chunks:
+            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, {len(chunks)} were named")
+
     def _take(self) -> int:
         if self._reserved:
             self._reserved -= 1
@@ -196,22 +209,12 @@ class Upload:
     # --- ranks meet -----------------------------------------------------------------------------------------------
 
     def add_extra(self, rank: int, document: bytes) -> None:
-        if len(document) > MOST_EXTRA_BYTES:
-            raise Refused(
-                "failed", f"rank {rank}'s own state has {len(document)} bytes, {MOST_EXTRA_BYTES} are allowed"
-            )
         if rank >= self.begin.world_size:
             raise Refused("failed", f"rank {rank} in a world of {self.begin.world_size}")
-        try:
-            json.loads(document)
-        except (ValueError, RecursionError):
-            raise Refused("failed", f"rank {rank}'s own state is no JSON document") from None
+        rank_states.check(rank, document)
         with self._changed:
             self._check()
-            others = sum(len(text) + 1 for other, text in self._extras.items() if other != rank)
-            if others + len(document) + 2 > wire.MOST_DOCUMENT_BYTES:
-                raise Refused("no-room", f"the ranks' own states exceed {wire.MOST_DOCUMENT_BYTES} bytes in all")
-            self._extras[rank] = document
+            self._extras.add(rank, document)
             self._changed.notify_all()
 
     def extras(self, world_size: int, timeout_s: float) -> bytes:
@@ -225,9 +228,10 @@ class Upload:
                 raise Refused(
                     "busy", f"step {self.begin.step}: the states of {missing()} of {world_size} ranks are missing"
                 )
-            return b"[" + b",".join(self._extras[rank] for rank in sorted(self._extras)) + b"]"
+            return self._extras.as_list()
 
     def seal(self, chunks: Sequence[int], timeout_s: float) -> list[int]:
+        self._check_count(chunks)
         missing = list(chunks)
 
         def whole() -> bool:
@@ -292,7 +296,7 @@ class Upload:
         for block in self.blocks.values():
             self.arena.drop(block)
         self.blocks = {}
-        self._extras = {}
+        self._extras.clear()
         self.arena.unreserve(self._reserved)
         self._reserved = 0
         self._changed.notify_all()

@@ -6,7 +6,7 @@ A frame is a fixed header, a small JSON object (meta) and a body of bytes:
     digest u64
 
 Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body. Where there
-is a token, tags (auth.py) follow the meta, a document, and each digest in the body of PUTS; lengths do not count them.
+is a token, tags (auth.py) follow headers, documents, and each digest in the body of PUTS; lengths do not count them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.memnode import auth
 
@@ -28,6 +29,7 @@ MAGIC = b"DVM2"
 HEADER = struct.Struct("!4sBBHIIQQ")
 DIGEST = struct.Struct("!Q")
 MOST_META_BYTES = 64 * 2**10
+MOST_META_DEPTH = 8
 MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 MOST_PUT = 16  # chunks of one frame
@@ -57,7 +59,7 @@ class Kind(IntEnum):
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that must be here -> DATA: their digests u64
     PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
     ABORT = 28  # {"step"} and {"attempt"}: later ones go on
-    STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}]}
+    STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}
@@ -135,9 +137,9 @@ def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        meta = json.loads(bytes(data))
-    except (ValueError, RecursionError):
-        raise ProtocolError("a frame's meta is no JSON") from None
+        meta = strict.loads(bytes(data), most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH)
+    except strict.MalformedJson as error:
+        raise ProtocolError(f"a frame's meta cannot be read: {error}") from None
     if not isinstance(meta, dict):
         raise ProtocolError("a frame's meta is no JSON object")
     return meta

@@ -67,10 +67,11 @@ def bandwidth_memory_nodes(
 
 
 def estimate_sustained_gbps(vcpus: ArrayLike) -> Floats:
-    """An estimate, for where a catalogue knows no bandwidth: 0.25 Gbit/s per vCPU.
+    """An estimate, for where neither a catalogue nor a type's family tells the bandwidth: 0.25 Gbit/s per vCPU.
 
-    It is a floor under the sustained rates that EC2 publishes for general machines: with 4 vCPUs t3.xlarge
-    has 1.024, c5.xlarge 1.25 and m6i.xlarge 1.562 Gbit/s, and this gives 1.
+    It is under the sustained rates that EC2 publishes for general machines: with 4 vCPUs c5.xlarge has 1.25 and
+    m6i.xlarge 1.562 Gbit/s, and this gives 1. Burstable machines sustain less (t3.nano 0.032 with 2 vCPUs), machines
+    made for the network far more.
     """
     count = np.asarray(vcpus, dtype=np.float64)
     if count.size and count.min() <= 0:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from deepvm.catalog import Catalog
-from deepvm.errors import Infeasible
+from deepvm.catalog.check import is_bid_floor
 from deepvm.plan import architectures, mixed, objectives
 from deepvm.plan.board import Board
 from deepvm.plan.forecast import restore_forecast
+from deepvm.plan.infeasible import infeasible
 from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Curve, InstanceAnalysis, Plan, Recommendation, role_of
 from deepvm.plan.space import Candidate, Space
-from deepvm.units import format_usd
 
 
 def plan(catalog: Catalog, request: Request) -> Plan:
@@ -53,14 +51,30 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
         objective_value=objectives.value(request.objective, board, candidate.worker, candidate.performance, usd),
         curves=tuple(_curve(board, instance, slowest, candidate.nodes) for instance in dict.fromkeys(trained)),
         network=board.network_model,
-        estimates=tuple(
-            f"{what} of {catalog.instances[i].name}"
-            for what, marks in (("eFLOPS", board.eflops_estimated), ("bandwidth", board.gbps_estimated))
-            for i in dict.fromkeys(part.instance for part in candidate.cluster)
-            if marks[i]
-        ),
+        estimates=_estimates(board, candidate),
         restore=restore_forecast(board, candidate, slowest),
     )
+
+
+def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
+    """The figures that nobody measured or that hardly anybody pays, by machine type."""
+    catalog = board.catalog
+    by_family = " (by its family)" if catalog.provider == "aws" else ""
+    marked = [
+        f"{what} of {catalog.instances[i].name}{how}"
+        for what, how, marks in (
+            ("eFLOPS", "", board.eflops_estimated),
+            ("bandwidth", by_family, board.gbps_estimated),
+        )
+        for i in dict.fromkeys(part.instance for part in candidate.cluster)
+        if marks[i]
+    ]
+    floors = [
+        f"price of {catalog.instances[part.instance].name} (a bid floor)"
+        for part in candidate.cluster
+        if is_bid_floor(catalog.instances[part.instance], part.usd_per_hour)
+    ]
+    return (*marked, *dict.fromkeys(floors))
 
 
 def _curve(board: Board, instance: int, slowest_gbps: float, nodes: int) -> Curve:
@@ -108,28 +122,6 @@ def instance_rows(board: Board) -> tuple[InstanceAnalysis, ...]:
             )
         )
     return tuple(rows)
-
-
-def infeasible(board: Board) -> Infeasible:
-    """Why nothing fits: the price of the cheapest cluster, or the constraint that rules all of them out."""
-    request = board.request
-    if not len(board.workers):
-        reasons = "; ".join(f"{x.count} × {x.reason}" for x in board.left_out[:4]) or "the catalogue has no GPU types"
-        return Infeasible(f"no GPU type is left to plan with ({reasons}): allow more types or places")
-    everything = replace(request, budget_usd=1e12)
-    space = objectives.build_space(replace(board, request=everything))
-    finite = space.possible
-    if not finite.size:
-        return Infeasible(
-            "no cluster meets the quotas, the checkpoint's memory and network, and the deadline, at any price: "
-            "raise a quota, save less often, or allow more types, places or architectures"
-        )
-    cheapest = float(space.hourly_usd.reshape(-1)[finite[0]])
-    return Infeasible(
-        f"the cheapest plan costs {format_usd(cheapest)}/h, the budget is {format_usd(request.budget_usd)}/h: "
-        f"raise --budget or allow more instance types",
-        cheapest_usd=cheapest,
-    )
 
 
 def _finite(value: float) -> float | None:

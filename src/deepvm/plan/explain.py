@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
 
 import numpy as np
 
-from deepvm.catalog import Catalog, Quota
+from deepvm.catalog import Catalog, Quota, binding_quotas
 from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import Infeasible
 from deepvm.plan import objectives
@@ -190,7 +191,7 @@ def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation) ->
                 QuotaRaise(
                     quota=quota.name,
                     vcpus=quota.vcpus,
-                    wanted_vcpus=_used(catalog, quota, better, request.published),
+                    wanted_vcpus=_used(catalog, quotas, quota, better, request.published),
                     performance=better.performance,
                     gain=_gain(chosen, better),
                 )
@@ -198,12 +199,12 @@ def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation) ->
     return tuple(sorted(raises, key=lambda r: -r.gain))
 
 
-def _used(catalog: Catalog, quota: Quota, cluster: Recommendation, published: bool) -> float:
+def _used(catalog: Catalog, quotas: Sequence[Quota], quota: Quota, cluster: Recommendation, published: bool) -> float:
     """The vCPUs under a quota that a cluster needs; the published search stays one machine below."""
     used = 0.0
     for role in cluster.roles:
         instance = catalog.instance(role.instance)
-        if role.market is quota.market and instance.family in quota.families and instance.vcpus:
+        if instance.vcpus and quota in binding_quotas(quotas, instance, role.market, role.region):
             used += instance.vcpus * (role.count + (1 if published else 0))
     return used
 

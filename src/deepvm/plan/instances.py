@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.catalog import Catalog, Instance, Market, Quota
+from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
 from deepvm.catalog.accelerators import find as find_accelerator
 from deepvm.catalog.accelerators import spellings
+from deepvm.catalog.aws_network import sustained_by_family
 from deepvm.errors import UnknownName
 from deepvm.performance import estimate_eflops, estimate_sustained_gbps
 from deepvm.plan.board import Board, Floats, Ints, LeftOut, MemoryNodes, Workers
@@ -35,6 +36,16 @@ def eflops_of(instance: Instance) -> tuple[float | None, bool]:
         count=instance.accelerator_count,
     )
     return eflops, True
+
+
+def gpu_memory_gb(instance: Instance) -> float | None:
+    """The size that its GPU is sold by. Of a slice, and where nobody knows the GPU, by the bytes there are: 22.35 GiB
+    are 24 GB. None where nothing is known."""
+    gpu = None if instance.accelerator is None else find_accelerator(instance.accelerator)
+    if gpu is not None and instance.accelerator_count % 1 == 0:
+        return gpu.marketed_gb
+    told_gib = instance.accelerator_memory_gib
+    return None if told_gib is None else round(told_gib * 2**30 / 1e9, 1)
 
 
 class _Analysis:
@@ -116,8 +127,9 @@ class _Analysis:
         is_worker = np.zeros(len(self.catalog.instances), bool)
         is_memory = np.zeros(len(self.catalog.instances), bool)
         for i, instance in enumerate(self.catalog.instances):
-            if self.request.cpu != "any" and instance.architecture not in (None, self.request.cpu):
-                self._leave_out(instance, f"{instance.architecture} machine, {self.request.cpu} asked for")
+            if self.request.cpu not in ("any", instance.architecture or "x86_64"):  # what nobody names is x86
+                told = f"{instance.architecture} machine" if instance.architecture else "CPU architecture unknown"
+                self._leave_out(instance, f"{told}, {self.request.cpu} asked for")
                 continue
             self._rate(i, instance)
             reason = self._unfit_worker(i, instance) if instance.accelerator else self._unfit_memory(i, instance)
@@ -137,9 +149,13 @@ class _Analysis:
         gbps = instance.burst_gbps if self.saturation == "table" and instance.burst_gbps else instance.gbps
         if gbps is not None:
             self.gbps[i] = gbps
-        elif instance.vcpus is not None:
+            return
+        estimate = sustained_by_family(instance.name, instance.vcpus) if self.catalog.provider == "aws" else None
+        if estimate is None and instance.vcpus is not None:
+            estimate = float(estimate_sustained_gbps(instance.vcpus))
+        if estimate is not None:
             self.gbps_estimated[i] = True
-            self.gbps[i] = estimate_sustained_gbps(instance.vcpus)
+            self.gbps[i] = estimate
 
     def _unfit_worker(self, i: int, instance: Instance) -> str | None:
         request = self.request
@@ -151,11 +167,12 @@ class _Analysis:
             return "accelerator of unknown speed"
         if np.isnan(self.gbps[i]):
             return "bandwidth and vCPUs unknown"
-        if request.min_gpu_memory_gib is not None:
-            if instance.accelerator_memory_gib is None:
+        if request.min_gpu_memory_gb is not None:
+            marketed_gb = gpu_memory_gb(instance)
+            if marketed_gb is None:
                 return "GPU memory unknown, and a least one is asked for"
-            if instance.accelerator_memory_gib < request.min_gpu_memory_gib:
-                return f"less than {request.min_gpu_memory_gib:g} GiB of GPU memory"
+            if marketed_gb < request.min_gpu_memory_gb:
+                return f"less than {request.min_gpu_memory_gb:g} GB of GPU memory"
         return self._unfit_quota(instance)
 
     def _unfit_memory(self, i: int, instance: Instance) -> str | None:
@@ -166,7 +183,7 @@ class _Analysis:
         return self._unfit_quota(instance)
 
     def _unfit_quota(self, instance: Instance) -> str | None:
-        if instance.vcpus is None and any(instance.family in q.families for q in self.quotas):
+        if instance.vcpus is None and any(q.closeness(instance) for q in self.quotas):
             return "vCPUs unknown, and a quota counts them"
         return None
 
@@ -205,13 +222,13 @@ class _Analysis:
         """[instance, place]: how many machines the quotas admit."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
-        for quota in self.quotas:
-            if quota.market is not market:
-                continue
-            at = np.array([quota.region in (None, region) for region, _ in catalog.places])
+        with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
+        for region in ("", *with_own) if self.quotas else ():  # "" stands for all regions without quotas of their own
+            at = np.array([(here if here in with_own else "") == region for here, _ in catalog.places])
             for i, instance in enumerate(catalog.instances):
-                if instance.family in quota.families and instance.vcpus is not None:
-                    limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
+                if instance.vcpus is not None:
+                    for quota in binding_quotas(self.quotas, instance, market, region):
+                        limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
         return limits
 
     def _admitted(self, quota: Quota, vcpus: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from deepvm.catalog import Market, Quota
+from deepvm.catalog import Market, Quota, binding_quotas
 from deepvm.plan import architectures
 from deepvm.plan.architectures import AllOnDemand, AllSpot, Architecture, Cluster, Part, SingleAnchor, Tiering
 from deepvm.plan.board import Board, Floats, Ints
@@ -199,9 +199,8 @@ def _solve(board: Board, program: _Program) -> Ints | None:
 def _counted(board: Board, quota: Quota, row: int) -> float:
     instance = board.catalog.instances[board.workers.instance[row]]
     region, _ = board.catalog.places[board.workers.place[row]]
-    if instance.family not in quota.families or quota.region not in (None, region):
-        return 0.0
-    return instance.vcpus or 0.0
+    counts = quota in binding_quotas(_quotas(board), instance, quota.market, region)
+    return instance.vcpus or 0.0 if counts else 0.0
 
 
 def _candidate(board: Board, program: _Program, counts: Ints, value: float) -> Candidate:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from deepvm.catalog import Catalog
 from deepvm.plan import objectives
-from deepvm.plan.decide import infeasible, recommendation
+from deepvm.plan.decide import recommendation
+from deepvm.plan.infeasible import infeasible
 from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Recommendation

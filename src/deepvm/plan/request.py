@@ -43,7 +43,7 @@ class Request:
     region: Names = None
     zone: Names = None
     gpu: Names = None
-    min_gpu_memory_gib: float | None = None
+    min_gpu_memory_gb: float | None = None  # as GPUs are sold: an A10G or an L4 has 24
     cpu: Literal["x86_64", "arm64", "any"] = "x86_64"
     fractional_gpus: bool = False
     max_nodes: int = 255
@@ -68,7 +68,7 @@ class Request:
                 raise UsageError(f"{what} is {getattr(self, what)}: it must be {least} or more")
         if self.gradient_bytes is not None and self.gradient_bytes < 0:
             raise UsageError(f"gradient_bytes is {self.gradient_bytes}: it must be zero or more")
-        for what in ("checkpoint_every_s", "step_s", "work_eflops_h", "deadline_s", "min_gpu_memory_gib"):
+        for what in ("checkpoint_every_s", "step_s", "work_eflops_h", "deadline_s", "min_gpu_memory_gb"):
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{what} is {value}: it must be above zero")

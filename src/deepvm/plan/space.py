@@ -98,7 +98,7 @@ class Space:
         architecture, nodes = self.architectures[a], int(self.nodes[n])
         clusters = architecture.clusters(self.board, w, nodes, limit)
         within = [c for c in clusters if architectures.hourly_usd(c) <= budget_usd + USD_TOLERANCE]
-        score, performance = float(self.score[a, w, n]), float(self.performance[w, n])
+        performance = float(self.performance[w, n])
         return [
             Candidate(
                 architecture=architecture,
@@ -106,10 +106,17 @@ class Space:
                 nodes=nodes,
                 cluster=cluster,
                 performance=performance,
-                score=score,
+                score=self._score_of(cluster, a, w, n),
             )
             for cluster in within
         ]
+
+    def _score_of(self, cluster: Cluster, a: int, w: int, n: int) -> float:
+        """A cell's score is that of its cheapest cluster; where the score is a price, a dearer one's is lower."""
+        score, request = float(self.score[a, w, n]), self.board.request
+        dearer = architectures.hourly_usd(cluster) / float(self.hourly_usd[a, w, n])
+        by_price = request.objective == "cost" and request.policy in ("deepvm", "noscale")
+        return score * dearer if by_price and dearer > 1 + 1e-9 else score
 
 
 def node_counts(board: Board, request: Request) -> Ints:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
+from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.plan.result import FORMAT as PLAN_FORMAT
 
 RoleName = Literal["worker", "anchor", "memory"]
 Market = Literal["spot", "on-demand"]
+T = TypeVar("T")
+MOST_PLAN_BYTES = 64 * 2**20
+MOST_MACHINES = 10_000
+MOST_ROWS = 100_000
+_NAME = 200  # characters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,60 +66,96 @@ class Cluster:
         return tuple(machine for machine in self.machines if machine.keeps)
 
 
+def billing_facts(machine: Machine) -> dict[str, Any]:
+    """What events of a machine tell of it, and its bill needs."""
+    return {
+        "role": machine.role,
+        "instance": machine.instance,
+        "market": machine.market,
+        "usd_per_hour": machine.usd_per_hour,
+        "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
+    }
+
+
 def load_cluster(path: Path | str, *, rank: int = 1) -> Cluster:
     """The recommendation of that rank in a file that ``deepvm plan -o`` wrote."""
-    try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
-        raise MalformedFile(
-            path, f"it is no JSON ({error}); make a plan with: deepvm plan --budget 3 -o plan.json"
-        ) from None
-    return cluster_of(document, path, rank=rank)
+    hint = "make a plan with: deepvm plan --budget 3 -o plan.json"
+    return cluster_of(strict.read_file(path, most_bytes=MOST_PLAN_BYTES, hint=hint), path, rank=rank)
 
 
 def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
     found = document.get("format") if isinstance(document, dict) else None
     if found != PLAN_FORMAT:
-        what = f"its format is {found!r}" if found else "it has no format"
+        what = f"its format is {strict.brief(found)}" if found else "it has no format"
         raise MalformedFile(path, f"{what}, this deepvm reads {PLAN_FORMAT!r}: make the plan again with deepvm plan -o")
     try:
-        ranked = {row["rank"]: row for row in document["recommendations"]}
-        if rank not in ranked:
-            raise UsageError(f"{path} has no plan of rank {rank}: it has {', '.join(map(str, ranked)) or 'none'}")
-        chosen = ranked[rank]
-        on_demand = {row["instance"]: row["on_demand_usd"] for row in document["instances"]}
-        machines: list[Machine] = []
-        counted: dict[str, int] = {}
-        for role in chosen["roles"]:
-            own = role["usd_per_hour"] if role["market"] == "on-demand" else on_demand.get(role["instance"])
-            for _ in range(role["count"]):
-                number = counted.setdefault(role["role"], 0)
-                counted[role["role"]] += 1
-                machines.append(
-                    Machine(
-                        name=f"{role['role']}/{number}",
-                        role=role["role"],
-                        instance=role["instance"],
-                        market=role["market"],
-                        usd_per_hour=float(role["usd_per_hour"]),
-                        on_demand_usd_per_hour=None if own is None else float(own),
-                        region=role["region"],
-                        zone=role["zone"],
-                    )
-                )
-        restore = chosen.get("restore") or {}
+        chosen = _recommendation(document, path, rank)
+        request = strict.table(strict.member(document, "request"), "request")
+        restore = strict.table(chosen.get("restore") or {}, "restore")
         return Cluster(
-            machines=tuple(machines),
-            architecture=chosen["architecture"],
-            catalog=document["catalog"],
-            checkpoint_bytes=document["request"].get("checkpoint_bytes"),
-            restore_s=restore.get("on_demand_total_s"),
+            machines=_machines(document, chosen),
+            architecture=strict.text(strict.member(chosen, "architecture"), "architecture", _NAME),
+            catalog=strict.text(strict.member(document, "catalog"), "catalog", _NAME),
+            checkpoint_bytes=_optional(strict.integer, request.get("checkpoint_bytes"), "checkpoint_bytes", 0, 2**62),
+            restore_s=_optional(strict.number, restore.get("on_demand_total_s"), "on_demand_total_s", 0, 1e9),
             plan=document,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise MalformedFile(path, f"it is no whole plan ({type(error).__name__}: {error})") from None
+    except strict.MalformedJson as error:
+        raise MalformedFile(path, f"not a valid plan: {error}") from None
+
+
+def _recommendation(document: Mapping[str, Any], path: Path | str, rank: int) -> dict[str, Any]:
+    rows = strict.array(strict.member(document, "recommendations"), "recommendations", MOST_ROWS)
+    ranked = {
+        strict.integer(strict.member(strict.table(row, "a recommendation"), "rank"), "rank", 1, MOST_ROWS): row
+        for row in rows
+    }
+    if rank not in ranked:
+        there = ", ".join(map(str, list(ranked)[:20])) or "none"
+        raise UsageError(f"{path} has no plan of rank {rank}: it has {there}")
+    return dict(ranked[rank])
+
+
+def _machines(document: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[Machine, ...]:
+    on_demand = {}
+    for row in strict.array(strict.member(document, "instances"), "instances", MOST_ROWS):
+        name = strict.text(strict.member(strict.table(row, "an instance"), "instance"), "instance", _NAME, least=1)
+        on_demand[name] = _optional(_price, strict.member(row, "on_demand_usd"), "on_demand_usd")
+    machines: list[Machine] = []
+    counted: dict[str, int] = {}
+    for role in strict.array(strict.member(chosen, "roles"), "roles", MOST_MACHINES):
+        one = _machine(strict.table(role, "a role"), on_demand)
+        count = strict.integer(strict.member(role, "count"), "count", 0, MOST_MACHINES - len(machines))
+        begin = counted.get(one.role, 0)
+        counted[one.role] = begin + count
+        machines += [replace(one, name=f"{one.role}/{number}") for number in range(begin, begin + count)]
+    return tuple(machines)
+
+
+def _machine(role: Mapping[str, Any], on_demand: Mapping[str, float | None]) -> Machine:
+    name, market = strict.member(role, "role"), strict.member(role, "market")
+    if name not in get_args(RoleName) or market not in get_args(Market):
+        raise strict.MalformedJson(f"role is {strict.brief(name)} and market is {strict.brief(market)}")
+    instance = strict.text(strict.member(role, "instance"), "instance", _NAME, least=1)
+    usd_per_hour = _price(strict.member(role, "usd_per_hour"), "usd_per_hour")
+    return Machine(
+        name=name,
+        role=name,
+        instance=instance,
+        market=market,
+        usd_per_hour=usd_per_hour,
+        on_demand_usd_per_hour=usd_per_hour if market == "on-demand" else on_demand.get(instance),
+        region=_optional(strict.text, strict.member(role, "region"), "region", _NAME),
+        zone=_optional(strict.text, strict.member(role, "zone"), "zone", _NAME),
+    )
+
+
+def _price(value: Any, what: str) -> float:
+    return strict.number(value, what, 0, 1e6)
+
+
+def _optional(check: Callable[..., T], value: Any, what: str, *limits: float) -> T | None:
+    return None if value is None else check(value, what, *limits)
 
 
 def scaled(cluster: Cluster, *, most_trainers: int, most_memory: int = 1) -> Cluster:

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import UsageError
 
 KINDS = frozenset(
@@ -34,6 +35,9 @@ KINDS = frozenset(
     }
 )  # fmt: skip
 
+
+TRAINERS_KINDS = frozenset({"restored", "step", "save"})
+MOST_LINE_BYTES = 2**20
 
 LATEST_S = 1e11  # some three thousand years from 1970: what is told of later is no event
 
@@ -60,8 +64,21 @@ class Event:
     @staticmethod
     def from_line(line: str | bytes) -> Event:
         """Raises ValueError where the line is no event."""
-        found = json.loads(line)
-        if not isinstance(found, dict) or found.get("kind") not in KINDS:
-            raise ValueError(f"no event: {str(found)[:80]}")
-        at_s, kind, machine = float(found.pop("at_s")), found.pop("kind"), found.pop("machine", None)
+        found = strict.loads(line, most_bytes=MOST_LINE_BYTES, most_values=10_000)
+        if not isinstance(found, dict) or type(found.get("kind")) is not str or found["kind"] not in KINDS:
+            raise ValueError(f"no event: {strict.brief(found)}")
+        at_s = strict.number(found.pop("at_s", None), "at_s", -LATEST_S, LATEST_S)
+        kind, machine = found.pop("kind"), found.pop("machine", None)
         return Event(at_s=at_s, kind=kind, machine=None if machine is None else str(machine), data=found)
+
+    @staticmethod
+    def from_trainer(line: str | bytes, machine: str | None = None) -> Event:
+        """What a trainer tells of, checked: others rely on its numbers. ValueError where it is anything else."""
+        event = Event.from_line(line)
+        if event.kind not in TRAINERS_KINDS:
+            raise ValueError(f"a trainer does not tell of {event.kind}")
+        strict.integer(event.data.get("step"), "step", 0, 2**63 - 1)
+        for name in ("seconds", "stall_s"):
+            if event.data.get(name) is not None:
+                strict.number(event.data[name], name, -LATEST_S, LATEST_S)
+        return Event(at_s=event.at_s, kind=event.kind, machine=machine or event.machine, data=event.data)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import heapq
-import json
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UnknownName, UsageError
 from deepvm.runtime.cluster import Machine
 from deepvm.units import parse_seconds
@@ -213,10 +213,9 @@ def _trace_line(line: str, machines: Sequence[Machine], notice_s: float) -> Faul
 def _fields(line: str) -> dict[str, Any]:
     if line.startswith("{"):
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"it is no JSON ({error})") from None
-        return dict(row)
+            return strict.table(strict.loads(line, most_bytes=2**16), "a fault")
+        except strict.MalformedJson as error:
+            raise UsageError(f"{strict.brief(line)}: {error}") from None
     try:
         cells = next(csv.reader([line]))
     except csv.Error as error:

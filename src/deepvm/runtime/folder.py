@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UnknownName, UsageError
 
 FORMAT = "deepvm-run/1"
+MOST_SETTINGS_BYTES = 128 * 2**20  # the plan is in it
 FOLDER_VARIABLE = "DEEPVM_RUNS"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
@@ -76,10 +78,8 @@ class RunFolder:
         return folder
 
     def settings(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self._settings.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise MalformedFile(self._settings, f"it cannot be read: {error}") from None
+        hint = "a run that deepvm began has settings of its own"
+        found = strict.read_file(self._settings, most_bytes=MOST_SETTINGS_BYTES, hint=hint)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise MalformedFile(self._settings, f"it is not of the format {FORMAT!r}: another deepvm made this run")
         return found

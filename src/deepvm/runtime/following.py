@@ -10,11 +10,10 @@ from typing import Any
 
 from deepvm.errors import DeepvmError, SourceFailed
 from deepvm.runtime.backend import Backend, Change, NoCapacity
-from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.cluster import Cluster, Machine, billing_facts
 from deepvm.runtime.events import Event
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.replan import Replanner
-from deepvm.runtime.supervisor import about
 
 LOOK_S = 10.0
 ASK_AGAIN_S = 60.0  # where the market has none, or the cloud did not answer
@@ -82,7 +81,7 @@ class Following:
             return
         if change.state == "up":
             self._ask_again_s.pop(machine.name, None)
-            self._tell("machine-up", machine.name, at_s=change.at_s, **about(machine))
+            self._tell("machine-up", machine.name, at_s=change.at_s, **billing_facts(machine))
         else:
             self._tell("machine-down", machine.name, at_s=change.at_s, why=change.why)
         self._say(f"{machine.name} is {change.state}{f' ({change.why})' if change.why else ''}")
@@ -119,7 +118,7 @@ class Following:
                 at = next((at for at, machine in enumerate(left) if machine.name == found.machine.name), 0)
                 asked, error = left[:at], found
             for machine in asked:
-                self._tell("machine-asked", machine.name, **about(machine))
+                self._tell("machine-asked", machine.name, **billing_facts(machine))
             left = left[len(asked) :]
             if error is not None:
                 instead = self._instead_of(left[0], error)

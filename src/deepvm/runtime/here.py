@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from deepvm.runtime.isolation import Isolation
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.local import LocalBackend
 from deepvm.runtime.replan import Replanner
+from deepvm.runtime.report import Report, make_report
 from deepvm.runtime.supervisor import Outcome, Supervisor
 from deepvm.runtime.tail import last_words
 from deepvm.runtime.view import View
@@ -117,6 +119,7 @@ class Ended:
     run: str
     folder: Path
     outcome: Outcome
+    report: Report
 
 
 Watch = Callable[[View], None]
@@ -204,6 +207,8 @@ def _run(
             after_loss=parse_after_loss(settings.after_loss), listen=f"{backend.hub_address}:0",
         )  # fmt: skip
         stack.callback(hub.close)
+        if resumed:
+            hub.progress.recall(ledger.events("save"))
         backend.job = replace(job, hub=hub.address)
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=settings.durable)
         supervisor = Supervisor(
@@ -214,7 +219,8 @@ def _run(
         )  # fmt: skip
         begun(folder, cluster, supervisor)
         outcome = supervisor.follow()
-    return Ended(run=folder.name, folder=folder.path, outcome=outcome)
+    report = make_report(chain(ledger.events(), supervisor.unwritten), ledger.cluster, run=folder.name)
+    return Ended(run=folder.name, folder=folder.path, outcome=outcome, report=report)
 
 
 def _job(folder: RunFolder, cluster: Cluster, settings: Settings, planned: int) -> Job:

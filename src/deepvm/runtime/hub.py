@@ -16,13 +16,15 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError
 from deepvm.memnode.addresses import join_address
 from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.events import Event, is_time
+from deepvm.runtime.events import Event
+from deepvm.runtime.failures import Restarts, error_line, error_text
 from deepvm.runtime.guests import Guest, free_place
 from deepvm.runtime.lines import Gone, Lines, greet
 from deepvm.runtime.membership import Membership, Round
@@ -34,6 +36,7 @@ DEAD_S = 15.0  # machines beat every second, once they have started
 START_S = 300.0  # while they import and fork, they have no thread that could
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000
+MOST_WORKERS = 1024  # of one machine
 
 
 class Hub:
@@ -60,7 +63,8 @@ class Hub:
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
-        self._failed_times = 0  # that workers failed by themselves
+        self._restarts = Restarts(int(self._job.get("max_restarts", 0)))  # of workers that fail by themselves
+        self._stepped = False  # whether the group that trains now has finished a step
         self._told_stores: tuple[str, ...] = ()  # to those that train now
         self._listener = listen_at(listen)
         self.address = join_address(*self._listener.getsockname()[:2])
@@ -156,7 +160,7 @@ class Hub:
             guest = self._admit(hello, lines, str(peer[0]))
             while True:
                 self._heard(guest, lines.hear(DEAD_S if guest.beats else START_S))
-        except (Gone, KeyError, TypeError, ValueError, OSError) as reason:
+        except (Gone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
             log.info("%s: %s", guest.name if guest else peer, reason)
         except DeepvmError as refusal:
             with contextlib.suppress(Gone):
@@ -173,7 +177,7 @@ class Hub:
         asked = str(hello.get("machine"))
         with self._lock:
             name = free_place(asked, self.machines, self._guests)
-            guest = Guest(name, lines, str(hello.get("address") or peer), int(hello.get("workers") or 1))
+            guest = Guest(name, lines, str(hello.get("address") or peer), _workers(hello))
             self._guests[name] = guest
             stores = [] if self.progress.saved_step is None else list(self.stores)
             lines.say("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
@@ -202,7 +206,7 @@ class Hub:
             elif what == "failing":
                 self._failing(guest, str(message.get("error", "")))
             elif what == "failed":
-                self.failures.setdefault(guest.name, str(message.get("error", "")))
+                self.failures.setdefault(guest.name, error_text(str(message.get("error", ""))))
                 self.failed = self.failed or f"the workers of {guest.name} failed too often"
             elif what == "finished":
                 self._membership.finish(guest.name)
@@ -212,11 +216,9 @@ class Hub:
 
     def _event(self, guest: Guest, message: dict[str, Any]) -> None:
         try:
-            event = Event.from_line(str(message["line"]))
-            if not is_time(event.at_s):
-                raise ValueError(f"no event happens at {event.at_s}")
-            event = Event(at_s=event.at_s, kind=event.kind, machine=guest.name, data=event.data)
+            event = Event.from_trainer(str(message["line"]), guest.name)
             self.progress.see(event)
+            self._stepped = self._stepped or event.kind == "step"
         except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
             log.info("%s tells what is no event: %s", guest.name, reason)
             return
@@ -232,12 +234,12 @@ class Hub:
         """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
         if not self._membership.fail(guest.name):
             return
-        self.failures[guest.name] = error
-        self._failed_times += 1
-        most = int(self._job.get("max_restarts", 0))
-        if self._failed_times > most:
-            often = f" after {most} restarts" if most else ""
-            self.failed = self.failed or f"the workers of {guest.name} failed{often}"
+        self.failures[guest.name] = error_text(error)
+        refused = self._restarts.refuse(error, stepped=self._stepped)
+        shown, line = error_text(error), error_line(error)
+        self._tell("worker-failed", guest.name, error=shown, line=line, final=refused is not None)
+        if refused is not None:
+            self.failed = self.failed or f"the workers of {guest.name} {refused}"
         self._broken(True, f"the workers of {guest.name} failed")
 
     def _notice(self, guest: Guest, message: dict[str, Any]) -> None:
@@ -264,7 +266,7 @@ class Hub:
             time.sleep(TICK_S)
             with self._lock:
                 stores = self.stores
-                if not stores or self._stopping:
+                if not stores or self._stopping or self.failed is not None:
                     continue
                 formed = self._membership.form(time.monotonic())
                 if formed is not None:
@@ -276,7 +278,7 @@ class Hub:
             for name in formed.members
             if (guest := self._guests.get(name))
         ]
-        self.failures = {}
+        self.failures, self._stepped = {}, False
         self._told_stores = tuple(stores)
         took_s = None if self._broken_at_s is None else time.time() - self._broken_at_s
         world_size = sum(member["workers"] for member in members)
@@ -304,6 +306,10 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (guest := self._guests.get(name)) is not None:
                 guest.tell(what, **fields)
+
+
+def _workers(hello: Mapping[str, Any]) -> int:
+    return strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
 
 
 def _accept_failed(error: Exception) -> None:

@@ -6,7 +6,6 @@ There the cloud's own fleet replaces what is lost; here machines meet, and what 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import queue
 import signal
@@ -16,17 +15,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, MalformedFile
 from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.backend import TOLD
-from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.cluster import Cluster, Machine, billing_facts
 from deepvm.runtime.durability import Durability
 from deepvm.runtime.events import Event
 from deepvm.runtime.hub import Hub
 from deepvm.runtime.journal import Journal
 from deepvm.runtime.ledger import Ledger
-from deepvm.runtime.supervisor import about
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -87,7 +86,7 @@ def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
     seen: set[str] = set()
     while True:
         connected = set(hub.connected)
-        news = [_event("machine-up", name, **about(hub.machines[name])) for name in sorted(connected - seen)]
+        news = [_event("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
         why = "ended" if hub.finished.is_set() else "lost"
         news += [_event("machine-down", name, why=why) for name in sorted(seen - connected)]
         seen = connected
@@ -116,7 +115,7 @@ def _event(kind: str, machine: str | None = None, **data: Any) -> Event:
 
 def _read(path: Path) -> tuple[dict[str, Any], tuple[Machine, ...]]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = strict.read_file(path, most_bytes=64 * 2**20, hint="deepvm run writes it")
         machines = tuple(Machine(**machine) for machine in document.pop("machines"))
         return {name: document[name] for name in TOLD}, machines
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

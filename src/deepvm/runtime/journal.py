@@ -22,7 +22,7 @@ class Journal:
 
     def __init__(self, ledger: Ledger, warn: Callable[[str], None]) -> None:
         self._ledger, self._warn = ledger, warn
-        self._waiting: list[Event] = []
+        self.waiting: list[Event] = []  # what could not be written yet
         self._problem: str | None = None
         self._dropped = 0
         self._again_s = self._look_s = 0.0
@@ -31,8 +31,8 @@ class Journal:
 
     def append(self, events: Iterable[Event]) -> None:
         """Write them, now or when there is space again."""
-        self._waiting += events
-        if self._waiting and (self._problem is None or time.monotonic() >= self._again_s):
+        self.waiting += events
+        if self.waiting and (self._problem is None or time.monotonic() >= self._again_s):
             self._write()
 
     def look(self) -> None:
@@ -52,11 +52,11 @@ class Journal:
         """Try a last time. Returns how many events the ledger lacks."""
         self._again_s = 0.0
         self.append(())
-        return len(self._waiting) + self._dropped
+        return len(self.waiting) + self._dropped
 
     def _write(self) -> None:
         try:
-            self._ledger.append(self._waiting)
+            self._ledger.append(self.waiting)
         except (LedgerError, MalformedFile) as error:
             self._again_s = time.monotonic() + AGAIN_S
             self._thin_out()
@@ -64,7 +64,7 @@ class Journal:
                 self._problem = str(error)
                 self._warn(f"{error}: training continues, and events are written when that works again")
             return
-        self._waiting = []
+        self.waiting = []
         if self._problem is not None:
             self._problem = None
             lacking = f"; it lacks {self._dropped:,} events" if self._dropped else ""
@@ -72,11 +72,11 @@ class Journal:
 
     def _thin_out(self) -> None:
         """Keep memory bounded: steps go first, since all else is rare."""
-        if len(self._waiting) <= MOST_WAITING:
+        if len(self.waiting) <= MOST_WAITING:
             return
-        kept = [event for event in self._waiting if event.kind != "step"][-MOST_WAITING // 2 :]
-        self._dropped += len(self._waiting) - len(kept)
-        self._waiting = kept
+        kept = [event for event in self.waiting if event.kind != "step"][-MOST_WAITING // 2 :]
+        self._dropped += len(self.waiting) - len(kept)
+        self.waiting = kept
 
 
 def _identity(ledger: Ledger) -> tuple[int, int] | None:

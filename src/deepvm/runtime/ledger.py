@@ -18,8 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
 
+from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
-from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.cluster import MOST_PLAN_BYTES, Cluster, Machine
 from deepvm.runtime.events import Event, is_time
 from deepvm.runtime.ledger_file import (
     FORMAT,
@@ -45,7 +46,7 @@ class Ledger:
             facts: dict[str, str] = dict(database.execute("SELECT name, value FROM facts"))
         try:
             self.run: str = facts["run"]
-            self.cluster: Cluster = _cluster(json.loads(facts["cluster"]), json.loads(facts["plan"]))
+            self.cluster: Cluster = _cluster(_fact(facts["cluster"]), _fact(facts["plan"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MalformedFile(path, f"it is no whole ledger ({type(error).__name__}: {error})") from None
 
@@ -126,13 +127,13 @@ class Ledger:
             parsed = json.loads(f"[{','.join([row[4] for row in rows])}]")  # at once: much faster than one by one
             if len(parsed) == len(rows) and all(type(data) is dict for data in parsed):
                 return cast("list[dict[str, Any]]", parsed)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             pass
         for number, *_, data in rows:
             try:
                 if not isinstance(json.loads(data), dict):
                     raise ValueError(f"its data is {data[:40]}")
-            except (ValueError, TypeError) as error:
+            except (ValueError, TypeError, RecursionError) as error:
                 raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
         raise MalformedFile(self.path, f"events from {rows[0][0]} on cannot be read")
 
@@ -192,6 +193,10 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(each) for key, each in value.items()}
     return [_finite(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _fact(text: str) -> dict[str, Any]:
+    return strict.table(strict.loads(text, most_bytes=MOST_PLAN_BYTES), "a fact")
 
 
 def _values(value: Machine | Cluster) -> dict[str, Any]:

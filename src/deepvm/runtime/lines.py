@@ -1,4 +1,7 @@
-"""A connection between a machine and the hub: JSON, one line each way at a time, known to each other by a token."""
+"""A connection between a machine and the hub: JSON, one message a line, known to each other by a token.
+
+Once both have proved that they know it, every line begins with a tag (memnode/auth.py) in hexadecimal and a space.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ import time
 from collections import deque
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.memnode import wire
+from deepvm.memnode.auth import Meeting, NoTags, Tags, dialled_address, local_address
 from deepvm.memnode.sockets import tune
 
-MOST_LINE_BYTES = 2**20
+MOST_MESSAGE_BYTES = 2**20
+MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
 HANDSHAKE_S = 10.0
 SEND_S = 10.0  # a peer that takes nothing for so long is taken for dead
-VERSION = 1
+VERSION = wire.VERSION
 
 
 class Gone(DeepvmError):
@@ -34,21 +40,31 @@ class Lines:
         self._heard: deque[bytes] = deque()
         self._rest = b""  # of a line whose end has not come
         self._saying = threading.Lock()
+        self._tags: Tags = NoTags()  # until both have shown that they know the token
+        self.last = b""  # message that was heard, as it was sent
+        self.local_address, self.dialled_address = local_address(sock), dialled_address(sock)
         tune(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.settimeout(SEND_S)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
-    def say(self, what: str, **fields: Any) -> None:
-        line = json.dumps({"say": what, **fields}).encode() + b"\n"
-        if len(line) > MOST_LINE_BYTES:
-            raise Gone(f"a message {what!r} of {len(line)} bytes is too long")
+    def protect(self, tags: Tags) -> None:
+        """From now on, for both directions."""
+        self._tags = tags
+
+    def say(self, what: str, **fields: Any) -> bytes:
+        """The message as it was sent."""
+        message = json.dumps({"say": what, **fields}).encode()
+        if len(message) > MOST_MESSAGE_BYTES:
+            raise Gone(f"a message {what!r} of {len(message)} bytes is too long")
         with self._saying:
+            tag = self._tags.next(message)
             try:
-                self._sock.sendall(line)
+                self._sock.sendall((tag.hex().encode() + b" " if tag else b"") + message + b"\n")
             except OSError as error:
                 raise Gone(f"the other side left: {error}") from None
+        return message
 
     def hear(self, within_s: float) -> dict[str, Any]:
         """The next message. Gone where none comes in time."""
@@ -69,12 +85,26 @@ class Lines:
                 raise Gone("the other side left")
             *whole, self._rest = (self._rest + found).split(b"\n")
             self._heard.extend(whole)
+        self.last = self._untagged(self._heard.popleft())
         try:
-            message = json.loads(self._heard.popleft())
-        except ValueError:
-            raise Gone("what was heard is no message") from None
+            message = strict.loads(self.last, most_bytes=MOST_LINE_BYTES, most_values=100_000)
+        except strict.MalformedJson as error:
+            raise Gone(f"what was heard is not a message: {error}") from None
         if not isinstance(message, dict) or not isinstance(message.get("say"), str):
             raise Gone("what was heard is no message")
+        return message
+
+    def _untagged(self, line: bytes) -> bytes:
+        if not self._tags.size:
+            return line
+        digits = 2 * self._tags.size
+        try:
+            tag = bytes.fromhex(line[:digits].decode("ascii"))
+        except ValueError:
+            tag = b""
+        message = line[digits + 1 :]
+        if not self._tags.fits(message, tag):
+            raise Gone("a message's tag is wrong: somebody in between changed, added or left out some")
         return message
 
     def forget(self) -> None:
@@ -90,17 +120,28 @@ class Lines:
 def greet(lines: Lines, token: str) -> dict[str, Any]:
     """The hub's side of the handshake: what the machine says of itself, once it has shown that it knows the token."""
     nonce = wire.new_nonce()
-    lines.say("hub", version=VERSION, nonce=nonce)
+    greeting = lines.say("hub", version=VERSION, nonce=nonce)
     hello = lines.hear(HANDSHAKE_S)
     if hello["say"] != "hello" or hello.get("version") != VERSION:
         raise Gone(f"no machine of version {VERSION} speaks there")
-    theirs = str(hello.get("nonce"))
-    if not wire.same(str(hello.get("proof")), wire.proof(token, "machine", nonce, theirs)):
-        with contextlib.suppress(Gone):
-            lines.say("refused", why="the token is another")
-        raise Gone("a machine without the token")
-    lines.say("known", proof=wire.proof(token, "hub", nonce, theirs))
-    return hello
+    meeting = Meeting(
+        protocol="hub", server_nonce=nonce, client_nonce=str(hello.get("nonce")), greeting=greeting,
+        address=str(hello.get("address")),
+    )  # fmt: skip
+    if not wire.same(str(hello.get("proof")), meeting.proof(token, "client")):
+        raise _refused(lines, "wrong token")
+    if meeting.address != lines.local_address:
+        why = f"the machine dialled {meeting.address}, and the hub is at {lines.local_address}: somebody is in between"
+        raise _refused(lines, why)
+    lines.say("known", proof=meeting.proof(token, "server"))
+    lines.protect(meeting.tags(token, "server"))
+    return lines.hear(HANDSHAKE_S)
+
+
+def _refused(lines: Lines, why: str) -> Gone:
+    with contextlib.suppress(Gone):
+        lines.say("refused", why=why)
+    return Gone(why)
 
 
 def introduce(lines: Lines, token: str, **about: Any) -> None:
@@ -108,9 +149,16 @@ def introduce(lines: Lines, token: str, **about: Any) -> None:
     greeting = lines.hear(HANDSHAKE_S)
     if greeting["say"] != "hub" or greeting.get("version") != VERSION:
         raise Gone(f"no hub of version {VERSION} answers there")
-    theirs, nonce = str(greeting.get("nonce")), wire.new_nonce()
-    lines.say("hello", version=VERSION, nonce=nonce, proof=wire.proof(token, "machine", theirs, nonce), **about)
+    meeting = Meeting(
+        protocol="hub", server_nonce=str(greeting.get("nonce")), client_nonce=wire.new_nonce(), greeting=lines.last,
+        address=lines.dialled_address,
+    )  # fmt: skip
+    proof = meeting.proof(token, "client")
+    lines.say("hello", version=VERSION, nonce=meeting.client_nonce, address=meeting.address, proof=proof)
     answer = lines.hear(HANDSHAKE_S)
-    expected = wire.proof(token, "hub", theirs, nonce)
-    if answer["say"] != "known" or not wire.same(str(answer.get("proof")), expected):
-        raise AccessDenied(f"the hub does not know this machine's token: {answer.get('why', 'no hub of this run')}")
+    if answer["say"] == "refused":
+        raise AccessDenied(f"the hub refuses this machine: {str(answer.get('why'))[:300]!a}")
+    if answer["say"] != "known" or not wire.same(str(answer.get("proof")), meeting.proof(token, "server")):
+        raise AccessDenied("the hub does not know this machine's token: it is not the hub of this run")
+    lines.protect(meeting.tags(token, "client"))
+    lines.say("about", **about)

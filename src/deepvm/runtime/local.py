@@ -16,13 +16,13 @@ from deepvm.fetch import segment
 from deepvm.runtime.backend import Change, Job
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.fetching import segment_of
+from deepvm.runtime.interfaces import VARIABLES
 from deepvm.runtime.isolation import INTERFACE, Isolation, Network
 from deepvm.runtime.notices.files import write_notice
 from deepvm.runtime.trees import Tree
 
 LOOPBACK = "127.0.0.1"
 _KILL_S = 10.0  # what SIGKILL may take
-_BY_NAME = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # the host's name means loopback in every namespace
 
 
 @dataclass
@@ -146,7 +146,7 @@ class LocalBackend:
         namespace = None
         if self._network is not None:
             namespace = self._network.join(machine.name)
-            env = {**os.environ, **dict.fromkeys(_BY_NAME, INTERFACE), **self.job.env}
+            env = {**os.environ, **dict.fromkeys(VARIABLES, INTERFACE), **self.job.env}
         return Tree(
             self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.job.cwd or None
         )

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.events import Event
 from deepvm.runtime.fetching import Fetching, store_urls
+from deepvm.runtime.interfaces import socket_variables
 from deepvm.runtime.lines import Gone
 from deepvm.runtime.link import STOPPED, Link
 from deepvm.runtime.notices.sources import open_source
@@ -113,11 +114,13 @@ class Here:
         self._address = given.address or "127.0.0.1"
         self.job: dict[str, Any] = self.link.job
         os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
+        os.environ.update(socket_variables(given.address, given.hub))
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
         self._durable: str | None = self.job.get("durable") or None
         self._fetching = Fetching(self._folder, str(self.job["run"]), token=self._token, durable=self._durable)
         self._stores = self.link.stores
         self._template: Template | None = None
+        self._trains = self.link.role != "memory"
         self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
     def run(self) -> int:
@@ -134,9 +137,15 @@ class Here:
             if self.link.role == "memory":
                 self._wait()
                 return 0 if self.stopped else 1
-            tail = Tail(self.events, self._pass_on)
+            tail = Tail(self.events, self._pass_on_all)
             stack.callback(tail.close)
-            return self._train(tail)
+            code = self._train(tail)
+            for number in ENDED_BY:  # which torch's agent had taken for itself
+                signal.signal(number, _leave_once)
+            self._trains = False
+            if code == 0 and self.link.role != "worker":  # what it keeps is needed until the run is over
+                self._wait()
+            return code
 
     @property
     def stopped(self) -> bool:
@@ -225,12 +234,17 @@ class Here:
         if self.link.role == "worker":
             self._fetching.begin(self._stores)
 
+    def _pass_on_all(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._pass_on(line)
+
     def _pass_on(self, line: str) -> None:
         with contextlib.suppress(Gone):
             self.link.say("event", line=line)
         with contextlib.suppress(ValueError):
-            event = Event.from_line(line)
-            if event.kind == "save" and event.data["state"] == "remote" and event.data["step"] >= self._wanted_step:
+            event = Event.from_trainer(line)
+            saved = event.kind == "save" and event.data.get("state") == "remote"
+            if saved and event.data["step"] >= self._wanted_step:
                 self._saved.set()
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -263,7 +277,7 @@ class Here:
 
     def _on_end(self, why: str) -> None:
         log.info("%s ends: %s", self.link.name, why)
-        if self.link.role != "memory":  # which waits for nothing else
+        if self._trains:  # else it waits for nothing else
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -53,13 +53,15 @@ class Restore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pause:
-    """Training stood still: from a loss (or a group that broke) to the next finished step."""
+    """Training stood still: from the last finished step before a loss (or before a group broke) to the next one.
+
+    A machine that hangs is missed long after training stopped: what counts is the last step, not the news of it."""
 
     at_s: float
     seconds: float
     recovered: bool  # False: no step followed in that session
     machines: tuple[str, ...]  # that were lost
-    parts: dict[str, float]  # regroup_s, start_s, restore_s, first_step_s, where known: they follow one another
+    parts: dict[str, float]  # detect_s, regroup_s, start_s, restore_s, first_step_s, where known, one after another
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,7 +130,8 @@ def count_lost(
 
 @dataclass(slots=True)
 class _Open:
-    at_s: float
+    at_s: float  # when it was noticed
+    before: int  # steps of earlier sessions
     machines: list[str] = field(default_factory=list)
     group_s: float | None = None
     restore: Restore | None = None
@@ -143,8 +146,11 @@ class _Open:
             return None
         return steps.after(self.at_s) if met_s is None else sure_s
 
-    def pause(self, until_s: float, recovered: bool) -> Pause:
-        parts, since_s = {}, self.at_s
+    def pause(self, steps: Steps, until_s: float, recovered: bool) -> Pause:
+        begun_s = self._last_step_s(steps, until_s, recovered)
+        parts, since_s = {}, begun_s
+        if begun_s < self.at_s:
+            parts["detect_s"], since_s = self.at_s - begun_s, self.at_s
         if self.group_s is not None:
             parts["regroup_s"], since_s = self.group_s - since_s, self.group_s
         if self.restore is not None:
@@ -156,12 +162,19 @@ class _Open:
         if recovered:
             parts["first_step_s"] = until_s - since_s
         return Pause(
-            at_s=self.at_s,
-            seconds=max(0.0, until_s - self.at_s),
+            at_s=begun_s,
+            seconds=max(0.0, until_s - begun_s),
             recovered=recovered,
             machines=tuple(self.machines),
             parts=parts,
         )
+
+    def _last_step_s(self, steps: Steps, until_s: float, recovered: bool) -> float:
+        """When the last step of those that trained before was finished; when the loss was noticed, if none was.
+        Until there is a new group, a step that was under way may finish after the loss."""
+        met_s = self.group_s if self.group_s is not None else self.restore.at_s if self.restore is not None else None
+        by_s = met_s if met_s is not None else self.at_s if recovered else until_s
+        return steps.last(by_s, first=self.before, default=self.at_s)
 
 
 def find_pauses(
@@ -187,18 +200,18 @@ def find_pauses(
     for at_s, mark in marks:
         gone_on_s = pause.gone_on_s(steps, at_s) if pause else None
         if pause and gone_on_s is not None:
-            found.append(pause.pause(gone_on_s, True))
+            found.append(pause.pause(steps, gone_on_s, True))
             pause = None
         if isinstance(mark, Loss):
             if pause is None and (members is None or mark.machine in members):
-                pause = _Open(at_s)
+                pause = _Open(at_s, before)
             if pause is not None:
                 pause.machines.append(mark.machine)
         elif isinstance(mark, Event):
             named, took_s = mark.data.get("machines"), number(mark.data.get("took_s"))
             members = {str(name) for name in named} if isinstance(named, list | tuple) else None
             if pause is None and took_s and steps.count_until(at_s - took_s) > before:
-                pause = _Open(at_s - took_s)  # a machine left, before it could be lost
+                pause = _Open(at_s - took_s, before)  # a machine left, before it could be lost
             if pause is not None:
                 pause.group_s, pause.restore = at_s, None
         elif isinstance(mark, Restore):
@@ -206,6 +219,6 @@ def find_pauses(
                 pause.restore = mark
         else:  # the end of a session
             if pause is not None:
-                found.append(pause.pause(at_s, False))
+                found.append(pause.pause(steps, at_s, False))
             pause, members, before = None, None, steps.count_until(at_s)
     return found

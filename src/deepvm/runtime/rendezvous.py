@@ -6,18 +6,40 @@ over anyway, and the next one has a fresh store in which nothing old is found.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from datetime import timedelta
 
+import torch
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError, RendezvousTimeoutError
 
+from deepvm.memnode.addresses import join_address, split_address
+from deepvm.memnode.sockets import listen_at
 from deepvm.runtime.link import Group, Link
 
 STORE_S = 30.0  # for the machine of rank 0 to answer; a round whose machine is lost breaks sooner
 _LOOK_S = 1.0
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def listening_store(host: str) -> TCPStore:
+    """A store that listens at this address of the machine. Left to itself, torch's listens on every interface, and
+    whoever reaches it may read and write: it knows no token."""
+    listener = listen_at(join_address(host, 0))
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    try:
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_S),
+            master_listen_fd=descriptor, use_libuv=_TORCH >= (2, 8),  # before, its libuv server took no socket
+        )  # fmt: skip
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        raise
 
 
 class HubRendezvous(RendezvousHandler):
@@ -48,13 +70,13 @@ class HubRendezvous(RendezvousHandler):
             endpoint = self._endpoint(group)
             if endpoint is None:  # it broke before it began
                 continue
-            host, _, port = endpoint.rpartition(":")
-            store = self._store or self._join_store(host, int(port))
+            host, port = split_address(endpoint)
+            store = self._store or self._join_store(host, port)
             if store is None:
                 continue
             self._store = store
             return RendezvousInfo(
-                store, group.rank, len(group.members), RendezvousStoreInfo(master_addr=host, master_port=int(port))
+                store, group.rank, len(group.members), RendezvousStoreInfo(master_addr=host, master_port=port)
             )
         raise RendezvousTimeoutError(f"no group was formed within {self._timeout_s:.0f} s")
 
@@ -71,8 +93,8 @@ class HubRendezvous(RendezvousHandler):
         if group.rank != 0:
             return self._link.await_endpoint(group.number, STORE_S)
         host = str(group.members[0]["address"])
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
-        endpoint = f"{host}:{self._store.port}"
+        self._store = listening_store(host)
+        endpoint = join_address(host, self._store.port)
         self._link.say("endpoint", round=group.number, endpoint=endpoint)
         return endpoint
 

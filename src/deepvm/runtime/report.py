@@ -44,7 +44,7 @@ class Forecast:
 
     planned_usd_per_hour: float
     usd_per_hour: float | None
-    planned_pause_s: float | None  # from a loss to the next finished step
+    planned_pause_s: float | None  # from the last finished step before a loss to the next
     median_pause_s: float | None
     median_restore_s: float | None
 
@@ -78,6 +78,7 @@ class Report:
     forecast: Forecast
     changes: tuple[str, ...]  # what re-planning changed
     notes: tuple[str, ...]  # in what the cluster differs from the plan
+    warnings: tuple[str, ...] = ()  # what people should know, each once
 
     @property
     def stalled_s(self) -> float:
@@ -121,6 +122,7 @@ class Report:
             "forecast": self.forecast.to_json(),
             "changes": list(self.changes),
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
         }
 
 
@@ -163,6 +165,7 @@ class _Story:
         self.groups: list[Event] = []
         self.restored: list[Event] = []
         self.changes: list[str] = []
+        self.warnings: dict[str, None] = {}
 
     def see(self, event: Event) -> None:
         at_s, kind, data = event.at_s, event.kind, event.data
@@ -195,6 +198,8 @@ class _Story:
         elif kind == "replanned":
             changes = data.get("changes")
             self.changes += [str(change) for change in changes] if isinstance(changes, list | tuple) else []
+        elif kind == "warning":
+            self.warnings[str(data.get("text"))] = None
         elif kind == "run-ended":
             self.outcome, self.why = str(data.get("outcome") or "finished"), _text(data.get("why"))
 
@@ -259,6 +264,7 @@ class _Story:
             ),
             changes=tuple(self.changes),
             notes=self.cluster.notes,
+            warnings=tuple(self.warnings),
         )
 
 

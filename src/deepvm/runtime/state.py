@@ -10,6 +10,8 @@ from deepvm.runtime.events import Event
 from deepvm.runtime.progress import Progress
 from deepvm.runtime.view import Place, View
 
+SILENT_SCRIPT_S = 60.0  # that workers run and tell nothing
+NEEDS = "ckpt = deepvm.Checkpointer({...}); step = ckpt.restore() or 0; ckpt.step(step) after each optimizer.step()"
 RATE_S = 5.0  # steps per second are counted over the last so many
 
 
@@ -21,6 +23,7 @@ class RunState:
         self.training_since_s: float | None = None  # the first step of this session
         self.group_since_s: float | None = None  # the first group of this session
         self.losses = 0
+        self._told_silent = False
         self._world_size = 0
         self._group: tuple[str, ...] = ()
         self._steps: list[tuple[float, int]] = []  # when which was finished, of the last seconds
@@ -45,6 +48,17 @@ class RunState:
                     place.state, place.since_s = "training", event.at_s
         elif event.kind == "notice" and event.machine in self.places:
             self.places[event.machine].state = "notice"
+
+    def silent_script(self, progress: Progress) -> str | None:
+        """A sentence for people whose script runs and never calls deepvm; once."""
+        since_s = self.group_since_s
+        if self._told_silent or since_s is None or progress.alive or time.time() - since_s < SILENT_SCRIPT_S:
+            return None
+        self._told_silent = True
+        return (
+            f"the script runs for {SILENT_SCRIPT_S:.0f} s and has told deepvm of no step. If it never calls deepvm, "
+            f"nothing is checkpointed, and a lost machine means to begin again. It needs: {NEEDS}"
+        )
 
     def view(self, run: str, progress: Progress, *, training: bool, news: list[Event]) -> View:
         """``training``: whether there is a group now."""

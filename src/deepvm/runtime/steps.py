@@ -76,6 +76,11 @@ class Steps:
         index = self.count_until(at_s) + skip
         return float(self.at_s[index]) if index < len(self.at_s) else None
 
+    def last(self, at_s: float, *, first: int, default: float) -> float:
+        """When the last step was finished by then; ``default`` where none of those from ``first`` on was."""
+        end = self.count_until(at_s)
+        return float(self.at_s[end - 1]) if end > first else default
+
     def above(self, step: int | None, first: int, end: int) -> int:
         """How many of the executions [first, end) were of steps behind this one; all where it is None."""
         return end - first if step is None else int(np.count_nonzero(self.step[first:end] > step))

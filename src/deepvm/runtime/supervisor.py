@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.runtime.backend import Backend, Change, NoCapacity
-from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.cluster import Cluster, Machine, billing_facts
 from deepvm.runtime.durability import Durability, unsafe_step
 from deepvm.runtime.events import Event
 from deepvm.runtime.faults import Faults
@@ -23,7 +23,7 @@ from deepvm.runtime.journal import Journal
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.recovery import LOSSES
 from deepvm.runtime.replan import Replanner
-from deepvm.runtime.state import RunState
+from deepvm.runtime.state import NEEDS, RunState
 from deepvm.runtime.view import View
 
 TICK_S = 0.05
@@ -35,8 +35,6 @@ TRAINERS_STOP_S, KEEPERS_STOP_S = 20.0, 70.0  # told to end; keepers write on wh
 STOP_S = 5.0  # for machines that did not end when they were told to
 SAVE_S = 60.0  # for the save that an interruption asks for
 DURABLE_LOOK_S = 0.1
-SILENT_SCRIPT_S = 60.0  # that workers run and tell nothing
-NEEDS = "ckpt = deepvm.Checkpointer({...}); step = ckpt.restore() or 0; ckpt.step(step) after each optimizer.step()"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +76,7 @@ class Supervisor:
         self._met: set[str] = set()  # machines that are up and were with the hub
         self._missed_s: dict[str, float] = {}  # since when those are not that are up
         self._given_up: set[str] = set()
-        self.interrupted = self._hurry = self._told_silent = False
+        self.interrupted = self._hurry = False
         self._saving: tuple[int, float] | None = None  # at an interruption: that step or a later one, until when
 
     # --- from outside ---------------------------------------------------------------------------------------------
@@ -86,6 +84,11 @@ class Supervisor:
     def interrupt(self) -> None:
         """End the run soon: what is trained is saved first."""
         self.interrupted = True
+
+    @property
+    def unwritten(self) -> Sequence[Event]:
+        """Events that the ledger could not take."""
+        return self._journal.waiting
 
     def hurry(self) -> None:
         """End it now: nothing more is written on."""
@@ -125,7 +128,8 @@ class Supervisor:
             self._break_on_purpose()
             self._give_up_the_silent()
             self._ask_again()
-            self._notice_a_silent_script()
+            if (text := self._state.silent_script(self._hub.progress)) is not None:
+                self._warn(text)
             self._journal.look()
             self._show()
             time.sleep(TICK_S)
@@ -135,9 +139,10 @@ class Supervisor:
         if self._saving is None:
             step = self._hub.save_now(within_s=SAVE_S)
             if step is None:
+                self._say("the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once")
                 return True
             self._saving = step, time.monotonic() + SAVE_S
-            self._warn(f"saving step {step} before the run ends; Ctrl-C again ends it at once")
+            self._say(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
         step, until_s = self._saving
         progress = self._hub.progress
         if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._hurry:
@@ -216,7 +221,7 @@ class Supervisor:
             self._asked.add(machine.name)
             self._places[machine.name].state = "asked"
             self._places[machine.name].since_s = time.time()
-            self._tell("machine-asked", machine.name, **about(machine))
+            self._tell("machine-asked", machine.name, **billing_facts(machine))
 
     def _without(self, machine: Machine, why: str) -> None:
         """The market has none: plan anew with what there is, and ask again later where that finds nothing."""
@@ -250,7 +255,7 @@ class Supervisor:
             change = replace(change, why="lost")
         if change.state == "up":
             place.state, place.since_s, place.up_at_s = "up", change.at_s, change.at_s
-            self._tell("machine-up", change.machine, at_s=change.at_s, **about(place.machine))
+            self._tell("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
             return
         self._met.discard(change.machine)
         trained = self._down(change)
@@ -315,15 +320,9 @@ class Supervisor:
             self._news += taken
         return bool(taken)
 
-    def _notice_a_silent_script(self) -> None:
-        since_s = self._state.group_since_s
-        if self._told_silent or since_s is None or self._hub.progress.alive or time.time() - since_s < SILENT_SCRIPT_S:
-            return
-        self._told_silent = True
-        self._warn(
-            f"the script runs for {SILENT_SCRIPT_S:.0f} s and has told deepvm of no step. If it never calls deepvm, "
-            f"nothing is checkpointed, and a lost machine means to begin again. It needs: {NEEDS}"
-        )
+    def _say(self, text: str) -> None:
+        """To those who watch now; the ledger does not need it."""
+        self._news.append(Event(at_s=time.time(), kind="warning", data={"text": text}))
 
     def _warn(self, text: str) -> None:
         self._tell("warning", text=text)
@@ -336,13 +335,3 @@ class Supervisor:
     def _show(self) -> None:
         news, self._news = self._news, []
         self._watch(self._state.view(self._run, self._hub.progress, training=self._hub.round is not None, news=news))
-
-
-def about(machine: Machine) -> dict[str, Any]:
-    return {
-        "role": machine.role,
-        "instance": machine.instance,
-        "market": machine.market,
-        "usd_per_hour": machine.usd_per_hour,
-        "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
-    }

@@ -1,30 +1,44 @@
-"""A file that others append lines to, read as it grows."""
+"""A file that others append lines to, read as it grows. Progress bars, which rewrite their line by ``\\r``, are one."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LOOK_S = 0.02
-MOST_BYTES = 2**20  # at once
+MOST_BYTES = 2**20  # at once, and of one line
+
+
+def as_shown(line: str) -> str:
+    """What a terminal leaves of a line: what was written after the last carriage return."""
+    return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def last_words(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
-    """The end of a file, from that offset on."""
+    """The end of a file, from that offset on, as a terminal would show it."""
     try:
         with path.open("rb") as file:
-            file.seek(max(since, file.seek(0, 2) - most_bytes))
-            return file.read().decode(errors="replace")
+            file.seek(max(since, file.seek(0, 2) - MOST_BYTES))
+            found = file.read().decode(errors="replace")
     except OSError:
         return ""
+    return "\n".join(as_shown(line) for line in found.split("\n"))[-most_bytes:]
 
 
 class Tail:
-    """``on_line`` is called for each whole line, in a thread of its own; the file may not be there yet."""
+    """``on_lines`` is called with whole lines, ``on_update`` with a line that is still being rewritten, in a thread of
+    its own; the file may not be there yet."""
 
-    def __init__(self, path: Path, on_line: Callable[[str], None], *, from_end: bool = False) -> None:
-        self._path, self._on_line = path, on_line
+    def __init__(
+        self,
+        path: Path,
+        on_lines: Callable[[Sequence[str]], None],
+        *,
+        on_update: Callable[[str], None] = lambda _: None,
+        from_end: bool = False,
+    ) -> None:
+        self._path, self._on_lines, self._on_update = path, on_lines, on_update
         self._offset = path.stat().st_size if from_end and path.exists() else 0
         self._rest = b""
         self._lock = threading.Lock()
@@ -54,8 +68,15 @@ class Tail:
                 found = file.read(MOST_BYTES)
         except OSError:
             return False
+        if not found:
+            return False
         self._offset += len(found)
-        *lines, self._rest = (self._rest + found).split(b"\n")
-        for line in lines:
-            self._on_line(line.decode(errors="replace"))
-        return bool(found)
+        *lines, rest = (self._rest + found).split(b"\n")
+        if lines:
+            self._on_lines([as_shown(line.decode(errors="replace")) for line in lines])
+        # Of a line that is not whole, only what a terminal would still show is kept, and not more than a bound.
+        rewritten = rest.rfind(b"\r", 0, max(0, len(rest) - 1))
+        self._rest = rest[max(0, rewritten) :][-MOST_BYTES:]
+        if b"\r" in self._rest and (shown := as_shown(self._rest.decode(errors="replace"))):
+            self._on_update(shown)
+        return True

@@ -8,6 +8,9 @@ Started by its file name, in an isolated interpreter (20 ms, 9 MB), so it import
 
     python -I -S tied.py CONTROL OWNER NAMESPACE COMMAND...
 
+What the tree prints comes through a pipe and is appended to this process's own output, a log: a full disk then costs
+output and not the processes that print, and of a progress bar, which rewrites its line, one state a second is kept.
+
 CONTROL is a socket: the owner writes ``terminate`` (SIGTERM to the command) and ``kill SECONDS`` (the end of all, then)
 in lines, and reads the command's exit code at the end. NAMESPACE is the file of a network namespace, or empty.
 """
@@ -27,6 +30,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _CLONE_NEWNET = 1, 36, 0x40000000  #
 _LOOK_S = 1.0  # how often to look after the owner without being told
 _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two rounds of killing; a dying process needs a moment
 _NOT_FOUND = 127  # as a shell says it
+_LOG = 1  # the descriptor
+_UPDATE_S = 1.0  # between two states of a line that is rewritten
+_MOST_HELD = 2**16  # bytes of such a line
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,16 +47,23 @@ def main() -> None:
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    printed, printing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(printed, False)
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
+        for stream in (1, 2):
+            os.dup2(printing, stream)
         _become(command, namespace, keeper)
+    os.close(printing)
+    output = _Output(printed)
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _signal(child, signal.SIGTERM))
-    ended = _watch(child, control, owner, owner_end, woken)
+    ended = _watch(child, control, owner, owner_end, woken, output)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = _end_all(child, ended)
+    output.close()
     with contextlib.suppress(OSError):  # the owner may be gone
         os.write(control, b"%d\n" % code)
     os._exit(0)
@@ -75,13 +88,15 @@ def _become(command: list[str], namespace: str, keeper: int) -> None:
         os._exit(_NOT_FOUND)
 
 
-def _watch(child: int, control: int, owner: int, owner_end: int, woken: int) -> int | None:
+def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, output: _Output) -> int | None:
     """Until it is time to end what is left; the command's wait status where it ended by itself."""
     kill_at_s, heard = math.inf, b""
     while (now_s := time.monotonic()) < kill_at_s:
-        ready = select.select([control, owner_end, woken], [], [], min(_LOOK_S, kill_at_s - now_s))[0]
+        sources = [control, owner_end, woken, *output.sources]
+        ready = select.select(sources, [], [], min(_LOOK_S, kill_at_s - now_s))[0]
         if woken in ready:
             os.read(woken, 4096)
+        output.take(ready)
         ended, _ = _reap(child)
         if ended is not None:
             return ended
@@ -103,6 +118,73 @@ def _watch(child: int, control: int, owner: int, owner_end: int, woken: int) -> 
             else:
                 kill_at_s = min(kill_at_s, time.monotonic() + float(seconds))
     return None
+
+
+class _Output:
+    """From the tree's pipe into the log."""
+
+    def __init__(self, printed: int) -> None:
+        self.sources = [printed]
+        self._held = b""  # a line's last state that may be rewritten, with its carriage return
+        self._updated_s = 0.0
+        self._lost, self._why = 0, ""
+
+    def take(self, ready: list[int]) -> None:
+        if self.sources and self.sources[0] in ready:
+            try:
+                got = os.read(self.sources[0], _MOST_HELD)
+            except BlockingIOError:
+                return
+            if not got:  # nobody prints any more
+                os.close(self.sources.pop())
+            self._add(got)
+        elif self._held and time.monotonic() - self._updated_s >= _UPDATE_S:
+            self._flush()
+
+    def close(self) -> None:
+        while self.sources and select.select(self.sources, [], [], 0)[0]:
+            self.take(self.sources)
+        self._flush()
+
+    def _add(self, got: bytes) -> None:
+        *lines, rest = (self._held + got).split(b"\n")
+        first, update = _newest(rest)
+        self._held = b""
+        self._write(b"".join(b"".join(_newest(line)) + b"\n" for line in lines) + first)
+        self._held = update
+        if len(update) > _MOST_HELD or time.monotonic() - self._updated_s >= _UPDATE_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        held, self._held = self._held, b""
+        if held:
+            self._updated_s = time.monotonic()
+            self._write(held)
+
+    def _write(self, found: bytes) -> None:
+        if self._lost and found:
+            note = f"\n[{self._lost} bytes of output are lost: {self._why}]\n".encode()
+            try:
+                os.write(_LOG, note)
+                self._lost = 0
+            except OSError:
+                self._lost += len(found)
+                return
+        while found:
+            try:
+                found = found[os.write(_LOG, found) :]
+            except OSError as error:  # a full disk, most of all
+                self._lost, self._why = self._lost + len(found), error.strerror or str(error)
+                return
+
+
+def _newest(line: bytes) -> tuple[bytes, bytes]:
+    """What a line begins with, and its last state after that where it was rewritten: b"\\r 90%"."""
+    begins = line.find(b"\r")
+    if begins < 0 or begins == len(line) - 1:
+        return (line, b"") if begins < 0 else (line[:begins], line[begins:])
+    newest = line.rfind(b"\r", 0, len(line) - 1)
+    return line[:begins], line[newest:]
 
 
 def _end_all(child: int, ended: int | None) -> int:

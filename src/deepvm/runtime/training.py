@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from deepvm.runtime.templates import Template
 log = logging.getLogger("deepvm.runtime")
 
 EXCUSE_S = 5.0  # for the hub to say whose failure it was
+LOG_S = 1.0  # for output to reach the log; it never does where the disk is full
 MONITOR_S = 0.02
 
 
@@ -36,16 +38,26 @@ class HubGroup:
 
     def environment(self) -> Mapping[str, str]:
         group = self._rendezvous.group
+        self._await_log("start")
         self._logged_bytes = self._log_file.stat().st_size if self._log_file.exists() else 0
         return self._environment(group.stores if group is not None else ())
 
     def excuses(self) -> bool:
         try:
+            self._await_log("failed")
             self._link.say("failing", error=self.last_words())
         except Gone:
             return False
         by = self._rendezvous.broke(EXCUSE_S)
         return by is not None and by != self._link.name
+
+    def _await_log(self, what: str) -> None:
+        """Wait until all that was printed before is in the log: its writer is another process, and keeps the order."""
+        line = f"the workers of {self._link.name} {what} ({time.monotonic():.6f})"
+        log.info("%s", line)
+        until_s = time.monotonic() + LOG_S
+        while self._log_file.exists() and line not in last_words(self._log_file) and time.monotonic() < until_s:
+            time.sleep(0.005)
 
     def last_words(self) -> str:
         """Of the workers that were started last."""

@@ -36,6 +36,8 @@ def enter(job: Job) -> None:
     _set_environment(job)
     _refresh_random_numbers(job.torch_seed)
     _set_threads(job)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log is followed while it grows
     try:
         module, _, name = job.target.partition(":")
         target: Any = importlib.import_module(module)
@@ -46,6 +48,7 @@ def enter(job: Job) -> None:
         raise  # the interpreter knows what to do
     except BaseException as error:
         shown = error.with_traceback(_without_own_frames(error.__traceback__))
+        sys.last_type, sys.last_value, sys.last_traceback = type(shown), shown, shown.__traceback__  # as Python does
         sys.excepthook(type(shown), shown, shown.__traceback__)
         sys.exit(1)
 

@@ -10,7 +10,7 @@ import select
 import socket
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import xxhash
@@ -18,6 +18,7 @@ import xxhash
 from deepvm.errors import StoreUnavailable
 from deepvm.memnode.auth import dialled_address
 from deepvm.memnode.sockets import HASHED_BYTES, tune
+from deepvm.store.health import STALL_S
 
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
 _WOKEN_BYTES = 2**18  # of a chunk wake whoever waits for it: a byte at a time, they would come and go for nothing
@@ -38,6 +39,7 @@ class Channel:
         pace_bytes_per_s: int | None,
     ) -> None:
         self.address, self.progress_s = address, progress_s
+        self.stalled: Callable[[str], None] | None = None  # asked where no byte moves for a while; raises to give up
         self.broken = False  # or else the node was heard, and said no
         self._full = False  # the kernel took less than it was given
         try:
@@ -140,12 +142,19 @@ class Channel:
 
     def _wait(self, event: int, deadline_s: float) -> None:
         self._watch(event)
-        left_ms = max(0.0, (deadline_s - time.monotonic()) * 1e3)
-        if self._poll.poll(left_ms):
-            return
-        self._wake_at(1)  # a peer that is slow is not dead
-        if not self._poll.poll(0):
-            raise self._break("did not answer in time")
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if self._poll.poll(1e3 * (left_s if self.stalled is None else min(left_s, STALL_S))):
+                return
+            self._wake_at(1)  # a peer that is slow is not dead
+            if self._poll.poll(0):
+                return
+            if self.stalled is None or time.monotonic() >= deadline_s:
+                raise self._break("did not answer in time")
+            try:
+                self.stalled(self.address)
+            except StoreUnavailable as error:
+                raise self._break(f"hangs ({error})") from None
 
     def _wake_at(self, size_bytes: int) -> None:
         """Let so many bytes have come before a wait for some is over."""

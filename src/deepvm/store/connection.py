@@ -38,7 +38,10 @@ class Connection:
         connect_s: float = CONNECT_S,
         progress_s: float = PROGRESS_S,
         pace_bytes_per_s: int | None = None,
+        stalled: Callable[[str], None] | None = None,
     ) -> None:
+        """``stalled`` is called with the address where no byte of a wait moves for a while; it raises StoreUnavailable
+        if there is nothing to wait for."""
         self.address = address
         self.block_bytes: Any = None
         self._token = token
@@ -46,7 +49,6 @@ class Connection:
         self._answers = 0
         self._outstanding = 0
         self._held = b""  # small things, which leave together with what comes after them
-        self._header = bytearray(wire.HEADER.size)
         self._head = b""  # header and meta of the last answer
         self._tags: Tags = NoTags()  # until the handshake is over
         self._channel = Channel(
@@ -54,11 +56,12 @@ class Connection:
             split_address(address),
             tls=tls,
             connect_s=connect_s,
-            progress_s=progress_s,
+            progress_s=min(progress_s, connect_s),
             pace_bytes_per_s=pace_bytes_per_s,
         )
         try:
             self._handshake(time.monotonic() + connect_s)
+            self._channel.progress_s, self._channel.stalled = progress_s, stalled
         except BaseException:
             self.close()
             raise
@@ -252,8 +255,7 @@ class Connection:
     def _hold_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
         """It leaves together with what is sent next."""
         self._requests += 1
-        head = wire.encode(kind, self._requests, meta, body_bytes, digest)
-        self._held += head + self._tags.next(head)
+        self._held += self._tags.on(wire.encode(kind, self._requests, meta, body_bytes, digest))
 
     def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes, digest: int) -> None:
         self._hold_frame(kind, meta, len(body), digest)
@@ -291,20 +293,21 @@ class Connection:
         return frame, meta, body
 
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
-        self._channel.receive(memoryview(self._header), deadline_s)
+        start = bytearray(wire.HEADER.size + self._tags.size)
+        self._channel.receive(memoryview(start), deadline_s)
         intact, self._channel.broken = self._channel.broken, True
-        frame = wire.decode_header(self._header)
+        header = start[: wire.HEADER.size]
+        frame = wire.decode_header(header)
         if self._requests:
             self._answers += 1
             malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
             if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
                 raise wire.ProtocolError(f"memory node {self.address} answers what was not asked: give it up")
-        rest = bytearray(frame.meta_bytes + self._tags.size)
-        if rest:
-            self._channel.receive(memoryview(rest), deadline_s)
-        meta = rest[: frame.meta_bytes]
-        self._head = bytes(self._header + meta)
-        self._check(self._head, rest[frame.meta_bytes :])
+        meta = bytearray(frame.meta_bytes)
+        if meta:
+            self._channel.receive(memoryview(meta), deadline_s)
+        self._head = bytes(header + meta)
+        self._check(self._head, start[wire.HEADER.size :])
         decoded = wire.decode_meta(meta)
         self._channel.broken = intact
         return frame, decoded

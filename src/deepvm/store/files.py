@@ -162,6 +162,13 @@ class FileStore:
         except StoreError:
             return None
 
+    def forget(self, run: str) -> None:
+        """Write to this run no more: what is kept to write over goes."""
+        with self._lock:
+            spare = self._spares.pop(run, None)
+        if spare is not None:
+            spare.discard()
+
     def close(self) -> None:
         with self._lock:
             spares, self._spares = list(self._spares.values()), {}

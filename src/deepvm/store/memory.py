@@ -22,15 +22,15 @@ from deepvm.memnode.wire import Kind
 from deepvm.store.answers import rank_states, run_names, step_rows
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.chunks import read_manifest
-from deepvm.store.connection import Connection
+from deepvm.store.connection import CONNECT_S, Connection
+from deepvm.store.health import GREET_S, Health
 from deepvm.store.homes import fewest_nodes, home_nodes
 from deepvm.store.uploading import MemoryWriter
 
 log = logging.getLogger("deepvm.store")
 
 T = TypeVar("T")
-DOWN_S = 5.0  # so long a node that took long not to answer is not asked again by readers
-SLOW_S = 1.0
+SLOW_S = 1.0  # a node that is dead refuses at once; one that takes longer not to answer hangs
 
 
 class MemoryStore:
@@ -61,7 +61,7 @@ class MemoryStore:
         self._token, self._key, self._tls, self._pace = token, key, tls, pace_bytes_per_s
         self._idle: dict[tuple[str, str], list[Connection]] = {}
         self._lock = threading.Lock()
-        self._down: dict[str, tuple[float, StoreUnavailable]] = {}  # until when, and why
+        self.health = Health(self._greet, spare=replicas - 1)
 
     @classmethod
     def from_url(cls, url: str, *, token: str | None = None, key: str | None = None) -> MemoryStore:
@@ -94,15 +94,25 @@ class MemoryStore:
     # --- connections --------------------------------------------------------------------------------------------
 
     def connect(self, node: str, run: str | None, *, write: bool = False) -> Connection:
-        """A connection of its own, opened for a run."""
+        """A connection of its own, opened for a run. A node that hangs and can be spared is passed over at once."""
+        spare = self.health.can_spare(node)
+        if spare:
+            self.health.check(node)
         began = time.monotonic()
         try:
-            connection = Connection(node, token=self._token, tls=self._tls, pace_bytes_per_s=self._pace)
+            connection = Connection(
+                node,
+                token=self._token,
+                tls=self._tls,
+                connect_s=GREET_S if spare else CONNECT_S,
+                pace_bytes_per_s=self._pace,
+                stalled=self.health.stalled,
+            )
         except StoreUnavailable as error:
             if time.monotonic() - began > SLOW_S:
-                self._down[node] = time.monotonic() + DOWN_S, error
+                self.health.suspect(node, error)
             raise
-        self._down.pop(node, None)
+        self.health.answers(node)
         try:
             if run is not None:
                 connection.open(check_run(run), key=self._key, session=self.session, write=write)
@@ -111,8 +121,8 @@ class MemoryStore:
             raise
         return connection
 
-    def _is_down(self, node: str) -> bool:
-        return node in self._down and self._down[node][0] > time.monotonic()
+    def _greet(self, node: str) -> None:
+        Connection(node, token=self._token, tls=self._tls, connect_s=GREET_S, progress_s=GREET_S).close()
 
     def call(
         self, node: str, run: str | None, kind: Kind, meta: dict[str, object] | None = None
@@ -142,12 +152,11 @@ class MemoryStore:
 
     def _take(self, node: str, run: str | None) -> tuple[Connection, bool]:
         """A connection, and whether it waited idle."""
+        self.health.check(node)
         with self._lock:
             idle = self._idle.get((node, run or ""))
             if idle:
                 return idle.pop(), True
-            if self._is_down(node):
-                raise StoreUnavailable(str(self._down[node][1]))
         return self.connect(node, run), False
 
     def _give_back(self, node: str, run: str | None, connection: Connection) -> None:
@@ -155,6 +164,7 @@ class MemoryStore:
             self._idle.setdefault((node, run or ""), []).append(connection)
 
     def close(self) -> None:
+        self.health.close()
         with self._lock:
             for connections in self._idle.values():
                 for connection in connections:
@@ -230,6 +240,11 @@ class MemoryStore:
         rows = (row for node, (answer, _) in answers.items() for row in step_rows(answer, node))
         return [row["state"] for row in rows if row["step"] == step]
 
+    def writes_on(self, run: str) -> bool:
+        """Whether the nodes write what is committed on to a disk or a durable store by themselves."""
+        answers, _ = self._each(run, Kind.STEPS)
+        return any(answer.get("writes_on") for answer, _ in answers.values())
+
     def outlives_the_nodes(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
         return "durable" in states or states.count("spilled") >= fewest_nodes(len(self.nodes), self.replicas)
@@ -257,7 +272,7 @@ class MemoryStore:
         others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in homes]  # may have spilled it all
         damaged: list[str] = []
         failure: StoreError | None = None
-        for node in sorted([*homes, *others], key=lambda node: (self._is_down(node), node in others)):
+        for node in sorted([*homes, *others], key=lambda node: (self.health.is_hung(node), node in others)):
             try:
                 self._ask(node, manifest.run, _getting(manifest, chunk, into))
             except StoreError as error:

@@ -1,0 +1,97 @@
+"""How much a step draws from the generators, and takes from the loaders: to notice code that fetches a batch ahead.
+
+Such a batch was drawn before the save and used after it; a resumed run draws another one first.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+WORDS = 624  # of a Mersenne Twister, which all three generators are
+INTERVALS = 12  # steps of a process that are counted; the first is not typical
+MOST_BLOCKS = 200  # of words that a step may draw and be counted
+
+_Position = tuple[Any, int]
+
+
+class Draws:
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._loaders = {name: part for name, part in state.items() if hasattr(part, "handed_out")}
+        self._before: dict[str, _Position] | None = _positions(self._loaders)
+        self._counts: list[dict[str, int | None]] = []
+        self._expected: Mapping[str, int] = {}
+
+    def restored(self, typical: Mapping[str, Any]) -> None:
+        """The run continues from a checkpoint whose steps drew so much."""
+        self._expected = {name: n for name, n in typical.items() if type(n) is int and n > 0}
+        self._before, self._counts = _positions(self._loaders), []
+
+    def stepped(self) -> list[str]:
+        """A step is finished; after the first one since a restore, why the run has drifted."""
+        if self._before is None:
+            return []
+        now = _positions(self._loaders)
+        found = {name: _between(self._before[name], at) if name in self._before else None for name, at in now.items()}
+        self._counts.append(found)
+        self._before = now if len(self._counts) < INTERVALS else None
+        return self._compare(found) if len(self._counts) == 1 else []
+
+    def typical(self) -> dict[str, int]:
+        """What each step draws and takes; nothing of what differs from step to step."""
+        steady: dict[str, int] = {}
+        for name in self._counts[1] if len(self._counts) > 2 else ():
+            counts = {count.get(name) for count in self._counts[1:]}
+            if len(counts) == 1 and (count := counts.pop()) is not None:
+                steady[name] = count
+        return steady
+
+    def _compare(self, found: Mapping[str, int | None]) -> list[str]:
+        """More than a step draws, but not more than two do: an evaluation draws other amounts."""
+        reasons = []
+        for name, expected in self._expected.items():
+            count = found.get(name)
+            if count is not None and expected < count <= 2 * expected:
+                what = f"batches from {name}" if name in self._loaders else f"numbers from {name}'s generator"
+                reasons.append(
+                    f"the first step after the restore took {count} {what}, a step of the saved run {expected}: a "
+                    "batch that was fetched ahead of the step is lost; docs/resume.md shows how to fetch ahead"
+                )
+        return reasons
+
+
+def _positions(loaders: Mapping[str, Any]) -> dict[str, _Position]:
+    words = torch.get_rng_state().numpy()
+    left, following = int(words[8:12].view(np.int32)[0]), int(words[16:24].view(np.int64)[0])
+    key = words[24 : 24 + 8 * WORDS].view(np.uint64).astype(np.uint32)
+    found: dict[str, _Position] = {"torch": (key, WORDS if left == 1 else following)}
+    state = random.getstate()[1]
+    found["python"] = (np.array(state[:WORDS], dtype=np.uint32), int(state[WORDS]))
+    numpy_random = sys.modules.get("numpy.random")
+    numpy_state = None if numpy_random is None else numpy_random.get_state(legacy=False)
+    if numpy_state is not None and numpy_state["bit_generator"] == "MT19937":
+        found["numpy"] = (numpy_state["state"]["key"].copy(), int(numpy_state["state"]["pos"]))
+    for name, loader in loaders.items():
+        found[name] = (None, int(loader.handed_out))
+    return found
+
+
+def _between(before: _Position, after: _Position) -> int | None:
+    """How many words were drawn; None where the generator was set to something else, or they are too many."""
+    key, at = before
+    wanted, end = after
+    if key is None:
+        return end - at
+    twister = np.random.RandomState(0)
+    for blocks in range(MOST_BLOCKS):
+        if np.array_equal(key, wanted):
+            return blocks * WORDS + end - at
+        twister.set_state(("MT19937", key, WORDS, 0, 0.0))
+        twister.randint(0, 2**32, dtype=np.uint32)  # the first of the next block
+        key = twister.get_state(legacy=False)["state"]["key"]
+    return None

@@ -1,0 +1,239 @@
+"""Where the ranks of a process group meet: at the key-value store with which torch.distributed was initialized.
+
+Not in a collective: so no process group is touched, a rank that does not come costs a deadline instead of an abort, and
+it works beside NCCL and after ``destroy_process_group``. Rank 0 collects the answers of a meeting and writes the
+verdict, which all ranks read.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from deepvm.errors import CheckpointError
+
+log = logging.getLogger("deepvm.checkpoint")
+
+RULE = (
+    "every rank creates the Checkpointer and calls restore(), step(), save() and close() alike, not only rank 0: take "
+    "them out of `if rank == 0`"
+)
+GRACE_S = 10.0  # others wait longer than rank 0, whose verdict names who is missing
+CREATING = "Checkpointer()"  # a meeting to which a rank may come that has left before
+WARN_S = 10.0  # a wait that is longer is told
+LOOK_S = 0.5  # how often a waiting rank looks whether another one has left
+MOST_POLL_S = 0.02
+PIECE_BYTES = 2**20  # of a value: stores refuse much larger ones
+
+
+class RanksApart(CheckpointError):
+    """Ranks are not at the same call, or one of them does not come: going on would only wait again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of a meeting; the same on every rank but for ``values`` of a gathering."""
+
+    values: list[Any]
+    problems: dict[int, str] = field(default_factory=dict)  # of ranks that could not do their part
+
+    def text(self) -> str:
+        return "; ".join(f"rank {rank}: {problem}" for rank, problem in sorted(self.problems.items()))
+
+
+class Meetings:
+    """The meetings of one process group, one after another, under numbers that all ranks count alike."""
+
+    def __init__(self, name: str, rank: int, world_size: int) -> None:
+        self.group = dist.group.WORLD
+        self.pid = os.getpid()
+        self._rank, self._world_size = rank, world_size
+        store = _group_store()
+        self._kept = store  # on rank 0 it may be the server: it stays as long as we do
+        with suppress(AttributeError, RuntimeError, NotImplementedError):
+            store = store.clone()  # a connection of our own: a wait keeps nobody else from theirs
+        self._store = distributed_c10d.PrefixStore(f"deepvm/{name}", store)
+        self._number = 0
+        self._open = 0
+        self._written: list[str] = []  # keys that all have read once they come to the next meeting
+        self._lock = threading.Lock()
+
+    # --- a meeting ----------------------------------------------------------------------------------------------
+
+    def hold(self, what: str, value: Any, problem: str | None, deadline_s: float, gather: bool) -> Verdict:
+        with self._lock:
+            number, self._number = self._number, self._number + 1
+            try:
+                if self._rank == 0:
+                    found, rows = self._collect(number, [what, problem, value], deadline_s, gather)
+                else:
+                    self._put(f"{number}/{self._rank}", [what, problem, value])
+                    found, rows = self._await_verdict(number, what, deadline_s + GRACE_S), []
+            except RuntimeError as error:  # the store's own
+                raise RanksApart(f"rank {self._rank} cannot reach the other ranks at {what}: {error}") from error
+            if "apart" in found:
+                raise RanksApart(found["apart"])
+            problems = {int(rank): str(text) for rank, text in found["problems"].items()}
+            return Verdict(values=rows if gather else found["values"], problems=problems)
+
+    def _collect(
+        self, number: int, own: list[Any], deadline_s: float, gather: bool
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """On rank 0: all answers, and the verdict."""
+        what = own[0]
+        missing = self._wait_for(number, what, deadline_s)
+        rows: list[list[Any]] = [own]
+        if missing:
+            found: dict[str, Any] = {"apart": missing}
+        else:
+            rows += [self._get(f"{number}/{rank}") for rank in range(1, self._world_size)]
+            others = [rank for rank, row in enumerate(rows) if row[0] != what]
+            if others:
+                elsewhere = f"rank {others[0]} is at {rows[others[0]][0]} while rank 0 is at {what}"
+                found = {"apart": f"{elsewhere}: {RULE}"}
+            else:
+                problems = {rank: row[1] for rank, row in enumerate(rows) if row[1] is not None}
+                found = {"problems": problems, "values": [] if gather else [row[2] for row in rows]}
+        before = self._written
+        self._written = []
+        verdict = self._decide(number, found)
+        if not missing:
+            self._written += [f"{number}/{rank}" for rank in range(1, self._world_size)]
+            for key in before:  # whoever came here has read all of them
+                self._delete(key)
+        return verdict, [row[2] for row in rows]
+
+    def _wait_for(self, number: int, what: str, deadline_s: float) -> str | None:
+        """Until all others have answered; why they did not."""
+        waiting = _Waiting(deadline_s)
+        missing = list(range(1, self._world_size))
+        while True:
+            missing = [rank for rank in missing if not self._store.check([f"{number}/{rank}"])]
+            if not missing:
+                return None
+            if waiting.looks():
+                for rank in missing if what != CREATING else ():  # one that closed a Checkpointer may make another
+                    if (why := self._left(rank)) is not None:
+                        return f"rank {rank} has left ({why}), and rank 0 is at {what}: {RULE}"
+                if self._store.check([f"{number}/verdict"]):  # somebody has given up
+                    return "given up"
+            if not waiting.goes_on(f"rank 0 waits for rank {_listed(missing)} at {what}"):
+                return f"rank {_listed(missing)} did not come to {what} within {deadline_s:g} s: {RULE}"
+
+    def _await_verdict(self, number: int, what: str, deadline_s: float) -> dict[str, Any]:
+        """On others."""
+        waiting, verdict = _Waiting(deadline_s), f"{number}/verdict"
+        while not self._store.check([verdict]):
+            if what != CREATING and waiting.looks() and (why := self._left(0)) is not None:
+                return self._decide(number, {"apart": f"rank 0 has left ({why}), and others are at {what}: {RULE}"})
+            if not waiting.goes_on(f"rank {self._rank} waits for rank 0 at {what}"):
+                return self._decide(number, {"apart": f"rank 0 did not come to {what} within {deadline_s:g} s: {RULE}"})
+        return self._verdict(number)
+
+    def _decide(self, number: int, found: dict[str, Any]) -> dict[str, Any]:
+        """Write the verdict, if nobody has: the first one counts, also for a rank that comes too late."""
+        text = json.dumps(found)
+        pieces = [text[start : start + PIECE_BYTES] for start in range(0, len(text), PIECE_BYTES)]
+        for i, piece in enumerate(pieces[1:]):
+            self._store.set(f"{number}/verdict/{self._rank}/{i}", piece)
+            self._written.append(f"{number}/verdict/{self._rank}/{i}")
+        head = json.dumps([f"{number}/verdict/{self._rank}", len(pieces) - 1, pieces[0]])
+        self._written.append(f"{number}/verdict")
+        decided = self._store.compare_set(f"{number}/verdict", "", head).decode()
+        return found if decided == head else self._verdict(number)
+
+    def _verdict(self, number: int) -> dict[str, Any]:
+        return dict(self._get(f"{number}/verdict"))
+
+    # --- values of any length -----------------------------------------------------------------------------------
+
+    def _put(self, key: str, value: Any) -> None:
+        text = json.dumps(value)
+        pieces = [text[start : start + PIECE_BYTES] for start in range(0, len(text), PIECE_BYTES)]
+        for i, piece in enumerate(pieces[1:]):
+            self._store.set(f"{key}/{i}", piece)
+        self._store.set(key, json.dumps([key, len(pieces) - 1, pieces[0]]))
+
+    def _get(self, key: str) -> Any:
+        name, more, first = json.loads(self._store.get(key))
+        rest = (self._store.get(f"{name}/{i}").decode() for i in range(more))
+        keys = [f"{name}/{i}" for i in range(more)]
+        found = json.loads(first + "".join(rest))
+        if self._rank == 0:
+            self._written += keys
+        return found
+
+    def _delete(self, key: str) -> None:
+        with suppress(RuntimeError, NotImplementedError):  # a store that cannot only grows
+            self._store.delete_key(key)
+
+    # --- who is there -------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        self._open += 1
+        if self._open == 1:
+            self._delete(f"left/{self._rank}")
+
+    def leave(self, why: str) -> None:
+        self._open -= 1
+        if self._open == 0 and os.getpid() == self.pid:
+            with suppress(RuntimeError):  # the store may be gone, and with it whoever would ask
+                self._store.set(f"left/{self._rank}", why)
+
+    def _left(self, rank: int) -> str | None:
+        key = f"left/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else None
+
+
+class _Waiting:
+    """A wait with a deadline: soon at first, then less often."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._began_s = time.monotonic()
+        self._ends_s = self._began_s + deadline_s
+        self._looked_s = self._began_s
+        self._warned = False
+
+    def looks(self) -> bool:
+        """Whether it is time to look for ranks that have left."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_S:
+            return False
+        self._looked_s = now_s
+        return True
+
+    def goes_on(self, what: str) -> bool:
+        """Pause; False once the deadline is over."""
+        now_s = time.monotonic()
+        if now_s >= self._ends_s:
+            return False
+        if not self._warned and now_s - self._began_s > WARN_S:
+            self._warned = True
+            log.warning("%s since %.0f s, and until %.0f s: %s", what, WARN_S, self._ends_s - self._began_s, RULE)
+        time.sleep(min(MOST_POLL_S, (now_s - self._began_s) / 8))
+        return True
+
+
+def _group_store() -> Any:
+    store = distributed_c10d._get_default_store()
+    if store is None:
+        raise CheckpointError(
+            "torch.distributed was initialized without a store (MPI?): ranks cannot agree on what to save; use "
+            'init_process_group("gloo") or ("nccl")'
+        )
+    return store
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

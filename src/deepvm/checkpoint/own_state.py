@@ -1,0 +1,61 @@
+"""The caller's own mapping of names to state: read at each save, written by restore. What is added to it later is part
+of the state from then on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from deepvm.checkpoint.in_place import can_hold
+from deepvm.checkpoint.state import RESERVED
+from deepvm.checkpoint.taking import optimizers
+from deepvm.errors import UsageError
+
+
+def check_state(state: Mapping[str, Any]) -> None:
+    """Refuse names that are ours, and values that restore() could not give back to the caller."""
+    for name, value in state.items():
+        if name.startswith(RESERVED):
+            raise UsageError(f"{name!r}: names that begin with {RESERVED!r} are our own, call it something else")
+        written = hasattr(value, "load_state_dict") or can_hold(value)
+        if not written and not isinstance(state, MutableMapping):
+            raise UsageError(
+                f"{name!r} is a {type(value).__name__}, and restore() cannot write it into a {type(state).__name__}: "
+                "give a dict"
+            )
+
+
+def write_back(state: Mapping[str, Any], components: Mapping[str, Any]) -> None:
+    """Values that are other objects after a restore, into the caller's mapping."""
+    for name, before in list(state.items()):
+        if name in components and components[name] is not before and isinstance(state, MutableMapping):
+            state[name] = components[name]
+
+
+class StepHooks:
+    """Calls something before each step of the state's optimizers, also of those that are added later."""
+
+    def __init__(self, state: Mapping[str, Any], before_step: Callable[..., None]) -> None:
+        self._state, self._before_step = state, before_step
+        self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._hooks: list[RemovableHandle] = []
+        self.watch()
+
+    def watch(self) -> Mapping[str, Any]:
+        """The state as it is by now, checked, with all of its optimizers."""
+        check_state(self._state)
+        for optimizer in optimizers(self._state):
+            if optimizer not in self._watched:
+                self._watched.add(optimizer)
+                self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
+        return self._state
+
+    def remove(self) -> None:
+        hooks, self._hooks = self._hooks, []
+        for hook in hooks:
+            hook.remove()
+        self._watched.clear()

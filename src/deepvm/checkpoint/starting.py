@@ -1,0 +1,106 @@
+"""What a checkpointer is given, and what it takes from the environment: checked, and the same on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepvm import variables
+from deepvm.checkpoint import environment, ranks
+from deepvm.checkpoint.determinism import kinds
+from deepvm.checkpoint.own_state import check_state
+from deepvm.checkpoint.plain import PlainTransfer
+from deepvm.checkpoint.state import Tensors, flatten
+from deepvm.checkpoint.transfer import MemoryTransfer
+from deepvm.errors import CheckpointError, UsageError
+from deepvm.policy import SavePolicy
+from deepvm.store.base import Store
+from deepvm.store.memory import MemoryStore
+
+CALL = ranks.CREATING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    run: str
+    policy: SavePolicy
+    stores: tuple[Store, ...]
+    events: str | None
+    notice_file: str | None
+    session: str  # a name for this start of the job: rank 0's
+    expects_notices: bool  # whether some rank's machine may be announced its end
+    group: ranks.Meetings | None = None  # where ranks meet
+
+    def transfer(self, rank: int, world_size: int) -> MemoryTransfer | PlainTransfer:
+        """The way into the first store."""
+        first = self.stores[0]
+        if not isinstance(first, MemoryStore):
+            return PlainTransfer(first, self.run, rank, world_size)
+        first.session = self.session
+        return MemoryTransfer(first, self.run, rank, world_size)
+
+
+def prepare(
+    state: Mapping[str, Any],
+    store: str | Sequence[str] | Store | None,
+    *,
+    run: str | None,
+    policy: SavePolicy | str | None,
+    token: str | None,
+    key: str | None,
+) -> Given:
+    """Raises on every rank where one of them was given something that cannot be."""
+
+    def look() -> Given:
+        check_savable(state)
+        stores = environment.the_stores(store, token=token, key=key)
+        notice_file = environment.told(variables.NOTICE_FILE)
+        return Given(
+            run=environment.the_run(run),
+            policy=environment.the_policy(policy),
+            stores=stores,
+            events=environment.told(variables.EVENTS),
+            notice_file=notice_file,
+            session=stores[0].session if isinstance(stores[0], MemoryStore) else "",
+            expects_notices=notice_file is not None,
+        )
+
+    def tell(given: Given) -> list[Any]:
+        return [kinds(state), given.session, given.expects_notices]
+
+    group = ranks.join()
+    try:
+        given, rows = ranks.agree(CALL, look, tell=tell, deadline_s=ranks.START_S)
+        _compare([row[0] for row in rows])
+    except BaseException:
+        if group is not None:
+            group.leave("it could not make its Checkpointer")
+        raise
+    expects_notices = any(row[2] for row in rows)
+    return dataclasses.replace(given, group=group, session=rows[0][1], expects_notices=expects_notices)
+
+
+def check_savable(state: Mapping[str, Any]) -> None:
+    """That all of it can be saved, as far as that can be told before there is anything to save."""
+    check_state(state)
+    for name, component in state.items():
+        if hasattr(component, "state_dict"):
+            continue  # asked for it when it is saved: it may cost much, or change something
+        try:
+            flatten(component, name, Tensors())
+        except CheckpointError as error:
+            raise UsageError(str(error)) from None
+
+
+def _compare(found: Sequence[Mapping[str, str]]) -> None:
+    """That every rank has the components of rank 0."""
+    for rank, others in enumerate(found):
+        for name in sorted(found[0].keys() | others.keys()):
+            here, there = found[0].get(name, "missing"), others.get(name, "missing")
+            if here != there:
+                raise UsageError(
+                    f"the state's {name!r} is {here} on rank 0 and {there} on rank {rank}: give every rank the same "
+                    "components"
+                )

@@ -1,0 +1,96 @@
+"""Why nothing fits: the price of the cheapest cluster, or what rules every cluster out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from deepvm.errors import Infeasible
+from deepvm.plan import objectives
+from deepvm.plan.architectures import AllOnDemand, AllSpot
+from deepvm.plan.board import Board
+from deepvm.plan.instances import analyse_instances
+from deepvm.plan.request import Request
+from deepvm.units import format_bytes, format_seconds, format_usd
+
+ANY_PRICE_USD = 1e12
+MOST_NODES = 255
+
+
+def infeasible(board: Board) -> Infeasible:
+    """The error of a request for which no cluster was found."""
+    request = board.request
+    if not len(board.workers):
+        reasons = "; ".join(f"{x.count} × {x.reason}" for x in board.left_out[:4]) or "the catalogue has no GPU types"
+        return Infeasible(f"no GPU type is left to plan with ({reasons}): allow more types or places")
+    space = objectives.build_space(replace(board, request=replace(request, budget_usd=ANY_PRICE_USD)))
+    if not space.possible.size:
+        return Infeasible(_missing_market(board) or _binding(board))
+    cheapest = float(space.hourly_usd.reshape(-1)[space.possible[0]])
+    return Infeasible(
+        f"the cheapest plan costs {format_usd(cheapest)}/h, the budget is {format_usd(request.budget_usd)}/h: "
+        f"raise --budget or allow more instance types",
+        cheapest_usd=cheapest,
+    )
+
+
+def _missing_market(board: Board) -> str | None:
+    """Which market the architectures need and the catalogue lacks, and what does without it."""
+    request, catalog = board.request, board.catalog
+    kinds = objectives.allowed_architectures(request)
+    names = " and ".join(kind.name for kind in kinds)
+    where = f" in {', '.join(request.zones or request.regions)}" if request.zones or request.regions else ""
+    spot = bool(np.isfinite(board.workers.spot_usd).any())
+    if not spot and (request.published or not any(isinstance(kind, AllOnDemand) for kind in kinds)):
+        instead = [
+            *(["--objective throughput"] if request.published else []),
+            *(["--policy deepvm"] if request.policy not in ("deepvm", "noscale") else []),
+            "--architecture all-on-demand",
+        ]
+        return (
+            f"{catalog.name} has no spot price of any GPU type{where}, and {names} "
+            f"{'is' if len(kinds) == 1 else 'are'} made of spot workers: add {' '.join(instead)}, "
+            f"or choose a catalogue with spot prices"
+        )
+    on_demand = bool(np.isfinite(board.workers.on_demand_usd).any()) or len(board.memory) > 0
+    if not on_demand and not any(isinstance(kind, AllSpot) for kind in kinds):
+        return (
+            f"{catalog.name} has no on-demand price{where}, and {names} need a machine that is never preempted: "
+            f"add --architecture all-spot, or choose a catalogue with on-demand prices"
+        )
+    return None
+
+
+def _binding(board: Board) -> str:
+    """The constraints of which one alone, if it were not, would leave a cluster; all of them where none suffices."""
+    request = board.request
+    size = f"{request.buffers} × {format_bytes(request.checkpoint_bytes)}"
+    without: list[tuple[str, str, Request]] = [
+        ("the quotas", "raise a quota", replace(request, quotas=())),
+        (
+            f"checkpoints of {size} every {format_seconds(request.checkpoint_every_s)}",
+            "save less or less often",
+            replace(request, checkpoint_bytes=0, gradient_bytes=round(request.gradient_bytes_per_step)),
+        ),
+        ("the memory nodes' zone", "allow --memory-in region", replace(request, memory_in="region")),
+    ]
+    if request.deadline_s is not None:
+        without.append(("the deadline", "allow more time", replace(request, deadline_s=None)))
+    if request.max_nodes < MOST_NODES:
+        without.append((f"--max-nodes {request.max_nodes}", "allow more", replace(request, max_nodes=MOST_NODES)))
+    found = [(what, remedy) for what, remedy, loosened in without if _feasible(board, loosened)]
+    if found:
+        return (
+            f"no cluster meets {' or '.join(what for what, _ in found)}, at any price: "
+            f"{' or '.join(remedy for _, remedy in found)}"
+        )
+    return (
+        "no cluster meets the quotas, the checkpoint's memory and network, and the deadline, at any price: "
+        "raise a quota, save less often, or allow more types, places or architectures"
+    )
+
+
+def _feasible(board: Board, request: Request) -> bool:
+    wider = analyse_instances(board.catalog, replace(request, budget_usd=ANY_PRICE_USD))
+    return bool(len(wider.workers)) and bool(objectives.build_space(wider).possible.size)

@@ -1,0 +1,62 @@
+"""What workers that failed said, and whether it makes sense to start them again. Pure."""
+
+from __future__ import annotations
+
+import re
+
+MOST_LINES = 40  # of a traceback that is shown
+_RANK = re.compile(r"^\[rank\d+\]:? ?", re.MULTILINE)  # torch's own prefix
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
+_OURS = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ deepvm\.")
+_RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")
+_USAGE = re.compile(r"^\S+: error: ")  # argparse
+# Raised while a script is read or its imports are made: nothing changes when that is done again.
+_HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
+
+
+def error_text(said: str) -> str:
+    """The traceback (or whatever came last) in the output of workers that failed."""
+    lines = [line for line in _RANK.sub("", said).splitlines() if line.strip() and not _OURS.match(line)]
+    begins = [at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    if not begins:
+        return "\n".join(lines[-MOST_LINES:])
+    at = begins[-1]
+    while at > 0 and len(begins) > 1 and lines[at - 1].startswith(_CHAIN):
+        begins.pop()
+        at = begins[-1]
+    found = lines[at:]
+    if len(found) > MOST_LINES:
+        found = [found[0], f"  ... {len(found) - MOST_LINES} lines ...", *found[-MOST_LINES:]]
+    return "\n".join(found)
+
+
+def error_line(said: str) -> str:
+    """The line that names the error: ``ModuleNotFoundError: No module named 'x'``; empty where there is none."""
+    lines = error_text(said).splitlines()
+    begins = max((at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
+    if begins is not None:
+        return next((line[:300] for line in lines[begins + 1 :] if not line[0].isspace()), "")
+    return next((line[:300] for line in reversed(lines) if _RAISED.match(line) or _USAGE.match(line)), "")
+
+
+class Restarts:
+    """Counts the failures of a run's workers, and says when there is no point in starting them again."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._times = most, 0
+        self._last_line: str | None = None
+
+    def refuse(self, said: str, *, stepped: bool) -> str | None:
+        """Why workers that said this and failed are not started again; None where they are. ``stepped``: whether they
+        had finished a step since they were started."""
+        self._times += 1
+        line = error_line(said)
+        before, self._last_line = self._last_line, None if stepped else line
+        if not stepped and line and (line.startswith(_HOPELESS) or _USAGE.match(line)):
+            return f"failed before the first step, as they would again: {line}"
+        if not stepped and line and line == before:
+            return f"failed twice in the same way before the first step: {line}"
+        if self._times > self._most:
+            return f"failed after {self._most} restarts" if self._most else "failed"
+        return None

@@ -1,0 +1,89 @@
+"""The network interface that has this machine's address: what gloo, NCCL and TensorPipe are told to use.
+
+By default they look up the host's own name, which many systems map to 127.0.1.1 in /etc/hosts: no other machine can
+connect there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_RTM_GETADDR, _NLM_F_REQUEST, _NLM_F_DUMP = 22, 0x1, 0x300  # rtnetlink(7)
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_WAIT_S = 2.0
+
+
+def socket_variables(address: str | None, hub: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What to add to the workers' environment; nothing that the user (``given``) has set already."""
+    given = os.environ if given is None else given
+    missing = [name for name in VARIABLES if not given.get(name)]
+    name = interface_of(address) if address else None
+    if name is None:  # behind a translation of addresses, or not given: the one that leads to the hub
+        towards = _address_towards(hub)
+        name = None if towards is None else interface_of(towards)
+    return {} if name is None else dict.fromkeys(missing, name)
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the interface that has this address, or that a host name resolves to; None where none has."""
+    try:
+        wanted: set[tuple[int, str]] = {
+            (found[0], str(found[4][0])) for found in socket.getaddrinfo(address.strip("[]"), None)
+        }
+        for family, found, index in _addresses():
+            if (family, found) in wanted or (family == socket.AF_INET and _loops(found, wanted)):
+                return socket.if_indextoname(index)
+    except (OSError, UnicodeError, struct.error):
+        return None
+    return None
+
+
+def _loops(found: str, wanted: set[tuple[int, str]]) -> bool:
+    """All of 127.0.0.0/8 is the loopback interface, which names only its first address."""
+    return found == "127.0.0.1" and any(address.startswith("127.") for _, address in wanted)
+
+
+def _address_towards(hub: str) -> str | None:
+    host, _, port = hub.rpartition(":")
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(where)  # sends nothing: it only asks for the route
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _addresses() -> Iterator[tuple[int, str, int]]:
+    """Family, address and interface number of all addresses of this machine, as the kernel lists them."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as kernel:
+        kernel.settimeout(_WAIT_S)
+        kernel.bind((0, 0))
+        head = struct.pack("=IHHII", 24, _RTM_GETADDR, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0)
+        kernel.send(head + struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0))
+        while True:
+            got = kernel.recv(2**18)
+            at = 0
+            while at + 16 <= len(got):
+                length, kind = struct.unpack_from("=IH", got, at)
+                if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < 16:
+                    return
+                yield from _addresses_in(got[at + 16 : at + length])
+                at += (length + 3) & ~3
+
+
+def _addresses_in(message: bytes) -> Iterator[tuple[int, str, int]]:
+    family, _, _, _, index = struct.unpack_from("=BBBBI", message)
+    at = 8
+    while at + 4 <= len(message):
+        length, kind = struct.unpack_from("=HH", message, at)
+        if length < 4:
+            return
+        if kind in (_IFA_LOCAL, _IFA_ADDRESS) and family in (socket.AF_INET, socket.AF_INET6):
+            yield family, socket.inet_ntop(family, message[at + 4 : at + length]), index
+        at += (length + 3) & ~3
