@@ -189,22 +189,25 @@ def test_a_frozen_layer_changed_behind_torchs_back_is_saved_as_it_is(node: Memor
             assert torch.equal(frozen.weight, truth)
 
 
-def test_a_tensor_changed_other_than_by_the_optimizer_is_saved_as_it_was(node: MemoryNode) -> None:
+def test_a_tensor_changed_other_than_by_the_optimizer_tears_no_checkpoint(node: MemoryNode) -> None:
     training = Training(width=1200)
     training.step()
     with Checkpointer(training.state, f"memory://{node.address}?pace=20000000") as ckpt:
         ckpt.save(0).wait("remote", 20)
         training.step()  # or nothing would have to be sent, and the save be over before the change
         truth = training.model.first.weight.clone()
-        handle = ckpt.save(
-            1
-        )  # copied: this memory is not in huge pages yet; test_disturbed_saves.py has the other case
+        handle = ckpt.save(1)
         with torch.no_grad():
             training.model.first.weight.clamp_(-0.01, 0.01)
         training.step()
-        handle.wait("remote", 20)
-        assert ckpt.restore() == 1
-        assert torch.equal(training.model.first.weight, truth)
+        try:
+            handle.wait("remote", 20)
+        except CheckpointError as error:  # where the memory is in huge pages already, and was read in place
+            assert "changed in place" in str(error)  # noqa: PT017 - not every time
+            assert ckpt.restore() == 0
+        else:
+            assert ckpt.restore() == 1
+            assert torch.equal(training.model.first.weight, truth)
 
 
 def test_buffers_that_change_in_the_forward_pass_are_those_of_the_save(node: MemoryNode) -> None:

@@ -59,7 +59,7 @@ class Frozen:
         if known is not None:
             del self._watched[name]
             known.end(self._watch)
-        room = len(self._watched) < MOST_RUNS
+        room = self.close.alive and len(self._watched) < MOST_RUNS
         if self._watch is not None and room and name not in self._changing and watchable(tensor):
             pages = self._protect(self._watch, *whole_pages(address, tensor.nbytes))
             if pages:

@@ -70,6 +70,8 @@ class LivePages:
 
     def protect(self) -> tuple[Range, ...]:
         """Protect what is in huge pages now; the rest is brought into such pages in the background."""
+        if not self.close.alive:
+            return ()  # the pages may be another's by now
         huge = [part for run in self._runs for part in self._watch.huge(*run)]
         self._protected = tuple(part for part in huge if self._watch.protect(*part))
         if sum(end - start for start, end in self._protected) < self._bytes * 15 // 16:

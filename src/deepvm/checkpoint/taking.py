@@ -116,7 +116,7 @@ class Taking:
         plan.frozen.stage(captured.tensors)
         for name, entry in plan.others:
             stage(plan.sources.staging, plan.pieces.layout, entry, captured.tensors[name])
-        arrivals = self._start_arrivals(plan, captured)
+        arrivals = self._start_arrivals(plan, captured, live)
         return Snapshot(plan.sources, self._copies(plan.pieces), arrivals), captured.texts
 
     @property
@@ -132,7 +132,7 @@ class Taking:
             self._live = False
             log.warning("%d saves were disturbed by writes: from now on save() copies the state", self._disturbed)
 
-    def _start_arrivals(self, plan: _Plan, captured: Captured) -> Arrivals | None:
+    def _start_arrivals(self, plan: _Plan, captured: Captured, live: bool) -> Arrivals | None:
         loose: list[tuple[int, torch.Tensor]] = []
         owned: list[tuple[int, torch.Tensor]] = []
         for name, entry, address in plan.on_device:
@@ -140,7 +140,7 @@ class Taking:
             if not self.device_copies.takes(tensor):  # it came down from the GPU since
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
             else:
-                (owned if address and address == tensor.data_ptr() else loose).append((entry, tensor))
+                (owned if live and address and address == tensor.data_ptr() else loose).append((entry, tensor))
         return self.device_copies.start(plan.sources.staging, plan.pieces.layout, loose, owned)
 
     def _take_alone(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
