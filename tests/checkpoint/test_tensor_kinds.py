@@ -18,7 +18,7 @@ from torch._subclasses import FakeTensorMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.errors import CheckpointError
+from deepvm.errors import CheckpointError, UsageError
 
 WAIT_S = 20.0
 
@@ -58,9 +58,26 @@ def save(path: Path, **state: Any) -> None:
         ckpt.save(1).wait("remote", WAIT_S)
 
 
-def refusal(path: Path, **state: Any) -> str:
-    with Checkpointer(state, f"file://{path}") as ckpt, pytest.raises(CheckpointError) as error:
+class Part:
+    """A component of the user's, whose state is asked for when it is saved."""
+
+    def __init__(self, **state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._state = state
+
+
+def refusal(path: Path, **values: Any) -> str:
+    """What a save says of the values; the same as the constructor, where they are given as they are."""
+    with Checkpointer({"part": Part(**values)}, f"file://{path}") as ckpt, pytest.raises(CheckpointError) as error:
         ckpt.save(1).wait("remote", WAIT_S)
+    with pytest.raises(UsageError) as at_once:
+        Checkpointer({"part": values}, f"file://{path}")
+    assert str(at_once.value) in str(error.value)
     return str(error.value)
 
 
@@ -128,7 +145,7 @@ def quantized() -> torch.Tensor:
 def test_a_tensor_without_readable_memory_is_refused_by_name(
     tmp_path: Path, make: Callable[[], torch.Tensor], says: str
 ) -> None:
-    said = refusal(tmp_path, part={"odd": make()})
+    said = refusal(tmp_path, odd=make())
     assert "part.odd" in said
     assert says in said
 
@@ -247,7 +264,7 @@ def test_an_optimizers_wrappers_come_back(tmp_path: Path, lazy: bool) -> None:
 def test_a_wrapper_whose_setting_is_no_plain_value_is_refused(tmp_path: Path) -> None:
     odd = scaled(1)
     odd.name_of_it = object()  # type: ignore[assignment]
-    assert "part.odd" in refusal(tmp_path, part={"odd": odd})
+    assert "part.odd" in refusal(tmp_path, odd=odd)
 
 
 def test_every_ordinary_kind_of_tensor_comes_back(tmp_path: Path) -> None:
@@ -286,7 +303,7 @@ def test_every_ordinary_kind_of_tensor_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("array", [np.array([object()]), np.zeros(2, dtype=[("a", "i4"), ("b", "f8")])])
 def test_an_array_that_cannot_be_saved_is_refused_by_name(tmp_path: Path, array: Any) -> None:
-    assert "part.array" in refusal(tmp_path, part={"array": array})
+    assert "part.array" in refusal(tmp_path, array=array)
 
 
 def test_a_parameter_turned_in_its_own_memory_between_saves_is_saved_as_it_is(tmp_path: Path) -> None:

@@ -13,12 +13,17 @@ from deepvm.checkpoint.state import flatten_context, rebuild
 from deepvm.checkpoint.tensor_kinds import check_fillable, class_name, inner_tensors, is_wrapper
 
 
+@torch.no_grad()
 def put(live: Any, saved: Any) -> Any:
     """Give a value to the object that held the one before; the object that holds it now."""
+    return _put(live, saved)
+
+
+def _put(live: Any, saved: Any) -> Any:
     if isinstance(live, torch.Tensor):
         return live if isinstance(saved, torch.Tensor) and fill(live, saved) else saved
     if isinstance(live, MutableMapping) and isinstance(saved, dict):
-        new = {key: put(live.get(key), value) for key, value in saved.items()}
+        new = {key: _put(live.get(key), value) for key, value in saved.items()}
         live.clear()
         live.update(new)
         return live
@@ -47,7 +52,7 @@ def can_hold(value: Any) -> bool:
 
 def _each(live: Any, saved: Any) -> list[Any]:
     held = [*live, *[None] * (len(saved) - len(live))]
-    return [put(old, new) for old, new in zip(held, saved, strict=False)]
+    return [_put(old, new) for old, new in zip(held, saved, strict=False)]
 
 
 def _put_tuple(live: Any, saved: tuple[Any, ...]) -> Any:
@@ -69,7 +74,8 @@ def _put_array(live: Any, saved: Any) -> Any:
 
 
 def fill(live: torch.Tensor, saved: torch.Tensor) -> bool:
-    """Copy a tensor into another of its kind; False where it is not of its kind, and nothing is changed."""
+    """Copy a tensor into another of its kind; False where it is not of its kind, and nothing is changed. For whoever
+    has turned gradients off."""
     if not _alike(live, saved):
         return False
     if is_wrapper(live):
@@ -77,8 +83,7 @@ def fill(live: torch.Tensor, saved: torch.Tensor) -> bool:
         for name in mine:
             fill(mine[name], theirs[name])
         return True
-    with torch.no_grad():
-        live.copy_(saved)
+    live.copy_(saved)
     return True
 
 

@@ -49,8 +49,8 @@ def load_component(selected: Selection, name: str, adopted: Adopted, given: Coll
 
 
 def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:
-    if not fill(component, saved):
-        with torch.no_grad():
+    with torch.no_grad():
+        if not fill(component, saved):
             component.copy_(saved)  # of another type
 
 

@@ -40,7 +40,8 @@ class StepHooks:
     """Calls something before each step of the state's optimizers, also of those that are added later."""
 
     def __init__(self, state: Mapping[str, Any], before_step: Callable[..., None]) -> None:
-        self._state, self._before_step = state, before_step
+        self._state = state
+        self._before_step: Callable[..., None] | None = before_step
         self._watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._hooks: list[RemovableHandle] = []
         self.watch()
@@ -49,13 +50,18 @@ class StepHooks:
         """The state as it is by now, checked, with all of its optimizers."""
         check_state(self._state)
         for optimizer in optimizers(self._state):
-            if optimizer not in self._watched:
+            if self._before_step is not None and optimizer not in self._watched:
                 self._watched.add(optimizer)
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
         return self._state
 
     def remove(self) -> None:
+        self._before_step = None  # a method of whoever has these hooks, which would keep each other
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
         self._watched.clear()
+        self._before_step = _nothing  # whose method it was is free to go
+
+
+def _nothing(*_: object) -> None: ...

@@ -199,7 +199,7 @@ def rebuild(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return [rebuild(item, tensors) for item in skeleton]
     if not isinstance(skeleton, dict):
         return skeleton
-    tag = next((key for key in skeleton if key.startswith("$")), None)
+    tag = "$tensor" if "$tensor" in skeleton else next((key for key in skeleton if key.startswith("$")), None)
     if tag is None:
         return {key: rebuild(item, tensors) for key, item in skeleton.items()}
     try:
@@ -294,9 +294,11 @@ def names_of_tensors(skeleton: Any) -> set[str]:
         if isinstance(value, list):
             waiting += value
         elif isinstance(value, dict):
-            if isinstance(value.get("$tensor"), str):
-                found.add(value["$tensor"])
-            waiting += value.values()
+            name = value.get("$tensor")
+            if isinstance(name, str):
+                found.add(name)
+            else:
+                waiting += value.values()
     return found
 
 
