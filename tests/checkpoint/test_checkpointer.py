@@ -174,15 +174,12 @@ def test_a_layer_that_trains_no_more_is_sent_once_again_and_then_kept(node: Memo
         assert equal([layer.state_dict(), other.state_dict()], truth)
 
 
-def test_a_frozen_layer_changed_behind_torchs_back_is_noticed(node: MemoryNode) -> None:
+def test_a_frozen_layer_changed_behind_torchs_back_is_saved_as_it_is(node: MemoryNode) -> None:
     frozen = torch.nn.Linear(1500, 1500).requires_grad_(False)
     with Checkpointer({"frozen": frozen}, f"memory://{node.address}") as ckpt:
         ckpt.save(0).wait("remote", 20)
         ckpt.save(1).wait("remote", 20)
-        frozen.weight.data.add_(1)
-        with pytest.raises(CheckpointError, match="behind torch's back"):
-            ckpt.save(2).wait("remote", 20)
-        for step in (3, 4, 5):  # known now: copied every time
+        for step in (2, 3, 4, 5):
             frozen.weight.data.add_(1)
             truth = frozen.weight.clone()
             handle = ckpt.save(step)
@@ -198,14 +195,19 @@ def test_a_tensor_changed_other_than_by_the_optimizer_tears_no_checkpoint(node: 
     with Checkpointer(training.state, f"memory://{node.address}?pace=20000000") as ckpt:
         ckpt.save(0).wait("remote", 20)
         training.step()  # or nothing would have to be sent, and the save be over before the change
+        truth = training.model.first.weight.clone()
         handle = ckpt.save(1)
         with torch.no_grad():
             training.model.first.weight.clamp_(-0.01, 0.01)
         training.step()
-        with pytest.raises(CheckpointError, match="changed in place"):
+        try:
             handle.wait("remote", 20)
-        assert ckpt.status().failed == 1
-        assert ckpt.restore() == 0
+        except CheckpointError as error:  # where the memory is in huge pages already, and was read in place
+            assert "changed in place" in str(error)  # noqa: PT017 - not every time
+            assert ckpt.restore() == 0
+        else:
+            assert ckpt.restore() == 1
+            assert torch.equal(training.model.first.weight, truth)
 
 
 def test_buffers_that_change_in_the_forward_pass_are_those_of_the_save(node: MemoryNode) -> None:

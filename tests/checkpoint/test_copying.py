@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from huge_memory import in_huge_pages, watched
 
 from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.copying import SMALL_BYTES, Copier
 from deepvm.checkpoint.snapshot import Snapshot
-from deepvm.checkpoint.sources import SMALL_BYTES, Copier, Sources
+from deepvm.checkpoint.sources import Sources
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
 
@@ -81,6 +83,7 @@ def test_what_no_optimizer_owns_is_saved_as_it_was_whatever_its_form(node: Memor
                 assert torch.equal(values[name].to(torch.complex64), was.to(torch.complex64)), name
 
 
+@watched
 def test_a_copy_that_fails_fails_its_save_and_not_the_step(node: MemoryNode, monkeypatch: pytest.MonkeyPatch) -> None:
     stepped, hand_over = threading.Event(), Snapshot.hand_over
 
@@ -91,7 +94,8 @@ def test_a_copy_that_fails_fails_its_save_and_not_the_step(node: MemoryNode, mon
         assert stepped.wait(30)
         return hand_over(*arguments)
 
-    parameters, optimizer = trained(torch.float32)
+    parameters = torch.nn.ParameterList([in_huge_pages(1_000_000)])
+    optimizer = torch.optim.SGD(parameters, lr=0.5)
     with Checkpointer({"model": parameters, "optimizer": optimizer}, f"memory://{node.address}", run="a") as ckpt:
         with monkeypatch.context() as patched:
             patched.setattr(Sources, "copy_everything", refuse)

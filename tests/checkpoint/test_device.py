@@ -134,6 +134,26 @@ def test_a_change_other_than_by_the_optimizer_tears_no_checkpoint(node: MemoryNo
         assert ckpt.restore() == 0
 
 
+@pytest.mark.parametrize("way", ["settle", "live=False"])
+def test_copies_that_were_waited_for_are_not_torn_by_writes_that_torch_does_not_see(
+    node: MemoryNode, gpu: ThreadDevice, way: str
+) -> None:
+    url, training = f"memory://{node.address}", Training()
+    gpu.owns(*training.tensors())
+    state = {"model": training.model, "optimizer": training.optimizer}
+    with Checkpointer(state, url, live=way != "live=False") as ckpt:
+        ckpt._taking.device_copies = DeviceCopies(gpu)
+        gpu.copy_s = 0.02
+        truth = training.truth()
+        handle = ckpt.save(0)
+        if way == "settle":
+            ckpt.settle()
+        for parameter in training.model.parameters():
+            parameter.data.mul_(2)
+        handle.wait("remote", 20)
+        assert equal(restored(url), truth)
+
+
 def test_a_chunk_leaves_when_its_own_group_has_arrived(
     node: MemoryNode, gpu: ThreadDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,17 +125,23 @@ def impostor(speak: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def hello(**changes: object) -> bytes:
-    greeting = {"version": wire.VERSION, "block_bytes": BLOCK, "nonce": wire.new_nonce(), "token": False}
+    greeting = {
+        "version": wire.VERSION,
+        "block_bytes": BLOCK,
+        "nonce": wire.new_nonce(),
+        "token": False,
+        "features": [],
+    }
     return wire.encode(Kind.HELLO, 0, {**greeting, **changes})
 
 
 @pytest.mark.parametrize(
     ("greeting", "match"),
     [
-        (hello(version=2), "speaks protocol 2, this is 1"),
-        (hello(block_bytes=None), "greets like no memory node"),
-        (hello(block_bytes=1), "greets like no memory node"),
-        (hello(nonce=""), "greets like no memory node"),
+        (hello(version=1), "speaks protocol '1', this is 2"),
+        (hello(block_bytes=None), "does not greet like a memory node"),
+        (hello(block_bytes=1), "does not greet like a memory node"),
+        (hello(nonce=""), "does not greet like a memory node"),
         (b"DVM9" + hello()[4:], "no deepvm memory node's protocol, or of another version"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40, "no deepvm memory node's protocol"),
         (b"", "closed the connection"),

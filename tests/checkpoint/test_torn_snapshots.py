@@ -155,11 +155,7 @@ def check_saves(node: MemoryNode, loops: list[Any], shape: Any, query: str, tied
             handle = ckpt.save(step)
             for action in actions:
                 action(work)
-            try:
-                handle.wait("remote", 30)
-            except CheckpointError as error:  # a moving average that is still for a while, and then is not
-                assert re.search("is frozen and was changed", str(error))  # noqa: PT017 - not every time
-                continue
+            handle.wait("remote", 30)
             committed += 1
             fresh = Run(seed + 1, many, large, optimizer, tied)
             with Checkpointer(fresh.state, url, run=name) as reader:
@@ -193,7 +189,7 @@ def test_hundreds_of_saves_are_the_state_of_the_save(node: MemoryNode, block: in
     assert saves > 100
 
 
-# --- what is not allowed ------------------------------------------------------------------------------------------
+# --- behind the optimizer's back; test_disturbed_saves.py has the same for memory that is read in place ------------
 
 
 def clamp(work: Run) -> None:
@@ -214,7 +210,7 @@ def load_into_the_model(work: Run) -> None:
 
 @pytest.mark.parametrize("change", [clamp, scale_the_optimizers_memory, load_into_the_model])
 @pytest.mark.parametrize("after", [Run.nothing, Run.step_at_once])
-def test_a_change_behind_the_optimizers_back_is_never_committed(
+def test_a_change_behind_the_optimizers_back_is_not_in_the_save(
     node: MemoryNode, change: Callable[[Run], None], after: Callable[[Run], None]
 ) -> None:
     work = Run(0, 20, 9000, "Adam", True)
@@ -222,14 +218,13 @@ def test_a_change_behind_the_optimizers_back_is_never_committed(
     with Checkpointer(work.state, f"memory://{node.address}?connections=1&pace=10000000") as ckpt:
         ckpt.save(0).wait("remote", 30)
         work.step_at_once()  # or nothing would be sent
+        truth = work.truth()
         handle = ckpt.save(1)
         change(work)
         after(work)
-        with pytest.raises(CheckpointError, match="changed in place"):
-            handle.wait("remote", 30)
-        assert "changed in place" in str(ckpt.status().last_error)
-        with pytest.raises(CheckpointError, match="no store has step 1"):
-            ckpt.restore(1)
+        handle.wait("remote", 30)
+        assert ckpt.restore() == 1
+        assert not differences(work.truth(), truth)
         truth = work.truth()
         ckpt.save(2).wait("remote", 30)
         work.step_at_once()
@@ -260,23 +255,6 @@ def test_a_change_at_any_moment_is_noticed_or_comes_too_late_to_matter(node: Mem
             assert not differences(work.truth(), truth)
 
 
-def test_a_change_after_all_bytes_are_sent_but_before_the_step_is_noticed_too(node: MemoryNode) -> None:
-    """The optimizer steps when nothing is left to copy, and the commit comes after it."""
-    work = Run(0, 5, 3000, "Adam", False)
-    work.step_at_once()
-    with Checkpointer(work.state, f"memory://{node.address}", run=f"run-{next(runs)}") as ckpt:
-        ckpt.save(0).wait("remote", 30)
-        snapshot, _ = ckpt._taking.take(work.state)
-        clamp(work)
-        for chunk in range(snapshot.pieces.count):
-            snapshot.digest(chunk)
-            snapshot.sent(chunk)
-        snapshot.freeze()  # the pre-hook
-        work.step_at_once()
-        snapshot.check_untorn()
-        assert snapshot.torn is not None
-
-
 def test_a_plain_tensor_that_is_replaced_by_another_is_not_read_where_the_old_one_was(node: MemoryNode) -> None:
     """It was owned by the optimizer once; the one that has its name now is not."""
     weight = torch.nn.Parameter(torch.randn(3000))
@@ -292,15 +270,30 @@ def test_a_plain_tensor_that_is_replaced_by_another_is_not_read_where_the_old_on
         assert torch.equal(ckpt.state["holder"]["weight"], torch.full((3000,), 7.0))
 
 
-def test_a_hidden_change_before_a_save_is_not_covered_up_by_a_visible_one_after_it(node: MemoryNode) -> None:
+def test_a_hidden_change_before_a_save_is_saved_though_it_is_undone_after_it(node: MemoryNode) -> None:
+    """Weights of a frozen model that are swapped through .data before a save, and swapped back after it."""
     frozen = torch.nn.Linear(300, 300).requires_grad_(False)
     with Checkpointer({"frozen": frozen}, f"memory://{node.address}") as ckpt:
         ckpt.save(0).wait("remote", 30)
         ckpt.save(1).wait("remote", 30)
+        was = frozen.weight.clone()
         frozen.weight.data.add_(1)
-        snapshot, _ = ckpt._taking.take(ckpt.state)
-        frozen.weight.add_(1)
-        for chunk in range(snapshot.pieces.count):
-            snapshot.digest(chunk)
-        with pytest.raises(CheckpointError, match="is frozen and was changed in place"):
-            snapshot.raise_if_torn()
+        handle = ckpt.save(2)
+        frozen.weight.data.copy_(was)
+        handle.wait("remote", 30)
+        assert ckpt.restore() == 2
+        assert torch.equal(frozen.weight, was + 1)
+
+
+@pytest.mark.parametrize("written", ["never", "once", "every time"])
+def test_a_frozen_parameter_is_copied_again_only_if_it_was_written(node: MemoryNode, written: str) -> None:
+    frozen = torch.nn.Linear(300, 300).requires_grad_(False)
+    with Checkpointer({"frozen": frozen}, f"memory://{node.address}", run=f"run-{next(runs)}") as ckpt:
+        for step in range(4):
+            if written == "every time" or (written == "once" and step == 2):
+                frozen.weight.data.numpy()[step + 3] = step
+            truth = frozen.weight.clone()
+            ckpt.save(step).wait("remote", 30)
+            frozen.weight.data.zero_()
+            assert ckpt.restore() == step
+            assert torch.equal(frozen.weight, truth)

@@ -70,7 +70,7 @@ def test_fields_that_are_not_known_are_ignored(node: MemoryNode, connect: Callab
 def test_requests_are_answered_in_order_before_the_next_is_awaited(start_node: Any, connect: Any) -> None:
     client = connect(start_node(token="t").address, "run", token="t")
     client.send(b"".join(client.head_of(Kind.STEPS if n % 2 else Kind.RUNS, {}) for n in range(10)))
-    assert [sorted(client.answer()[1])[-1] for _ in range(10)] == ["runs", "steps"] * 5
+    assert ["steps" in client.answer()[1] for _ in range(10)] == [False, True] * 5
 
 
 def test_what_is_malformed_is_answered_with_request_0_and_the_end(node: MemoryNode, connect: Any) -> None:
@@ -142,6 +142,14 @@ def test_steps_are_ascending_and_the_last_600(start_node: Any, connect: Callable
     assert steps == sorted(steps)
     assert len(steps) == 600
     assert steps[-1] == 604
+
+
+def test_a_node_tells_whether_checkpoints_become_more_than_remote(
+    start_node: Any, connect: Callable[..., Client], tmp_path: Path
+) -> None:
+    for fields, expected in (({}, False), ({"spill": tmp_path}, True)):
+        answer = connect(start_node(**fields).address, "run").ask(Kind.STEPS)[1]
+        assert answer == {"steps": [], "writes_on": expected}
 
 
 def test_a_verifier_is_not_readable_on_the_wire_where_there_is_a_token(start_node: Any, connect: Any) -> None:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepvm import strict_json as strict
-from deepvm.errors import Corrupt, MalformedFile, UsageError
+from deepvm.errors import Corrupt, MalformedFile, StoreError, UsageError
+from deepvm.memnode import wire
 from deepvm.store.base import MOST_FACTS_DEPTH, Manifest
 from deepvm.store.header import parse_header
 
@@ -102,6 +103,15 @@ def test_files_have_their_own_errors(tmp_path: Any) -> None:
     (tmp_path / "bad").write_text("{")
     with pytest.raises(MalformedFile, match="write it anew"):
         strict.read_file(tmp_path / "bad", most_bytes=10, hint="write it anew")
+
+
+@pytest.mark.parametrize(
+    "meta", [{}, {"message": ""}, {"message": None}, {"message": [1]}, {"code": [], "message": " "}, {"code": "\x1b"}]
+)
+def test_a_refusal_without_words_still_says_something(meta: dict[str, Any]) -> None:
+    with pytest.raises(StoreError, match="refused without a reason") as caught:
+        wire.raise_error(meta)
+    assert str(caught.value).isprintable()
 
 
 # --- manifests and headers ------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ class Checkpointer:
 
     What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
     DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
-    from DEEPVM_RUN_KEY. Where DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
+    from DEEPVM_RUN_KEY. With ``live=False`` save() copies the whole state before it returns, and nothing is read later.
+    Where DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Checkpointer:
         on_busy: str = "skip",
         replay: Step | None = None,
         positions: Mapping[str, str] | None = None,
+        live: bool = True,
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
@@ -78,7 +80,7 @@ class Checkpointer:
         self._rank, self._world_size = ranks.rank_and_world_size()
         first = self._stores[0]
         self._transfer = given.transfer(self._rank, self._world_size)
-        self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size)
+        self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
         self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
@@ -101,6 +103,8 @@ class Checkpointer:
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
+        with suppress(Exception):  # as above
+            self._taking.warm_up(self.state)
         self._attempts = 0
         self._unsaved = Unsaved()
         self._closed = False
@@ -123,14 +127,15 @@ class Checkpointer:
         if announced_s is not None:
             self.notice(announced_s)
         under_way = not self._sending.wait_idle(0.0)
-        if self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds):
+        due = self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
+        if due or self._sending.to_be_repeated(self._world_size):
             handle = self._save(step)
             if self._notices.interrupts:  # the run ends with this save: steps after it would be lost
                 self._before_step()
                 handle.wait_for_the_end(self._pace.notice_ends_s)
             return handle
         with suppress(Exception):  # a state that cannot be saved is told when it is
-            self._taking.warm_up(self._components())
+            self._taking.warm_up(self.state)
         return None
 
     def save(self, step: int) -> SaveHandle:
@@ -175,6 +180,11 @@ class Checkpointer:
             extra = ", ".join(ranks.gather_texts(f"save({step})", join(skeletons)))
         self._sending.put(snapshot, handle, extra)
         return handle
+
+    def settle(self) -> None:
+        """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
+        save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
+        self._sending.settle(self._handle)
 
     def notice(self, seconds_left: float) -> None:
         """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
@@ -241,14 +251,7 @@ class Checkpointer:
         """Copy what is live and not yet sent."""
         self._start.let_go()
         self._determinism.settle()
-        snapshot, handle = self._sending.snapshot, self._handle
-        if snapshot is None or handle is None or snapshot.frozen:
-            return
-        began = time.perf_counter()
-        snapshot.freeze()
-        self._sending.snapshot = None
-        handle.stall_s += time.perf_counter() - began
-        handle.advance("staged")
+        self.settle()
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
@@ -306,6 +309,7 @@ class Checkpointer:
         self._determinism.forget()
         components = self._components()
         with self._start.restoring(), ExitStack() as stack:
+            stack.enter_context(self._taking.warming.paused())
             stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
             restored = restore_newest(stores, self.run, components, step, wanted, lazy, deadline_s=self._deadline_s)
             if restored is not None and restored.on_demand is not None:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
 
 from deepvm.checkpoint.layout import DTYPES, Entry, Layout
-from deepvm.checkpoint.sources import versions_of
 from deepvm.checkpoint.staging import Staging
 from deepvm.errors import CheckpointError
 
@@ -30,6 +30,7 @@ log = logging.getLogger("deepvm.checkpoint")
 GROUP_BYTES = 64 * 2**20  # copied between two events: 3 ms on PCIe 4, so that senders start early and events stay few
 ARRIVE_S = 600.0  # no copy takes so long; a device that needs more is lost
 POLL_S = 0.0002
+versions_of = attrgetter("_version")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 
 

@@ -61,3 +61,7 @@ class StepHooks:
         for hook in hooks:
             hook.remove()
         self._watched.clear()
+        self._before_step = _nothing  # whose method it was is free to go
+
+
+def _nothing(*_: object) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.transfer import Sent
-from deepvm.errors import CheckpointError, StoreUnavailable
+from deepvm.errors import StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
 from deepvm.store.strips import Strip, views_of
 
@@ -48,10 +48,8 @@ class PlainTransfer:
         writer = self._store.writer(self._run, step, size_bytes=size_bytes, chunk_bytes=pieces.chunk_bytes)
         try:
             digests = [self._put(writer, snapshot, chunk) for chunk in range(pieces.count)]
-            snapshot.check_untorn()
             on_sent()
-            if snapshot.torn:
-                raise CheckpointError(snapshot.torn)
+            snapshot.raise_if_torn()
             writer.publish(
                 Manifest(
                     run=self._run,

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from deepvm.checkpoint import ranks
 from deepvm.checkpoint.alarms import alarm
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import Determinism
@@ -23,6 +24,7 @@ from deepvm.errors import CheckpointError, DeepvmError
 
 log = logging.getLogger("deepvm.checkpoint")
 
+DISTURBED_S = 10.0  # until a save that has failed on one rank has ended on all
 STATE_FORMAT = "deepvm-state/1"
 TELL_S = 5.0  # a wait at the end of a process that is longer is told
 _Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
@@ -50,6 +52,8 @@ class Sending:
         self._last_reason: str | None = None  # why the last one failed
         self.snapshot: Snapshot | None = None  # of which something is live, and not yet sent
         self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()
+        self._unconfirmed = False  # whether the last save was disturbed on another rank
+        self.disturbed = False  # the last save failed since tensors were written; it is taken again
         self._idle = threading.Event()
         self._idle.set()
         self._under_way: SaveHandle | None = None
@@ -67,7 +71,31 @@ class Sending:
     def begin(self, snapshot: Snapshot) -> None:
         """From here on a save is under way."""
         self._idle.clear()
+        self.disturbed, self._unconfirmed = False, True
         self.snapshot = snapshot
+
+    def to_be_repeated(self, world_size: int) -> bool:
+        """True if the last save has to be taken again, since tensors were written while it read them. Ranks agree on it
+        once, at the first step after the save."""
+        if world_size == 1:
+            return self.disturbed and self.wait_idle(0.0)
+        again = self._unconfirmed and ranks.any_of("whether the last save was disturbed", self.disturbed)
+        self._unconfirmed = False
+        if again:
+            self.wait_idle(DISTURBED_S)
+        return again
+
+    def settle(self, handle: SaveHandle | None) -> None:
+        """Copy what the save under way still reads in place."""
+        snapshot = self.snapshot
+        if snapshot is None or handle is None or snapshot.frozen:
+            return
+        began = time.perf_counter()
+        snapshot.freeze()
+        self.snapshot = None
+        self.disturbed = self.disturbed or snapshot.torn is not None
+        handle.stall_s += time.perf_counter() - began
+        handle.advance("staged")
 
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
@@ -88,7 +116,6 @@ class Sending:
         if handle.state == "failed":  # given up before
             return
         self._status.failed += 1
-        self._taking.forget_stable()
         self._status.last_error = f"step {handle.step} was not saved: {error}"
         first = str(error) != self._last_reason
         self._last_reason = str(error)
@@ -143,8 +170,12 @@ class Sending:
                 self._status.last_remote_step = handle.step
                 self._tiers.follow(handle)
             except Exception as error:
+                if snapshot.torn is not None:
+                    self.disturbed = True
+                    self._taking.disturbed()
                 self.failed(handle, error)
             finally:
+                snapshot.end()
                 self._status.stall_s += handle.stall_s
                 if self.snapshot is snapshot:
                     self.snapshot = None

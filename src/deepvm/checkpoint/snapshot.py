@@ -1,61 +1,57 @@
 """One consistent picture of the state, taken while training goes on.
 
-A tensor's bytes come from one of three sources:
+A tensor's bytes come from one of two sources:
 
-- **live**: it changes only in an optimizer's step. Its bytes are read where they are; before the optimizer steps
-  (``freeze``, called by its own pre-hook) what was not yet sent is copied into staging memory.
-- **stable**: a frozen parameter that did not change since the last save. Its copy of then is still in staging memory.
+- **in place**: memory that only an optimizer's step changes, and whose pages are protected. Its bytes are read where
+  they are; before the optimizer steps (``freeze``, called by its own pre-hook) what was not yet sent is copied into
+  staging memory, and the pages are unprotected.
 - **staged**: anything else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
 
-Live tensors are watched by torch's version counters, stable ones are compared with their copies: a snapshot of which a
-tensor changed before it was read is torn, says so, and is never committed.
+Every chunk is proven: after its bytes were read, and before it counts as sent, the kernel is asked whether one of its
+pages was written since the snapshot was taken. If one was, the snapshot is torn; the save fails and is never committed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 
 import torch
 import xxhash
 
 from deepvm.checkpoint.device import Arrivals
 from deepvm.checkpoint.layout import DTYPES, Layout
-from deepvm.checkpoint.sources import Sources, versions_of
-from deepvm.checkpoint.staging import Staging, copy_bytes, same_bytes
+from deepvm.checkpoint.sources import Sources
+from deepvm.checkpoint.staging import Staging, copy_bytes
 from deepvm.errors import CheckpointError
 from deepvm.store.connection import Send
 from deepvm.store.strips import Strip, from_offset, views_of
 
-_NEXT = "from the next save on it is copied every time"
+_CHANGED = "a tensor was changed in place before it was saved, other than by the optimizer's step"
 GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its trainer
 
 
 class Snapshot:
-    """``stable`` are tensors by entry, as they were when they were staged; what is not live was staged before."""
+    """``sources`` have begun: what is not in place is staged."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        stable: Mapping[int, torch.Tensor],
-        copies: Sequence[int],
-        arrivals: Arrivals | None = None,
-    ) -> None:
+    def __init__(self, sources: Sources, copies: Sequence[int], arrivals: Arrivals | None = None) -> None:
         self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
-        self._stable, self._arrivals = stable, arrivals
-        sources.mark()
-        self._stable_versions = {entry: versions_of(tensor) for entry, tensor in stable.items()}
-        self._moved = bytearray(self.pieces.count)  # live parts are in staging memory now
+        self._arrivals = arrivals
+        self._in_place = sources.in_place
+        self._moved = bytearray(self.pieces.count)  # what was in place is in staging memory now
         self._waiting = bytearray(copies)  # how many nodes still have to get the chunk from this rank
-        self.frozen = False
+        self._ending = threading.Lock()
+        self.frozen = False  # nothing is protected any more
         self.torn: str | None = None
-        self.unseen: set[str] = set()  # stable tensors that changed though torch's counters say they did not
 
     # --- the trainer's side -------------------------------------------------------------------------------------
 
     def freeze(self) -> int:
-        """Copy what is live and not yet sent; returns the bytes copied. After it, tensors may change."""
-        if self.frozen:
-            return 0
+        """Copy what is in place and not yet sent; returns the bytes copied. After it, tensors may change."""
+        with self._ending:
+            return 0 if self.frozen else self._freeze()
+
+    def _freeze(self) -> int:
         if self._arrivals is not None:
             self._arrivals.hold()  # on the GPU; nothing waits here
         self._sources.gate.clear()  # senders stand still
@@ -63,13 +59,16 @@ class Snapshot:
         held = [lock for lock, waiting in zip(locks, self._waiting, strict=True) if waiting and lock.acquire()]
         try:
             copied = 0
-            unsent = [c for c, n in enumerate(self._waiting) if n and self._sources.in_chunk[c] and not self._moved[c]]
-            self.check_untorn()  # what is sent already, too: after this, nobody can tell
-            if unsent:
+            unsent = [c for c, n in enumerate(self._waiting) if n and self._in_place.in_chunk[c]]
+            if unsent and self.torn is None:
                 copied = self._copy(unsent)
+                self._prove(unsent)  # after the copy: it must not have been written until then
+            self._check_device()
+            if self.torn is None:
                 for chunk in unsent:
                     self._moved[chunk] = 1
             self.frozen = True
+            self._sources.unprotect()
             return copied
         finally:
             for lock in held:
@@ -77,26 +76,35 @@ class Snapshot:
             self._sources.gate.set()
 
     def _copy(self, unsent: Sequence[int]) -> int:
-        everything = len(unsent) >= 0.9 * sum(self._sources.in_chunk)
+        everything = len(unsent) >= 0.9 * sum(self._in_place.in_chunk)
         try:
             return self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
         except Exception as error:  # training goes on without this save
             self.torn = f"the state could not be copied: {error}"
             return 0
 
-    def check_untorn(self) -> None:
-        """That no tensor which is read where it is has changed since the snapshot was taken."""
-        if self.frozen or self.torn is not None:
-            return
-        on_device = self._arrivals is not None and self._arrivals.changed()
-        if on_device or self._sources.changed():
-            self.torn = "a tensor was changed in place before it was saved, other than by the optimizer's step"
+    def _prove(self, chunks: Sequence[int]) -> None:
+        """That nothing which these chunks have in place was written since the snapshot was taken. Only before
+        ``frozen``, and after the bytes were read."""
+        if not all(map(self._sources.untouched, chunks)):
+            self.torn = self.torn or _CHANGED
+
+    def _check_device(self) -> None:
+        if not self.frozen and self._arrivals is not None and self._arrivals.changed():
+            self.torn = self.torn or _CHANGED
 
     def raise_if_torn(self) -> None:
-        """Asked twice, also right before the commit: torch counts a change when it is finished, not when it begins."""
-        self.check_untorn()
+        """Asked once all chunks are sent, each of them proven, and again right before the commit."""
+        self._check_device()
         if self.torn is not None:
             raise CheckpointError(self.torn)
+
+    def end(self) -> None:
+        """The save is over, whatever came of it: nothing is read any more, and nothing is to be protected."""
+        with self._ending:
+            if not self.frozen:
+                self.frozen = True
+                self._sources.unprotect()
 
     # --- the senders' side --------------------------------------------------------------------------------------
 
@@ -110,48 +118,42 @@ class Snapshot:
         self.ready(chunk)
         self._sources.gate.wait(GATE_S)
         with self._sources.locks[chunk]:
-            self._compare_stable(chunk)
             hasher = xxhash.xxh3_64()
             for view in views_of(self._strips(chunk)):
                 hasher.update(view)
+            self._prove_read(chunk)
             return hasher.intdigest()
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
-        """Call ``send`` with the memory of a chunk from an offset on, while nothing moves or changes it."""
+        """Call ``send`` with the memory of a chunk from an offset on, while nothing moves it."""
         self.ready(chunk)
         self._sources.gate.wait(GATE_S)
         with self._sources.locks[chunk]:
-            if not offset:
-                self._compare_stable(chunk)
             return send(from_offset(self._strips(chunk), offset))
 
     def sent(self, chunk: int) -> None:
+        """Count the chunk as sent to one node, if what was read of it is the state of the save. Raises if not: its
+        digest has not left this process then, without which no node takes it for whole."""
         with self._sources.locks[chunk]:
+            self._prove_read(chunk)
             self._waiting[chunk] -= 1
 
     def readable(self, chunk: int) -> bool:
         """Whether the chunk's bytes are still those of the snapshot."""
-        return not self.frozen or bool(self._moved[chunk]) or not self._sources.in_chunk[chunk]
+        return not self.frozen or bool(self._moved[chunk]) or not self._in_place.in_chunk[chunk]
 
-    def _compare_stable(self, chunk: int) -> None:
-        """Find what changed before the save behind the version counters. What changed since in their sight may have
-        changed before as well, and nobody can tell: such a parameter is not frozen enough to be read so."""
-        for entry, offset, length in self.pieces.parts[chunk] if self._stable else ():
-            tensor = self._stable.get(entry)
-            if tensor is None:
-                continue
-            where = self.pieces.layout.entries[entry]
-            same = same_bytes(self.staging.address + offset, tensor.data_ptr() + offset - where.start, length)
-            if not same:
-                hidden = versions_of(tensor) == self._stable_versions[entry]
-                how = "behind torch's back (through .data?)" if hidden else "in place before it was saved"
-                self.unseen.add(where.name)
-                self.torn = f"{where.name} is frozen and was changed {how}: {_NEXT}"
+    def _prove_read(self, chunk: int) -> None:
+        """For whoever holds the chunk's lock: a chunk that is waited for is moved, and proven, under that lock."""
+        if self._in_place.in_chunk[chunk] and not self._moved[chunk]:
+            if not self.frozen:
+                self._prove([chunk])
+            if self.torn is not None:
+                raise CheckpointError(self.torn)
 
     def _strips(self, chunk: int) -> list[Strip]:
         if not self.readable(chunk):
-            raise CheckpointError(f"chunk {chunk} was given up to the optimizer and cannot be read again")
-        return self._sources.strips(chunk, moved=bool(self._moved[chunk]))
+            raise CheckpointError(self.torn or f"chunk {chunk} was given up to the optimizer and cannot be read again")
+        return self._in_place.strips(chunk, moved=bool(self._moved[chunk]))
 
 
 def stage(staging: Staging, layout: Layout, entry: int, tensor: torch.Tensor) -> None:

@@ -9,7 +9,7 @@ import ctypes
 import math
 import mmap
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import torch
@@ -52,16 +52,24 @@ class Staging:
         self.own = over is None  # and not a file's, or a segment's
         self.view = memoryview(self._map)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._touched_bytes = 0
         if warm:
-            self._touch()
+            self.touch(size_bytes)
 
-    def _touch(self) -> None:
+    def touch(self, until: int, may_continue: Callable[[], bool] = lambda: True) -> None:
+        """Touch the first so many bytes, as far as they are not, and as long as that may continue."""
         libc = ctypes.CDLL(None, use_errno=True)
-        for start in range(0, self.size_bytes, _EXTENT_BYTES):
-            length = min(_EXTENT_BYTES, self.size_bytes - start)
+        while self._touched_bytes < until and may_continue():
+            start = self._touched_bytes
+            length = min(_EXTENT_BYTES, until - start)
+            self._touched_bytes += length
             where = ctypes.c_void_p(self.address + start)
             if libc.madvise(where, ctypes.c_size_t(_pages_up(length)), _POPULATE_WRITE) != 0:
                 ctypes.memset(self.address + start, 0, length)
+
+    def shrink(self, size_bytes: int) -> None:
+        """Use the first so many bytes only: what was reserved behind them and never touched takes no memory."""
+        self.size_bytes, self.mapped_bytes = size_bytes, _pages_up(max(1, size_bytes))
 
     def tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         """A tensor over a part of this memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,17 +12,24 @@ import torch
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.capture import Capture, Captured
+from deepvm.checkpoint.copying import Copier, is_small
 from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.differing import name_difference
+from deepvm.checkpoint.frozen import Frozen
 from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
 from deepvm.checkpoint.pieces import Pieces
-from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.snapshot import Snapshot, stage
-from deepvm.checkpoint.sources import Copier, Sources, is_small
-from deepvm.checkpoint.staging import Staging, same_bytes
+from deepvm.checkpoint.sources import Sources
+from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.warming import Warming, expected_bytes
+from deepvm.checkpoint.write_watch import shared_watch
 from deepvm.errors import CheckpointError, OverBudget
 from deepvm.units import format_bytes
 
+log = logging.getLogger("deepvm.checkpoint")
+
+MOST_WARMED = 3  # at the start, and after the first steps
+MOST_DISTURBED = 3  # saves, before all that follow copy the state at once
 HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
 
 
@@ -35,7 +42,8 @@ class _Plan:
     sources: Sources
     small: list[str]  # names of small tensors that no optimizer owns, buffers for one: copied in one call
     places: list[torch.Tensor]  # where in staging memory each of these goes
-    others: list[tuple[str, int, bool]]  # name and entry of all others, and whether it is a frozen parameter
+    frozen: Frozen  # large parameters that nobody trains
+    others: list[tuple[str, int]]  # name and entry of all others
     on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
 
     def has_room(self, text_bytes: int) -> bool:
@@ -49,6 +57,11 @@ class _Plan:
             for name, tensor in captured.replaced.items()
         )
 
+    def close(self) -> None:
+        """Let go of the pages that are watched."""
+        self.sources.close()
+        self.frozen.close()
+
 
 def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
     return [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
@@ -57,44 +70,69 @@ def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
 class Taking:
     """Takes the snapshots of one checkpointer."""
 
-    def __init__(self, chunk_bytes: Callable[[], int], copies: Callable[[Pieces], list[int]], world_size: int) -> None:
+    def __init__(
+        self,
+        chunk_bytes: Callable[[], int],
+        copies: Callable[[Pieces], list[int]],
+        world_size: int,
+        *,
+        live: bool = True,
+    ) -> None:
+        """``live``: read in place what can be watched, instead of copying everything at save()."""
         self._chunk_bytes, self._copies, self._world_size = chunk_bytes, copies, world_size
+        self._live, self._disturbed, self._copy_next = live, 0, False
         self._capture = Capture()
         self._copier = Copier()
         self.device_copies = DeviceCopies()
         self._plan: _Plan | None = None
-        self._seen: dict[str, tuple[int, int]] = {}  # of tensors that no optimizer owns: address and version
-        self._watched: set[str] = set()  # frozen parameters that were compared with their copies once
-        self._unwatched: set[str] = set()  # those that change without a sign: copied every time
-        self._last: Snapshot | None = None
+        self._outgrown = False
         self.staging: Staging | None = None
-        self._warming: threading.Thread | None = None
+        self.warming, self._warmed = Warming(), 0
         self.budget_bytes: int | None = None
 
     def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, bytearray]]:
-        """A snapshot, and the skeletons of the state's components. What neither an optimizer owns nor stayed as it
-        was is copied."""
-        captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
-        if self._last is not None:
-            self._unwatched |= self._last.unseen
-            self._last = None  # its memory is for the next one
-        stable: dict[int, torch.Tensor] = {}
+        """Take a snapshot; with it the skeletons of the state's components. What cannot be watched is copied."""
+        if self._outgrown and self._plan is not None:
+            self._plan.close()
+            self._plan = None
+        self._outgrown = False
+        live, self._copy_next = self._live and not self._copy_next, False
+        early = self._plan
+        if early is not None:
+            early.sources.begin(live=live)  # another thread copies while this one looks at the state
+        try:
+            captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
+        except BaseException:
+            if early is not None:
+                early.sources.finish()
+                early.sources.unprotect()
+            raise
+        if plan is not early:
+            plan.sources.begin(live=live)
         if plan.small:
             with torch.no_grad():
                 torch._foreach_copy_(plan.places, [captured.tensors[name] for name in plan.small])
-        for name, entry, frozen in plan.others:
-            tensor = captured.tensors[name]
-            mark = (tensor.data_ptr(), tensor._version)
-            if frozen and self._seen.get(name) == mark and self._is_as_staged(name, plan, entry, tensor):
-                stable[entry] = tensor
-            else:
-                stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
-            self._seen[name] = mark
-        arrivals = self._start_arrivals(plan, captured)
-        self._last = Snapshot(plan.sources, stable, self._copies(plan.pieces), arrivals)
-        return self._last, captured.texts
+        plan.sources.finish()
+        plan.frozen.stage(captured.tensors)
+        for name, entry in plan.others:
+            stage(plan.sources.staging, plan.pieces.layout, entry, captured.tensors[name])
+        arrivals = self._start_arrivals(plan, captured, live)
+        return Snapshot(plan.sources, self._copies(plan.pieces), arrivals), captured.texts
 
-    def _start_arrivals(self, plan: _Plan, captured: Captured) -> Arrivals | None:
+    @property
+    def reads_in_place(self) -> int:
+        """The bytes that the last save left where they were."""
+        return 0 if self._plan is None else self._plan.sources.in_place.bytes
+
+    def disturbed(self) -> None:
+        """Copy everything at the next save: what the last one read in place was written meanwhile."""
+        self._copy_next = True
+        self._disturbed += 1
+        if self._live and self._disturbed >= MOST_DISTURBED:
+            self._live = False
+            log.warning("%d saves were disturbed by writes: from now on save() copies the state", self._disturbed)
+
+    def _start_arrivals(self, plan: _Plan, captured: Captured, live: bool) -> Arrivals | None:
         loose: list[tuple[int, torch.Tensor]] = []
         owned: list[tuple[int, torch.Tensor]] = []
         for name, entry, address in plan.on_device:
@@ -102,19 +140,8 @@ class Taking:
             if not self.device_copies.takes(tensor):  # it came down from the GPU since
                 stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
             else:
-                (owned if address and address == tensor.data_ptr() else loose).append((entry, tensor))
+                (owned if live and address and address == tensor.data_ptr() else loose).append((entry, tensor))
         return self.device_copies.start(plan.sources.staging, plan.pieces.layout, loose, owned)
-
-    def _is_as_staged(self, name: str, plan: _Plan, entry: int, tensor: torch.Tensor) -> bool:
-        """Whether a frozen parameter can be trusted to tell its changes: compared once here, later by the senders.
-        Moving averages are frozen, too, and often written through .data, which no counter sees."""
-        if name in self._watched:
-            return name not in self._unwatched
-        where = plan.pieces.layout.entries[entry]
-        if not same_bytes(plan.sources.staging.address + where.start, tensor.data_ptr(), where.bytes):
-            self._unwatched.add(name)
-        self._watched.add(name)
-        return name not in self._unwatched
 
     def _take_alone(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
         captured = self._capture.take(state)
@@ -157,39 +184,30 @@ class Taking:
         return self._plan is not None and self._plan.pieces.layout.holds(specs)
 
     def warm_up(self, state: Mapping[str, Any]) -> None:
-        """Touch staging memory in the background, so that the first save finds it warm."""
-        if self.staging is not None or self._warming is not None:
+        """Touch staging memory in the background, so that the first save finds it warm: at first for what the state of
+        optimizers will probably be, and once they have stepped for what it is."""
+        if self._plan is not None or self._warmed >= MOST_WARMED:
             return
-        tensors = self._capture.take(state).tensors.values()
-        size_bytes = sum(t.numel() * t.element_size() for t in tensors)
-        size_bytes += size_bytes // 64 + 4 * HEADER_SLACK_BYTES  # the header, about
-        if self.budget_bytes is None or size_bytes <= self.budget_bytes:
-            self._warming = threading.Thread(target=self._touch, args=(size_bytes,), name="deepvm-warm", daemon=True)
-            self._warming.start()
-
-    def _touch(self, size_bytes: int) -> None:
-        stand_back()
-        self.adopt(Staging(size_bytes))
-
-    def adopt(self, staging: Staging) -> None:
-        """Use memory that is warm already, if there is none yet."""
-        if self.staging is None:
-            self.staging = staging
+        self._warmed += 1
+        size_bytes = expected_bytes(state)
+        if size_bytes > self.warming.size_bytes:
+            self.warming.begin(size_bytes, self.budget_bytes)
 
     def close(self) -> None:
+        if self._plan is not None:
+            self._plan.close()
+        self.warming.close()
         self._copier.close()
         self.device_copies.release()
 
-    def forget_stable(self) -> None:
-        """Copy everything that no optimizer owns the next time: nobody knows any more what was saved last."""
-        self._seen = {}
-
     def forget_plan(self) -> None:
         """Plan anew the next time: the header has no room left."""
-        self._plan = None
+        self._outgrown = True
 
     def _make_plan(self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool) -> _Plan:
         """All but the staging memory: what a GPU's driver knows of that belongs to the trainer's own thread."""
+        if self._plan is not None:
+            self._plan.close()
         pieces, text_bytes = apart(lambda: self._make_pieces(captured, state, text_bytes, again=again))
         staging = self._warm(pieces.layout)
         return apart(lambda: self._plan_sources(captured, state, pieces, text_bytes, staging))
@@ -207,16 +225,14 @@ class Taking:
         ) * self._world_size  # JSON within JSON: a character takes two at most
         layout = make_layout(specs, {"skeleton": ""}, room, _stability(captured, state))
         self._check_budget(layout)
-        self._seen = {}
         return Pieces(layout, self._chunk_bytes()), text_bytes
 
     def _plan_sources(
         self, captured: Captured, state: Mapping[str, Any], pieces: Pieces, text_bytes: int, staging: Staging
     ) -> _Plan:
         owned_tensors: list[torch.Tensor | None] = [None] * len(captured.tensors)
-        small, others, on_device = [], [], []
+        small, others, still, on_device = [], [], [], []
         owned = _owned_addresses(state)
-        # Parameters alone: batch norm changes its buffers without torch's version counters noticing.
         frozen = _frozen_addresses(state) - owned
         for name, tensor in captured.tensors.items():
             entry = pieces.layout.by_name[name]
@@ -225,16 +241,19 @@ class Taking:
                 on_device.append((name, entry, tensor.data_ptr() if tensor.data_ptr() in owned else 0))
             elif readable and tensor.data_ptr() in owned:
                 owned_tensors[entry] = tensor
-            elif readable and tensor.data_ptr() in frozen:
-                others.append((name, entry, True))
             elif is_small(tensor):
                 small.append(name)
+            elif readable and tensor.data_ptr() in frozen:
+                still.append((name, entry))
             else:
-                others.append((name, entry, False))
+                others.append((name, entry))
         entries = [pieces.layout.entries[pieces.layout.by_name[name]] for name in small]
         places = [staging.tensor(where.start, DTYPES[where.dtype], where.shape) for where in entries]
-        sources = Sources(pieces, owned_tensors, staging, self._copier)
-        return _Plan(pieces, text_bytes, sources, small, places, others, on_device)
+        watch = shared_watch() if still or (self._live and any(t is not None for t in owned_tensors)) else None
+        sources = Sources(pieces, owned_tensors, staging, self._copier, watch if self._live else None)
+        live_pages = sources.pages.pages if sources.pages is not None else set()
+        unchanged = Frozen(staging, pieces.layout, still, self._copier, watch, live_pages)
+        return _Plan(pieces, text_bytes, sources, small, places, unchanged, others, on_device)
 
     def _check_budget(self, layout: Layout) -> None:
         if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
@@ -244,9 +263,9 @@ class Taking:
             )
 
     def _warm(self, layout: Layout) -> Staging:
-        if self._warming is not None:
-            self._warming.join()
-            self._warming = None
+        warmed = self.warming.take(layout.size_bytes)
+        if self.staging is None:
+            self.staging = warmed
         if self.staging is None or self.staging.size_bytes < layout.size_bytes:
             self.device_copies.release()
             self.staging = None  # the old one goes before the new one comes

@@ -166,8 +166,10 @@ def error_meta(code: str, message: str) -> dict[str, str]:
 
 
 def raise_error(meta: Mapping[str, Any]) -> None:
-    code, message = meta.get("code"), str(meta.get("message"))[:1000]
-    shown = "".join(letter if letter.isprintable() else "?" for letter in message)  # it may go to a terminal
+    code, message = meta.get("code"), meta.get("message")
+    if not isinstance(message, str) or not message.strip():
+        message = f"refused without a reason ({strict.brief(code)})"
+    shown = "".join(letter if letter.isprintable() else "?" for letter in message[:1000])  # it may go to a terminal
     raise _ERRORS.get(str(code), StoreError)(shown)
 
 

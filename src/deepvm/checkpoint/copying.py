@@ -1,0 +1,132 @@
+"""Copies with several threads: large memory in pieces, small tensors many at a time.
+
+A call for each small tensor would take longer than its copy, and so would handing over the interpreter's lock for each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from deepvm.checkpoint.staging import copy_bytes, copy_small
+
+SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
+BATCH_BYTES = 2 * 2**20
+PIECE_BYTES = 4 * 2**20
+ALONE_BYTES = 4 * 2**20  # less is copied before another thread would begin
+ONE_CALL_BYTES = 32 * 2**20  # more is shared by several threads
+HANDED_OVER_S = 0.002  # until another thread begins; it does all of it, or this one does
+COPY_THREADS = min(4, os.cpu_count() or 1)
+_INTEGERS = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
+COPY_S = 600.0  # no copy takes so long
+
+Span: TypeAlias = tuple[int, int, int]  # to, from, length
+Job: TypeAlias = Callable[[], object]
+
+
+def is_small(tensor: torch.Tensor) -> bool:
+    """Whether a call for its copy alone would take longer than the copy, so that it is copied with others."""
+    plain = type(tensor) is torch.Tensor and not tensor.is_complex()
+    return plain and tensor.nbytes < SMALL_BYTES and tensor.numel() < SMALL_COUNT
+
+
+class Copier:
+    """Does copies with several threads, the calling one among them; the others start with the first copy."""
+
+    def __init__(self, threads: int = COPY_THREADS) -> None:
+        self._threads = threads
+        self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._helpers: list[threading.Thread] = []
+
+    def do(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+        """Return when all are done, or raise what kept one from it. ``alone``: with the calling thread only."""
+        if alone:
+            for job in jobs:
+                job()
+            return
+        self.finish(self.start(jobs))
+
+    def start(self, jobs: Iterable[Job]) -> Work:
+        """Let the other threads begin."""
+        while len(self._helpers) < self._threads - 1:
+            self._helpers.append(threading.Thread(target=self._help, name="deepvm-copy", daemon=True))
+            self._helpers[-1].start()
+        work = Work(iter(jobs))
+        for _ in self._helpers:
+            self._work.put(work)
+        return work
+
+    def finish(self, work: Work) -> None:
+        """Take part until all is done."""
+        work.share()
+        for _ in self._helpers:
+            work.shared.acquire(timeout=COPY_S)
+        if work.failure is not None:
+            raise work.failure
+
+    @property
+    def helpers(self) -> int:
+        return len(self._helpers)
+
+    def close(self) -> None:
+        for _ in self._helpers:
+            self._work.put(None)
+
+    def _help(self) -> None:
+        while (work := self._work.get()) is not None:
+            work.share()
+            work.shared.release()
+            del work  # it would stay on the trainer's heap until the next one
+
+
+class Work:
+    """Jobs that several threads share: taking one from the iterator is one step under the GIL."""
+
+    def __init__(self, jobs: Iterator[Job]) -> None:
+        self._jobs, self.shared = jobs, threading.Semaphore(0)  # its own: a copy that was interrupted owes nothing
+        self.begun = threading.Event()
+        self.failure: Exception | None = None
+
+    def share(self) -> None:
+        try:
+            for job in self._jobs:
+                self.begun.set()
+                job()
+        except Exception as error:
+            self.failure = error
+
+
+def in_pieces(span: Span) -> list[Job]:
+    to, source, length = span
+    starts = range(0, length, PIECE_BYTES)
+    return [partial(copy_bytes, to + at, source + at, min(PIECE_BYTES, length - at)) for at in starts]
+
+
+def copy_one_by_one(spans: Sequence[Span]) -> None:
+    for to, source, length in spans:
+        copy_small(to, source, length)
+
+
+def in_one_call(spans: Iterable[Span]) -> Job:
+    """A copy without the interpreter's lock from beginning to end, for another thread beside this one's Python. In
+    pieces of so few numbers that torch starts no threads of its own."""
+    copies: list[torch.Tensor] = []
+    sources: list[torch.Tensor] = []
+    for to, source, length in spans:
+        unit = next(unit for unit in (8, 4, 1) if not (to | source | length) % unit)
+        for at in range(0, length, unit * SMALL_COUNT):
+            size = min(unit * SMALL_COUNT, length - at)
+            copies.append(_numbers(to + at, size, unit))
+            sources.append(_numbers(source + at, size, unit))
+    return partial(torch._foreach_copy_, copies, sources) if copies else lambda: None
+
+
+def _numbers(address: int, length: int, unit: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=_INTEGERS[unit])
