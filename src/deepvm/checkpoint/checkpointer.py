@@ -17,13 +17,14 @@ from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.on_demand import OnDemand
 from deepvm.checkpoint.own_state import StepHooks, write_back
+from deepvm.checkpoint.owners import optimizers
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
 from deepvm.checkpoint.starting import prepare
-from deepvm.checkpoint.taking import Taking, optimizers
+from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told

@@ -120,7 +120,8 @@ def in_one_call(spans: Iterable[Span]) -> Job:
     copies: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     for to, source, length in spans:
-        unit = next(unit for unit in (8, 4, 1) if not (to | source | length) % unit)
+        bits = to | source | length
+        unit = 8 if not bits & 7 else 4 if not bits & 3 else 1
         for at in range(0, length, unit * SMALL_COUNT):
             size = min(unit * SMALL_COUNT, length - at)
             copies.append(_numbers(to + at, size, unit))

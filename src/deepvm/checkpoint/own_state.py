@@ -11,8 +11,8 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.in_place import can_hold
+from deepvm.checkpoint.owners import optimizers
 from deepvm.checkpoint.state import RESERVED
-from deepvm.checkpoint.taking import optimizers
 from deepvm.errors import UsageError
 
 

@@ -53,11 +53,14 @@ class Sources:
         self.locks = [threading.Lock() for _ in range(pieces.count)]  # of chunks, while they are read or move
         self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
         self.gate.set()
-        owned = [
-            (t, entry) for t, entry in zip(tensors, pieces.layout.entries, strict=True) if t is not None and t.nbytes
-        ]
-        self._large = [Part(entry.start, t.data_ptr(), t.nbytes) for t, entry in owned if not is_small(t)]
-        self._small = [(staging.address + entry.start, t.data_ptr(), t.nbytes) for t, entry in owned if is_small(t)]
+        self._large: list[Part] = []
+        self._small: list[Span] = []
+        for tensor, entry in zip(tensors, pieces.layout.entries, strict=True):
+            if tensor is not None and entry.bytes:
+                if is_small(tensor):
+                    self._small.append((staging.address + entry.start, tensor.data_ptr(), entry.bytes))
+                else:
+                    self._large.append(Part(entry.start, tensor.data_ptr(), entry.bytes))
         self.pages = None if watch is None else LivePages(watch, self._held)
         self.in_place = InPlace(pieces, staging, self._large, ())
         self._copies = self._copies_at_save()

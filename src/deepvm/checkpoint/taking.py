@@ -17,6 +17,7 @@ from deepvm.checkpoint.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.differing import name_difference
 from deepvm.checkpoint.frozen import Frozen
 from deepvm.checkpoint.layout import DTYPES, Layout, make_layout, spec_of
+from deepvm.checkpoint.owners import Owners
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot, stage
 from deepvm.checkpoint.sources import Sources
@@ -61,10 +62,6 @@ class _Plan:
         """Let go of the pages that are watched."""
         self.sources.close()
         self.frozen.close()
-
-
-def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
-    return [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
 
 
 class Taking:
@@ -208,13 +205,12 @@ class Taking:
         """All but the staging memory: what a GPU's driver knows of that belongs to the trainer's own thread."""
         if self._plan is not None:
             self._plan.close()
-        pieces, text_bytes = apart(lambda: self._make_pieces(captured, state, text_bytes, again=again))
+        owners = apart(lambda: Owners(state))
+        pieces, text_bytes = apart(lambda: self._make_pieces(captured, owners, text_bytes, again=again))
         staging = self._warm(pieces.layout)
-        return apart(lambda: self._plan_sources(captured, state, pieces, text_bytes, staging))
+        return apart(lambda: self._plan_sources(captured, owners, pieces, text_bytes, staging))
 
-    def _make_pieces(
-        self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool
-    ) -> tuple[Pieces, int]:
+    def _make_pieces(self, captured: Captured, owners: Owners, text_bytes: int, *, again: bool) -> tuple[Pieces, int]:
         """Where everything goes in the file, and for how long a skeleton; as in the last plan, if that has room."""
         old = self._plan
         if old is not None and again and old.has_room(text_bytes):
@@ -223,17 +219,16 @@ class Taking:
         room = (
             2 * text_bytes + HEADER_SLACK_BYTES
         ) * self._world_size  # JSON within JSON: a character takes two at most
-        layout = make_layout(specs, {"skeleton": ""}, room, _stability(captured, state))
+        layout = make_layout(specs, {"skeleton": ""}, room, owners.stability(captured.tensors))
         self._check_budget(layout)
         return Pieces(layout, self._chunk_bytes()), text_bytes
 
     def _plan_sources(
-        self, captured: Captured, state: Mapping[str, Any], pieces: Pieces, text_bytes: int, staging: Staging
+        self, captured: Captured, owners: Owners, pieces: Pieces, text_bytes: int, staging: Staging
     ) -> _Plan:
         owned_tensors: list[torch.Tensor | None] = [None] * len(captured.tensors)
         small, others, still, on_device = [], [], [], []
-        owned = _owned_addresses(state)
-        frozen = _frozen_addresses(state) - owned
+        owned, frozen = owners.owned, owners.frozen - owners.owned
         for name, tensor in captured.tensors.items():
             entry = pieces.layout.by_name[name]
             readable = tensor.device.type == "cpu" and tensor.is_contiguous()
@@ -275,36 +270,3 @@ class Taking:
 
 def _text_bytes(captured: Captured) -> int:
     return sum(2 * len(name) + len(text) + 8 for name, text in captured.texts.items())
-
-
-def _stability(captured: Captured, state: Mapping[str, Any]) -> list[int]:
-    """0 for frozen parameters, 1 for those that are trained, 3 for optimizers' state. 2 for all else, which is small: a
-    restore on demand needs it at once, so it lies together."""
-    parameters, frozen = _parameter_addresses(state), _frozen_addresses(state)
-    late = tuple(f"{name}." for name, part in state.items() if isinstance(part, torch.optim.Optimizer))
-    return [
-        3 if name.startswith(late) else 0 if where in frozen else 1 if where in parameters else 2
-        for name, where in ((name, tensor.data_ptr()) for name, tensor in captured.tensors.items())
-    ]
-
-
-def _parameter_addresses(state: Mapping[str, Any]) -> set[int]:
-    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
-    return {p.data_ptr() for module in modules for p in module.parameters()}
-
-
-def _frozen_addresses(state: Mapping[str, Any]) -> set[int]:
-    modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
-    return {p.data_ptr() for module in modules for p in module.parameters() if not p.requires_grad} - {0}
-
-
-def _owned_addresses(state: Mapping[str, Any]) -> set[int]:
-    """Where the tensors are that only an optimizer's step changes."""
-    owned: set[int] = set()
-    for optimizer in optimizers(state):
-        for group in optimizer.param_groups:
-            owned.update(p.data_ptr() for p in group["params"])
-        for values in optimizer.state.values():
-            owned.update(v.data_ptr() for v in values.values() if isinstance(v, torch.Tensor))
-    owned.discard(0)
-    return owned
