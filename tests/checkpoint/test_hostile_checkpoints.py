@@ -31,7 +31,7 @@ def model() -> dict[str, Any]:
 def save_two(root: Path) -> Path:
     """Steps 1 and 2 of run r; the manifest of step 2."""
     state = model()
-    with deepvm.Checkpointer(state, f"file://{root}", run="r", policy=NEVER) as ckpt:
+    with deepvm.Checkpointer(state, f"file://{root}", run="r", policy=NEVER, on_busy="wait") as ckpt:
         for step in (1, 2):
             state["net"](torch.ones(1, 8)).sum().backward()
             state["optimizer"].step()
