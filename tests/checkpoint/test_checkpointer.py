@@ -402,3 +402,12 @@ def test_nonsense_is_refused(node: MemoryNode) -> None:
         with pytest.raises(UsageError):
             Checkpointer({"x": 1}, bad)
     assert deepvm.Checkpointer is Checkpointer
+
+
+def test_a_save_that_was_waited_for_is_not_in_the_way_of_the_next(tmp_path: Path) -> None:
+    state = {"weight": torch.zeros(1000)}
+    with Checkpointer(state, f"file://{tmp_path}") as ckpt:
+        for step in range(1, 101):
+            handle = ckpt.save(step)
+            handle.wait("remote", 20)
+    assert ckpt.status().skipped == 0

@@ -26,6 +26,7 @@ log = logging.getLogger("deepvm.checkpoint")
 
 DISTURBED_S = 10.0  # until a save that has failed on one rank has ended on all
 STATE_FORMAT = "deepvm-state/1"
+ENDING_S = 1.0  # what is left of a save once it is committed takes microseconds
 TELL_S = 5.0  # a wait at the end of a process that is longer is told
 _Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
 
@@ -65,8 +66,11 @@ class Sending:
         return self._saves.qsize()
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Whether nothing is under way, at once or within that time."""
-        return self._idle.wait(timeout_s)
+        """Whether nothing is under way, at once or within that time. A save that is committed ends in a moment, and is
+        waited for: whoever heard of it may save again."""
+        handle = self._under_way
+        committed = handle is not None and handle.state in ("remote", "durable")
+        return self._idle.wait(max(timeout_s, ENDING_S) if committed else timeout_s)
 
     def begin(self, snapshot: Snapshot) -> None:
         """From here on a save is under way."""
