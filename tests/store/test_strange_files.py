@@ -73,9 +73,11 @@ def test_bytes_that_are_no_plain_file_are_one_sentence_for_every_way_to_read_the
     swap(kept, DATA_2, STRANGE[kind])
     with pytest.raises(StoreError):
         kept.read_chunk(manifest, 0, memoryview(bytearray(CHUNK)))
-    with pytest.raises(StoreError):  # a link to nothing has no file system either: then it is not mapped
-        assert kept.map(manifest) is None
-        kept.read_chunk(manifest, 0, memoryview(bytearray(CHUNK)))
+    try:
+        mapped = kept.map(manifest)
+    except StoreError:
+        return
+    assert mapped is None  # a link to nothing: nobody knows whether its file system is local, so it is not mapped
 
 
 @pytest.mark.parametrize("name", [MANIFEST_2, DATA_2])
