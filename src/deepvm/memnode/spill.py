@@ -52,8 +52,8 @@ class Spill:
         self._directory = Path(directory).absolute()
         self._keep, self._log = keep, log
         self._lock_fd = _lock(self._directory)
-        self._whole = FileStore(self._directory, durable=False)
-        self._parts = FileStore(self._directory / PARTS, durable=False)
+        self._whole = FileStore(self._directory, durable=False, private=True)
+        self._parts = FileStore(self._directory / PARTS, durable=False, private=True)
         self._files = RunFiles(self._directory, log)
         self._mine: dict[str, set[tuple[FileStore, int]]] = {}  # by run: what this node loaded or wrote
 
