@@ -125,50 +125,6 @@ def test_ranks_states_and_manifests_do_not_grow_beyond_their_limit(start_node: A
     wait_until(lambda: node.kept.used_bytes == 0)
 
 
-def test_documents_take_no_more_memory_than_the_node_says(tmp_path: Path) -> None:
-    """One emoji makes a string take four bytes a character once it is parsed, beside the document itself."""
-    text = "x" * (4 * 2**20 - 2000) + "\U0001f600"
-    with NodeProcess(tmp_path, "--spill", str(tmp_path), capacity="64MiB") as node:
-        before = node.figures()["VmRSS"]
-        with pytest.raises(StoreUnavailable, match="documents take"):
-            for number in range(20):
-                with Client(node.address, f"run-{number}", timeout_s=30) as client:
-                    data = content(number, 1000)
-                    client.begin(1, len(data))
-                    client.put(1, 0, data)
-                    document = manifest_of(data, client.run, 1, facts={"a": "?"}).to_bytes()
-                    client.ask(Kind.PUBLISH, {"step": 1}, document.replace(b"?", text.encode()))
-                    wait_until(lambda client=client: client.steps() == {1: "spilled"})
-                    assert client.manifest(1).facts == {"a": text}
-        with Client(node.address, timeout_s=30) as client:
-            kept = client.status()["documents_bytes"]
-        assert number >= 8
-        assert (node.figures()["VmRSS"] - before) * 1024 < kept + 80 * 2**20
-
-
-def test_the_smallest_state_is_charged_what_it_takes(start_node: Any, connect: Any) -> None:
-    node = start_node()
-    client = connect(node.address, "run")
-    client.begin(1, SIZE, world_size=1000)
-    for rank in range(1000):
-        client.ask(Kind.EXTRA, {"step": 1, "rank": rank}, b"0")
-    client.ask(Kind.EXTRA, {"step": 1, "rank": 0}, b"1")  # in place of its first
-    assert 115_000 <= node.kept.used_bytes <= 200_000
-    client.ask(Kind.ABORT, {"step": 1})
-    assert node.kept.used_bytes == 0
-
-
-def test_uploads_that_gave_way_are_remembered_up_to_a_limit(start_node: Any, connect: Any) -> None:
-    node = start_node()
-    client = connect(node.address, "run")
-    for step in range(600):
-        client.begin(step, SIZE)
-    run = node.runs.find("run")
-    assert len(run._superseded) <= 256
-    with pytest.raises(StoreError, match="was not finished before step 599 began"):
-        client.begin(598, SIZE)
-
-
 def test_a_state_of_a_million_lists_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
     """Parsing 15 MiB of them kept all threads of the node waiting for seconds."""
     state = b"[" + b"[]," * (5 * 2**20 - 2) + b"[]]"
