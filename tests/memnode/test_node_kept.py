@@ -27,10 +27,12 @@ def test_documents_take_no_more_memory_than_the_node_says(tmp_path: Path) -> Non
             assert client.manifest(1).facts == {"a": text}
         assert kept > 32 * 2**20
         assert (node.figures()["VmRSS"] - before) * 1024 < kept + 80 * 2**20
-    with NodeProcess(tmp_path, "--spill", str(tmp_path), capacity="64MiB") as node:
-        with Client(node.address, "run-0", session="s2", timeout_s=30) as client:
-            assert client.manifest(1).facts == {"a": text}, "it was written with its facts"
-            assert client.read(1) == content(0, 1000)
+    with (
+        NodeProcess(tmp_path, "--spill", str(tmp_path), capacity="64MiB") as node,
+        Client(node.address, "run-0", session="s2", timeout_s=30) as client,
+    ):
+        assert client.manifest(1).facts == {"a": text}, "it was written with its facts"
+        assert client.read(1) == content(0, 1000)
 
 
 def save_until_refused(node: NodeProcess, text: str) -> None:
