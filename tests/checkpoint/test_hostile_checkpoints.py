@@ -223,6 +223,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "its groups": ("optimizer", "param_groups"),
     "the schedule": ("schedule",),
     "the generators": ("deepvm.determinism",),
+    "what was forgotten": ("deepvm.determinism", "forgotten"),
+    "the devices": ("deepvm.determinism", "circumstances", "devices"),
     "the order of modules": ("deepvm.use_order",),
     "the mode": ("mode",),
 }
@@ -322,15 +324,12 @@ def test_bytes_behind_the_last_tensor_are_refused(tmp_path: Path) -> None:
     assert restored(tmp_path).step == 1
 
 
-def test_generators_that_cannot_be_set_are_drift_and_no_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("odd", [3, {"version": 3, "words": {"$bytes": ""}, "gauss": None}], ids=["3", "cut"])
+def test_generators_that_cannot_be_set_are_drift_and_no_failure(tmp_path: Path, odd: Any, lazy: bool) -> None:
     newest = save_two(tmp_path)
-
-    def change(one: Document) -> Document:
-        one["deepvm.determinism"]["generators"] = {"python": 3}
-        return one
-
-    rewrite(newest, skeleton(change))
-    found = restored(tmp_path)
+    rewrite(newest, put_in(("deepvm.determinism", "generators", "python"), odd))
+    found = restored(tmp_path, lazy=lazy)
     assert found.step == 2
     assert any("generators cannot be set" in reason for reason in found.drift)
 

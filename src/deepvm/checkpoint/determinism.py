@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -91,6 +92,9 @@ class Determinism:
         for name, kind in _SAVED.items():
             if not isinstance(saved, Mapping) or not isinstance(saved.get(name), kind):
                 raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a {kind.__name__}")
+        for name, texts in (("forgotten", saved), ("devices", saved["circumstances"])):
+            if not _are_texts(texts.get(name, [])):
+                raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a list of texts")
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.check_state_dict(saved)
@@ -103,7 +107,7 @@ class Determinism:
         then = self._saved["circumstances"]
         reasons = circumstances.differences(then, circumstances.take(self._world_size, with_cuda=_had_cuda(then)))
         reasons += _missing(self._saved["pieces"], kinds(self._state), {} if self._positions else facts)
-        reasons += [str(sentence) for sentence in self._saved.get("forgotten") or ()]
+        reasons += self._saved.get("forgotten", [])
         reasons += self._put()
         typical = self._saved.get("draws")
         self._draws.restored(typical if isinstance(typical, Mapping) else {})
@@ -133,7 +137,7 @@ class Determinism:
             if of_rank == self._rank:
                 return generators.put(saved)
             generators.derive(saved, self._rank)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
             return [f"the saved random generators cannot be set: {type(error).__name__} {error}"]
         return [f"rank {self._rank} has no generators in the checkpoint: they are seeded from those of rank {of_rank}"]
 
@@ -153,6 +157,10 @@ def _kind(component: Any) -> str:
     if isinstance(component, torch.amp.GradScaler):
         return "scaler"
     return "loader" if is_loader(component) else "values"
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _had_cuda(then: Mapping[str, Any]) -> bool:
