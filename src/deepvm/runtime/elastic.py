@@ -122,8 +122,8 @@ class Group(Protocol):
         ...
 
     def excuses(self, exit_code: int) -> bool:
-        """Whether this node's workers, of which the first ended with this code, failed because others were lost, and are
-        started again whatever was before."""
+        """Whether this node's workers, the first with this code, failed because others were lost, and are to be
+        started again, whatever was before."""
         ...
 
 
