@@ -85,8 +85,7 @@ class Checkpointer:
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
-        self._status, self._pace = Status(), Pace()
-        self._replay, self._replaying = replay, False
+        self._status, self._pace, self._replay, self._replaying = Status(), Pace(), replay, False
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
         self._told = Told(given.events, self._rank, self._world_size)
         self._notices = NoticeFile(given.notice_file)
@@ -200,7 +199,6 @@ class Checkpointer:
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
         """Save the last step, where the policy did not; finish what is under way; release threads and connections.
         No last save where save() was called by hand, a witness would be missing, or the state was changed since step().
-
         A process that ends, also by an exception, does the same by itself, and waits ``deadline_s`` at most."""
         if self._closed or self._turns.nested:  # within another call: the end of the process does it
             return
@@ -341,8 +339,8 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        own = {DETERMINISM: self._determinism, USE_ORDER: self._use_order}
-        return {**self._step_hooks.watch(), **self._unsaved.instead, **own}
+        state = {**self._step_hooks.watch(), **self._unsaved.instead}
+        return {**state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""
