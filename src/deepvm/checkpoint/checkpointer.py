@@ -23,7 +23,7 @@ from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
-from deepvm.checkpoint.starting import prepare
+from deepvm.checkpoint.starting import prepare, whole_step
 from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
@@ -117,7 +117,7 @@ class Checkpointer:
         """Tell that a training step is finished; saves when the policy says so."""
         if self._replaying:
             return None
-        seconds = self._pace.stepped()
+        step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
         self._unsaved.told(step)
         self._told.stepped(step, seconds)
@@ -141,7 +141,7 @@ class Checkpointer:
 
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
-        self._unsaved.by_hand = True
+        step, self._unsaved.by_hand = whole_step(step), True
         return self._save(step)
 
     def _save(self, step: int) -> SaveHandle:
@@ -277,7 +277,7 @@ class Checkpointer:
         if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
             raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(step, lazy=lazy, wanted=wanted)
+        restored = self._restore(None if step is None else whole_step(step), lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:

@@ -12,6 +12,7 @@ from deepvm.checkpoint.optimizer_state import load_optimizer
 from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import LaidOut, names_of_tensors, rebuild
+from deepvm.checkpoint.tensor_kinds import fill_expanded, is_expanded
 from deepvm.checkpoint.tensor_memory import LASTING_BYTES, TensorsIn, is_aligned
 
 
@@ -50,7 +51,9 @@ def load_component(selected: Selection, name: str, adopted: Adopted, given: Coll
 
 def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:
     with torch.no_grad():
-        if not fill(component, saved):
+        if is_expanded(component):
+            fill_expanded(component, saved)
+        elif not fill(component, saved):
             component.copy_(saved)  # of another type
 
 
