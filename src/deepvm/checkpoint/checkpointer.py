@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from deepvm.checkpoint import at_exit, ranks
-from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.deciding import Deciding, NoticeFile, Pace
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
@@ -18,7 +17,6 @@ from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.on_demand import OnDemand
 from deepvm.checkpoint.own_state import StepHooks, write_back
 from deepvm.checkpoint.owners import optimizers
-from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.selection import Wanted
@@ -28,6 +26,7 @@ from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told
+from deepvm.checkpoint.turns import WITHIN, Turns, in_turn
 from deepvm.checkpoint.unsaved import Unsaved
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, OverBudget, UsageError
@@ -70,7 +69,7 @@ class Checkpointer:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
-        self._group = given.group
+        self._group, self._turns = given.group, Turns()
         self._use_order = UseOrder(state)
         self.state = state
         self.run = run = given.run
@@ -104,7 +103,7 @@ class Checkpointer:
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
-        with suppress(Exception):  # as above
+        with suppress(Exception):  # a state that cannot be saved is reported by the first save
             self._taking.warm_up(self.state)
         self._attempts = 0
         self._unsaved = Unsaved()
@@ -113,9 +112,10 @@ class Checkpointer:
 
     # --- saving -------------------------------------------------------------------------------------------------
 
+    @in_turn
     def step(self, step: int) -> SaveHandle | None:
         """Tell that a training step is finished; saves when the policy says so."""
-        if self._replaying:
+        if self._replaying or self._turns.nested:
             return None
         step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
@@ -124,9 +124,8 @@ class Checkpointer:
         self._sending.raise_problem()
         self._look(step)
         self._drifts(self._determinism.stepped())
-        announced_s = self._notices.seconds_left()
-        if announced_s is not None:
-            self.notice(announced_s)
+        if (announced_s := self._notices.seconds_left()) is not None:
+            self._pace.notice(announced_s)
         under_way = not self._sending.wait_idle(0.0)
         due = self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
         if due or self._sending.to_be_repeated(self._world_size):
@@ -135,12 +134,14 @@ class Checkpointer:
                 self._before_step()
                 handle.wait_for_the_end(self._pace.notice_ends_s)
             return handle
-        with suppress(Exception):  # a state that cannot be saved is told when it is
+        with suppress(Exception):  # as in the constructor
             self._taking.warm_up(self.state)
         return None
 
+    @in_turn
     def save(self, step: int) -> SaveHandle:
-        """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
+        """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way, and
+        within another call (a signal handler's): call it between steps."""
         step, self._unsaved.by_hand = whole_step(step), True
         return self._save(step)
 
@@ -148,10 +149,10 @@ class Checkpointer:
         self._sending.raise_problem()
         if self._closed:
             raise UsageError("this checkpointer is closed")
-        self._attempts += 1  # the same on every rank, since all call save() alike
+        self._attempts += not self._turns.nested  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
-        if self._replaying:
-            self._sending.skipped(handle, "a step is replayed", told=False)
+        if self._replaying or self._turns.nested:
+            self._sending.skipped(handle, "a step is replayed" if self._replaying else WITHIN, told=not self._replaying)
             return handle
         self._look(step)
         idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
@@ -161,6 +162,7 @@ class Checkpointer:
         try:
             self.finish_restore()
             snapshot, skeletons = self._taking.take(self._components())
+            extra = self._transfer.plain_values(step, skeletons, otherwise=snapshot.end)
         except OverBudget as error:
             self._sending.skipped(handle, str(error))
             return handle
@@ -176,12 +178,10 @@ class Checkpointer:
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
-        extra: dict[str, bytearray] | str = skeletons
-        if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
-            extra = ", ".join(ranks.gather_texts(f"save({step})", join(skeletons)))
         self._sending.put(snapshot, handle, extra)
         return handle
 
+    @in_turn
     def settle(self) -> None:
         """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
         save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
@@ -196,16 +196,16 @@ class Checkpointer:
         return self._start.timeline()
 
     def status(self) -> Status:
-        staging = self._taking.staging
-        self._status.staging_bytes = 0 if staging is None else staging.size_bytes
+        self._status.staging_bytes = self._taking.staging_bytes
         return self._status
 
+    @in_turn
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
         """Save the last step, where the policy did not; finish what is under way; release threads and connections.
         Nothing is saved that was not asked for where save() was called by hand, or a witness would be missing.
 
         A process that ends normally does the same by itself, and waits ``deadline_s`` at most."""
-        if self._closed:
+        if self._closed or self._turns.nested:  # within another call: the end of the process does it
             return
         at_exit.forget(self)
         ends_s = time.monotonic() + timeout_s
@@ -221,7 +221,6 @@ class Checkpointer:
         self._determinism.close()
         self._before_step()
         self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
-        self._sending.tell_failures()
         self._tiers.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
@@ -243,6 +242,7 @@ class Checkpointer:
     def __exit__(self, kind: object, *_: object) -> None:
         self.close(last_save=kind is None)
 
+    @in_turn
     def _optimizer_steps(self, *_: object) -> None:
         """The optimizer's pre-hook."""
         self._unsaved.optimizer_steps()
@@ -256,6 +256,7 @@ class Checkpointer:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
+    @in_turn
     def restore(
         self,
         step: int | None = None,
@@ -296,6 +297,7 @@ class Checkpointer:
         middle of an epoch, by a loader that is not among the state: making it draws from them."""
         self._determinism.restore_generators()
 
+    @in_turn
     def finish_restore(self) -> None:
         """Wait for all that restore(lazy=True) left on its way."""
         if self._on_demand is not None:

@@ -66,12 +66,8 @@ class StepHooks:
         return {name: stateful(part) for name, part in self._state.items()}
 
     def remove(self) -> None:
-        self._before_step = None  # a method of whoever has these hooks, which would keep each other
+        self._before_step = None  # the bound method would keep the checkpointer alive
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
         self._watched.clear()
-        self._before_step = _nothing  # whose method it was is free to go
-
-
-def _nothing(*_: object) -> None: ...
