@@ -78,7 +78,6 @@ class Checkpointer:
         self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
-        first = self._stores[0]
         self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
@@ -86,8 +85,7 @@ class Checkpointer:
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
-        self._status = Status()
-        self._pace = Pace()
+        self._status, self._pace = Status(), Pace()
         self._replay, self._replaying = replay, False
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
         self._told = Told(given.events, self._rank, self._world_size)
@@ -99,15 +97,14 @@ class Checkpointer:
         )  # fmt: skip
         self._sending = Sending(
             self._transfer, self._taking, self._determinism, self._tiers, self._told,
-            place=first.url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
+            place=self._stores[0].url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         with suppress(Exception):  # a state that cannot be saved is reported by the first save
             self._taking.warm_up(self.state)
-        self._attempts = 0
-        self._unsaved = Unsaved()
-        self._closed = False
+        self._unsaved = Unsaved(self.state)
+        self._attempts, self._closed = 0, False
         at_exit.expect(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -119,7 +116,7 @@ class Checkpointer:
             return None
         step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
-        self._unsaved.told(step)
+        self._unsaved.told(step, arriving=self._on_demand is not None and self._on_demand.open)
         self._told.stepped(step, seconds)
         self._sending.raise_problem()
         self._look(step)
@@ -202,9 +199,9 @@ class Checkpointer:
     @in_turn
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
         """Save the last step, where the policy did not; finish what is under way; release threads and connections.
-        Nothing is saved that was not asked for where save() was called by hand, or a witness would be missing.
+        No last save where save() was called by hand, a witness would be missing, or the state was changed since step().
 
-        A process that ends normally does the same by itself, and waits ``deadline_s`` at most."""
+        A process that ends, also by an exception, does the same by itself, and waits ``deadline_s`` at most."""
         if self._closed or self._turns.nested:  # within another call: the end of the process does it
             return
         at_exit.forget(self)
@@ -232,15 +229,17 @@ class Checkpointer:
             store.close()
         self._told.close()
 
-    def finish_at_exit(self, *, failed: bool) -> None:
+    def finish_at_exit(self, *, failed: str) -> None:
         """The process ends, and nobody has called close()."""
-        self.close(self._deadline_s, last_save=not failed)
+        self._unsaved.failed = failed
+        self.close(self._deadline_s)
 
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.close(last_save=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._unsaved.failed = "" if kind is None else kind.__name__
+        self.close()
 
     @in_turn
     def _optimizer_steps(self, *_: object) -> None:
@@ -287,7 +286,7 @@ class Checkpointer:
         self.restored = restored
         if restored.drift:
             log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
-        self._unsaved = Unsaved()
+        self._unsaved = Unsaved(self.state)
         self._pace.restored(restored.step)
         self._told.restored(restored, time.monotonic() - began_s)
         return restored.step
@@ -342,7 +341,8 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        return {**self._step_hooks.watch(), DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        own = {DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        return {**self._step_hooks.watch(), **self._unsaved.instead, **own}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""
