@@ -71,11 +71,9 @@ class Checkpointer:
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
         self._group, self._turns = given.group, Turns()
         self._use_order = UseOrder(state)
-        self.state = state
+        self.state, self.policy, self._stores = state, given.policy, given.stores
         self.run = run = given.run
-        self.policy = given.policy
         self.retention = retention or Retention()
-        self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         self._transfer = given.transfer(self._rank, self._world_size)
