@@ -21,7 +21,7 @@ from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
-from deepvm.checkpoint.starting import prepare
+from deepvm.checkpoint.starting import prepare, whole_step
 from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
@@ -71,11 +71,9 @@ class Checkpointer:
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
         self._group, self._turns = given.group, Turns()
         self._use_order = UseOrder(state)
-        self.state = state
+        self.state, self.policy, self._stores = state, given.policy, given.stores
         self.run = run = given.run
-        self.policy = given.policy
         self.retention = retention or Retention()
-        self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         self._transfer = given.transfer(self._rank, self._world_size)
@@ -113,7 +111,7 @@ class Checkpointer:
         """Tell that a training step is finished; saves when the policy says so."""
         if self._replaying or self._turns.nested:
             return None
-        seconds = self._pace.stepped()
+        step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
         self._unsaved.told(step, arriving=self._on_demand is not None and self._on_demand.open)
         self._told.stepped(step, seconds)
@@ -138,7 +136,7 @@ class Checkpointer:
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way, and
         within another call (a signal handler's): call it between steps."""
-        self._unsaved.by_hand = True
+        step, self._unsaved.by_hand = whole_step(step), True
         return self._save(step)
 
     def _save(self, step: int) -> SaveHandle:
@@ -275,7 +273,7 @@ class Checkpointer:
         if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
             raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(step, lazy=lazy, wanted=wanted)
+        restored = self._restore(None if step is None else whole_step(step), lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:
