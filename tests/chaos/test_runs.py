@@ -125,8 +125,8 @@ def test_a_machine_that_hangs_is_given_up_and_replaced(tmp_path: Path) -> None:
     words = words_for(tmp_path, "run", 60, "--step-s", "0.05")
     with running(tmp_path, words, name="run") as run:
         run.until_step(25)
-        folder = str(tmp_path / "runs" / "run" / "machines" / "worker-1")
-        frozen = [pid for pid in pids_of(run) if of_folder(pid, folder)]
+        machine = next(pid for pid in pids_of(run, "--name", "worker/1") if not is_keeper(pid))
+        frozen = [pid for pid in pids_of(run) if writes_where(pid) == writes_where(machine) and not is_keeper(pid)]
         assert len(frozen) >= 2, "its machine and its trainer"
         for pid in frozen:
             os.kill(pid, signal.SIGSTOP)
@@ -138,12 +138,17 @@ def test_a_machine_that_hangs_is_given_up_and_replaced(tmp_path: Path) -> None:
     check_repeats(run.events())
 
 
-def of_folder(pid: int, folder: str) -> bool:
-    """Whether a process, but not its keeper, writes the log of a machine."""
+def is_keeper(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        keeper = b"tied.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        return not keeper and os.readlink(f"/proc/{pid}/fd/1") == f"{folder}/log.txt"
+        return b"tied.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
+
+
+def writes_where(pid: int) -> str:
+    """The standard output of a process; the processes of a machine have one pipe, which its keeper reads."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/fd/1")
+    return f"{pid} is gone"
 
 
 class Bare(LocalBackend):

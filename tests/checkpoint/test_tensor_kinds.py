@@ -150,14 +150,14 @@ def test_a_tensor_without_readable_memory_is_refused_by_name(
     assert says in said
 
 
-def test_a_sharded_model_is_refused_by_name_with_the_way_to_save_it(tmp_path: Path) -> None:
+def test_a_model_that_is_sharded_later_is_refused_at_the_save_with_the_way_to_save_it(tmp_path: Path) -> None:
     code = f"""
         import torch, deepvm, torch.distributed as dist
         from torch.distributed.fsdp import fully_shard
         dist.init_process_group("gloo", init_method="file://{tmp_path}/meet", rank=0, world_size=1)
         model = torch.nn.Linear(64, 64)
-        fully_shard(model)
         ckpt = deepvm.Checkpointer({{"model": model}}, "file://{tmp_path}/ckpt")
+        fully_shard(model)
         try:
             ckpt.save(1).wait("remote", 20)
         except deepvm.errors.CheckpointError as error:

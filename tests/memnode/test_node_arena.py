@@ -117,7 +117,7 @@ def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, rep
         ({"capacity_bytes": 2**60}, "more than the .* of memory"),
         ({"block_bytes": 12345}, "multiple of 4096"),
         ({"buffers": 0}, "at least one checkpoint"),
-        ({"spill": "/does/not/exist"}, "does not exist: make it first"),
+        ({"spill": "/does/not/exist"}, "/does/not does not exist"),
         ({"listen": "here"}, "is not a valid address"),
         ({"listen": "::1:70"}, "ambiguous"),
         ({"tls_cert": "a"}, "both a certificate and its key"),

@@ -333,3 +333,8 @@ def test_nodes_that_share_a_checkpoint_spill_and_serve_it_again(
         for replica in range(replicas):
             assert again[(number + replica) % 3].get(1, number) == chunk
     assert [client.manifest(1).digests for client in again] == [again[0].manifest(1).digests] * 3
+
+
+def test_a_spill_directory_is_made_for_the_node_alone(start_node: Any, tmp_path: Path) -> None:
+    start_node(spill=tmp_path / "data")
+    assert stat.S_IMODE((tmp_path / "data").stat().st_mode) == 0o700

@@ -569,3 +569,10 @@ def test_an_anchor_serves_the_others_and_needs_nothing_itself() -> None:
     best = planning.plan(market, Request(budget_usd=1.3, architectures=("single-anchor",))).recommendations[0]
     assert best.restore is not None
     assert (best.restore.workers, best.restore.memory_nodes) == (best.nodes - 1, 1)
+
+
+def test_a_deadline_of_zero_is_refused_in_a_sentence() -> None:
+    with pytest.raises(
+        UsageError, match="the deadline, in seconds from the start, is 0: it must be a finite number above"
+    ):
+        Request(budget_usd=3.0, deadline_s=0.0)

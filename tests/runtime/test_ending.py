@@ -127,6 +127,17 @@ def test_what_fails_before_the_first_step_is_tried_once(tmp_path: Path, script: 
     assert "said last" in err
 
 
+def test_a_script_that_exits_alike_twice_before_its_first_step_is_not_started_a_third_time(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import sys; print('only this'); sys.exit(3)", encoding="utf-8")
+    words = [str(write_plan(tmp_path)), "--name", "run", "--workers", "1", "--", "python", "plain.py"]
+    with running(tmp_path, words, name="run") as run:
+        code, _, err = run.end()
+    assert code == 1
+    assert len(run.events("group")) == 2
+    assert "failed twice in the same way before the first step: exit code 3" in err
+    assert err.count("  only this") == 2
+
+
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 def test_ctrl_c_at_any_moment_in_a_terminal_ends_the_run_and_loses_no_step(tmp_path: Path) -> None:

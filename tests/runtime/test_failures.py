@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepvm.runtime.failures import Restarts, error_line, error_text
+from deepvm.runtime.failures import Restarts, ended_by, error_line, error_text
 
 LOGGED = "2026-11-18 03:20:48,123 deepvm.runtime: worker/0 joins\n"
 IMPORTS = """Traceback (most recent call last):
@@ -66,3 +66,19 @@ def test_the_same_failure_before_the_first_step_is_tried_twice_and_another_is_tr
     assert restarts.refuse(RANKED, stepped=False) is None
     assert restarts.refuse(RANKED, stepped=True) is None
     assert restarts.refuse(RANKED, stepped=False) == "failed after 2 restarts"
+
+
+def test_the_same_exit_code_twice_before_the_first_step_ends_the_run_and_a_signal_does_not() -> None:
+    restarts = Restarts(3)
+    assert restarts.refuse("x\n", stepped=False, code=3) is None
+    assert restarts.refuse("x\n", stepped=False, code=3) == (
+        "failed twice in the same way before the first step: exit code 3"
+    )
+    restarts = Restarts(3)
+    assert [restarts.refuse("x\n", stepped=False, code=code) for code in (3, 4, -9)] == [None, None, None]
+    assert [ended_by(code) for code in (3, 0, -9, -200)] == [
+        "exit code 3",
+        "",
+        "ended by SIGKILL",
+        "ended by signal 200",
+    ]

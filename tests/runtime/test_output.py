@@ -168,6 +168,19 @@ def test_a_first_failure_is_shown_at_once_with_its_traceback(tmp_path: Path) -> 
     assert "\x1b" not in shown
 
 
+def test_what_the_script_printed_before_it_failed_is_shown_once_and_its_exit_code(tmp_path: Path) -> None:
+    console, log = Console(file=io.StringIO(), width=100), tmp_path / "log.txt"
+    display = Display(console, log_of=lambda _: log)
+    display(view(Event(at_s=1, kind="group", data={"round": 1, "machines": ["worker/0"]})))
+    log.write_text("only this\n", encoding="utf-8")
+    told = {"error": "only this", "line": "exit code 3", "final": False}
+    display(view(Event(at_s=1, kind="worker-failed", machine="worker/0", data=told)))
+    display.close()
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "the script failed on worker/0 (exit code 3): it is started again" in shown
+    assert shown.count("only this") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [("\x1b[31mred\x1b[0m", "red"), ("\x1b]0;title\x07x", "x"), ("a\x08b\tc", "a\\x08b     c"), ("ü█", "ü█")],

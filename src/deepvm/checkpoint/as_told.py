@@ -7,13 +7,13 @@ version counter and address. Writes that count no version (``.data``, NumPy, C++
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-TRAINED, FROZEN, BUFFERS = 10, 3, 3  # tensors that are looked at, of each kind at most
+TRAINED, FROZEN, BUFFERS = 8, 2, 2  # tensors that are looked at, of each kind at most
 _PLAIN = (torch.Tensor, torch.nn.Parameter)  # others (DTensor, ...) come and go by themselves
 
 _Holder = Mapping[str, Any]
@@ -31,7 +31,7 @@ class AsTold:
         """``arriving``: a restore still writes to the state, so writes mean nothing."""
         if self._watched is None:
             self._watched = list(_chosen(self._state))
-        self._seen = [] if arriving else [_look(holder, name) for _, holder, name in self._watched]
+        self._seen = [] if arriving else _look(self._watched)
         self._loaders = [
             (name, part, part.handed_out, part.state_dict())
             for name, part in self._state.items()
@@ -41,10 +41,9 @@ class AsTold:
 
     def changed(self) -> str | None:
         """A tensor that was written to, or replaced, since; None where none of those that are looked at was."""
-        for (path, holder, name), seen in zip(self._watched or (), self._seen, strict=False):
-            if _look(holder, name) != seen:
-                return path
-        return None
+        now = _look(self._watched or ()) if self._seen else []
+        found = zip(self._watched or (), now, self._seen, strict=False)
+        return next((path for (path, _, _), new, old in found if new != old), None)
 
     @contextmanager
     def put_back(self) -> Iterator[dict[str, Any]]:
@@ -72,12 +71,15 @@ class _Position:
         return self._position
 
 
-def _look(holder: _Holder, name: str) -> tuple[int, int, int] | None:
-    tensor: Any = holder.get(name)
+def _look(watched: Iterable[tuple[str, _Holder, str]]) -> list[Any]:
+    """All at once, since every step does it."""
+    tensors: list[Any] = [holder.get(name) for _, holder, name in watched]
     try:
-        return (id(tensor), tensor._version, tensor.data_ptr()) if type(tensor) in _PLAIN else None
-    except RuntimeError:  # it has no version (inference mode) or no address (sparse)
-        return None
+        return [
+            (id(tensor), tensor._version, tensor.data_ptr()) if type(tensor) in _PLAIN else None for tensor in tensors
+        ]
+    except RuntimeError:  # one has no version (inference mode) or no address (sparse): then none is looked at
+        return []
 
 
 def _chosen(state: Mapping[str, Any]) -> Iterator[tuple[str, _Holder, str]]:

@@ -21,7 +21,7 @@ from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.selection import Wanted
 from deepvm.checkpoint.sending import Sending
-from deepvm.checkpoint.starting import prepare
+from deepvm.checkpoint.starting import prepare, whole_step
 from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
@@ -71,11 +71,9 @@ class Checkpointer:
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
         self._group, self._turns = given.group, Turns()
         self._use_order = UseOrder(state)
-        self.state = state
+        self.state, self.policy, self._stores = state, given.policy, given.stores
         self.run = run = given.run
-        self.policy = given.policy
         self.retention = retention or Retention()
-        self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         self._transfer = given.transfer(self._rank, self._world_size)
@@ -85,8 +83,7 @@ class Checkpointer:
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
-        self._status, self._pace = Status(), Pace()
-        self._replay, self._replaying = replay, False
+        self._status, self._pace, self._replay, self._replaying = Status(), Pace(), replay, False
         self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
         self._told = Told(given.events, self._rank, self._world_size)
         self._notices = NoticeFile(given.notice_file)
@@ -114,7 +111,7 @@ class Checkpointer:
         """Tell that a training step is finished; saves when the policy says so."""
         if self._replaying or self._turns.nested:
             return None
-        seconds = self._pace.stepped()
+        step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
         self._unsaved.told(step, arriving=self._on_demand is not None and self._on_demand.open)
         self._told.stepped(step, seconds)
@@ -139,7 +136,7 @@ class Checkpointer:
     def save(self, step: int) -> SaveHandle:
         """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way, and
         within another call (a signal handler's): call it between steps."""
-        self._unsaved.by_hand = True
+        step, self._unsaved.by_hand = whole_step(step), True
         return self._save(step)
 
     def _save(self, step: int) -> SaveHandle:
@@ -200,7 +197,6 @@ class Checkpointer:
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
         """Save the last step, where the policy did not; finish what is under way; release threads and connections.
         No last save where save() was called by hand, a witness would be missing, or the state was changed since step().
-
         A process that ends, also by an exception, does the same by itself, and waits ``deadline_s`` at most."""
         if self._closed or self._turns.nested:  # within another call: the end of the process does it
             return
@@ -277,7 +273,7 @@ class Checkpointer:
         if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
             raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(step, lazy=lazy, wanted=wanted)
+        restored = self._restore(None if step is None else whole_step(step), lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
         if restored is None:
@@ -341,8 +337,8 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        own = {DETERMINISM: self._determinism, USE_ORDER: self._use_order}
-        return {**self._step_hooks.watch(), **self._unsaved.instead, **own}
+        state = {**self._step_hooks.watch(), **self._unsaved.instead}
+        return {**state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""

@@ -19,6 +19,7 @@ from deepvm.checkpoint import circumstances, generators
 from deepvm.checkpoint.draws import Draws
 from deepvm.checkpoint.forgotten import Forgotten
 from deepvm.checkpoint.iterators import FirstIterators, is_loader
+from deepvm.checkpoint.owners import inner_optimizer
 from deepvm.errors import CheckpointError, Corrupt
 
 log = logging.getLogger("deepvm.checkpoint")
@@ -150,7 +151,7 @@ def kinds(state: Mapping[str, Any]) -> dict[str, str]:
 def _kind(component: Any) -> str:
     if isinstance(component, torch.nn.Module):
         return "module"
-    if isinstance(component, torch.optim.Optimizer):
+    if inner_optimizer(component) is not None:
         return "optimizer"
     if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
         return "scheduler"

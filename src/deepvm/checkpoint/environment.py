@@ -52,4 +52,8 @@ def the_policy(given: SavePolicy | str | None) -> SavePolicy:
             return parse_policy(text or DEFAULT_POLICY)
         except UsageError as error:
             raise UsageError(f"{variables.POLICY}: {error}") from None
-    return parse_policy(given) if isinstance(given, str) else given
+    if isinstance(given, str):
+        return parse_policy(given)
+    if not callable(getattr(given, "due", None)) or not hasattr(given, "deterministic"):
+        raise UsageError(f"the policy is {given!r:.80}: give a text such as 'every 100 steps', or a SavePolicy")
+    return given

@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from deepvm.checkpoint import owners
+
 _FRAMES = 12  # between GradScaler.step and a hook of the optimizer that it steps
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # torch's own: they have no state
 
@@ -71,7 +73,7 @@ class Forgotten:
 
     def _optimizers(self, optimizers: list[torch.optim.Optimizer]) -> list[str]:
         parts = self._state.values()
-        saved = {id(p) for part in parts if isinstance(part, torch.optim.Optimizer) for p in _parameters(part)}
+        saved = {id(p) for part in owners.optimizers(self._state) for p in _parameters(part)}
         trained = {id(p) for part in parts if isinstance(part, torch.nn.Module) for p in part.parameters()}
         found = []
         for optimizer in optimizers:

@@ -163,8 +163,10 @@ def resumable(loader: DataLoader[Any], *, seed: int | None = None) -> ResumableL
     over, and its order becomes a ResumableSampler's: shuffled where it shuffles (by ``seed``, else by the seed of its
     generator or its DistributedSampler, else by 0), and divided among the ranks of torch.distributed.
     """
-    if hasattr(loader, "state_dict"):
+    if keeps_its_place(loader):
         raise UsageError(f"a {type(loader).__qualname__} has a state of its own: give it to the Checkpointer as it is")
+    if hasattr(loader, "state_dict"):
+        raise UsageError(f"this is {without_place(loader)}")
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
             "the loader's dataset is iterable: only it knows where it is, and after a restore all would have to be "
@@ -183,6 +185,22 @@ def resumable(loader: DataLoader[Any], *, seed: int | None = None) -> ResumableL
                "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")  # fmt: skip
     kept = {name: getattr(loader, name) for name in options}
     return ResumableLoader(DataLoader(loader.dataset, batch_sampler=_sampler_like(loader, seed), **kept))
+
+
+def keeps_its_place(loader: Any) -> bool:
+    """Whether its ``state_dict`` tells where it is. Accelerate's loaders always have one, which works only where the
+    loader within has one. It is not called: that may start workers."""
+    within = getattr(loader, "base_dataloader", loader)
+    return hasattr(loader, "state_dict") and hasattr(within, "state_dict")
+
+
+def without_place(loader: Any) -> str:
+    """Of a loader that wraps one which cannot tell where it is."""
+    return (
+        f"a {type(loader).__qualname__} around a {type(loader.base_dataloader).__qualname__}, which cannot tell where "
+        "in an epoch it is: deepvm.resumable(loader) goes inside, as in accelerator.prepare(deepvm.resumable(loader)), "
+        "and the Checkpointer gets the resumable one"
+    )
 
 
 def _sampler_like(loader: DataLoader[Any], seed: int | None) -> ResumableSampler:

@@ -12,6 +12,7 @@ from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, ow
 from deepvm.checkpoint.rehearsal import Undo, prepare
 from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import LaidOut, names_of_tensors
+from deepvm.checkpoint.tensor_kinds import fill_expanded, is_expanded
 from deepvm.checkpoint.tensor_memory import LASTING_BYTES, TensorsIn, is_aligned
 
 
@@ -43,7 +44,9 @@ def load_component(selected: Selection, name: str, state: Any, undo: Undo) -> No
 
 def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:
     with torch.no_grad():
-        if not fill(component, saved):
+        if is_expanded(component):
+            fill_expanded(component, saved)
+        elif not fill(component, saved):
             component.copy_(saved)  # of another type
 
 

@@ -11,14 +11,23 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.in_place import can_hold
-from deepvm.checkpoint.owners import optimizers
+from deepvm.checkpoint.owners import optimizers, stateful
 from deepvm.checkpoint.state import RESERVED
 from deepvm.errors import UsageError
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Refuse names that are ours, and values that restore() could not give back to the caller."""
+    """Refuse what is no mapping of names, names that are ours, and values that restore() could not give back."""
+    if not isinstance(state, Mapping):
+        raise UsageError(
+            f'the state is a {type(state).__name__}: give a dict of names, as in Checkpointer({{"model": model, '
+            '"optimizer": optimizer})'
+        )
     for name, value in state.items():
+        if not isinstance(name, str):
+            raise UsageError(
+                f"the state has the name {name!r}, a {type(name).__name__}: names are texts, as in 'model'"
+            )
         if name.startswith(RESERVED):
             raise UsageError(f"{name!r}: names that begin with {RESERVED!r} are our own, call it something else")
         written = hasattr(value, "load_state_dict") or can_hold(value)
@@ -32,7 +41,8 @@ def check_state(state: Mapping[str, Any]) -> None:
 def write_back(state: Mapping[str, Any], components: Mapping[str, Any]) -> None:
     """Values that are other objects after a restore, into the caller's mapping."""
     for name, before in list(state.items()):
-        if name in components and components[name] is not before and isinstance(state, MutableMapping):
+        same = name not in components or components[name] is before or components[name] is stateful(before)
+        if not same and isinstance(state, MutableMapping):
             state[name] = components[name]
 
 
@@ -47,13 +57,13 @@ class StepHooks:
         self.watch()
 
     def watch(self) -> Mapping[str, Any]:
-        """The state as it is by now, checked, with all of its optimizers."""
+        """The state as it is by now, checked: what is to be saved and loaded."""
         check_state(self._state)
         for optimizer in optimizers(self._state):
             if self._before_step is not None and optimizer not in self._watched:
                 self._watched.add(optimizer)
                 self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-        return self._state
+        return {name: stateful(part) for name, part in self._state.items()}
 
     def remove(self) -> None:
         self._before_step = None  # the bound method would keep the checkpointer alive

@@ -10,9 +10,34 @@ from typing import Any
 
 import torch
 
+_WRAPPED = ("optimizer", "_optimizer")  # where Accelerate and Lightning keep the optimizer that they wrap
+_MOST_WRAPPERS = 8
+
+
+def inner_optimizer(part: Any) -> torch.optim.Optimizer | None:
+    """The optimizer that does the steps: the part itself, or the one that it wraps; None of anything else. A scheduler
+    has an optimizer, too, but no groups of parameters."""
+    for _ in range(_MOST_WRAPPERS):
+        if isinstance(part, torch.nn.Module | torch.Tensor | Mapping) or not hasattr(part, "param_groups"):
+            return None
+        known = (vars(part).get(name) for name in _WRAPPED) if hasattr(part, "__dict__") else ()
+        wrapped = next((one for one in known if hasattr(one, "param_groups")), None)
+        if wrapped is None:
+            break
+        part = wrapped
+    return part if isinstance(part, torch.optim.Optimizer) else None
+
+
+def stateful(part: Any) -> Any:
+    """What is saved and loaded for a part: the optimizer within a wrapper that has no ``state_dict`` of its own."""
+    own = getattr(type(part), "state_dict", None)
+    inner = inner_optimizer(part) if own is None or own is torch.optim.Optimizer.state_dict else None
+    return part if inner is None else inner
+
 
 def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
-    return [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
+    found = map(inner_optimizer, state.values())
+    return [optimizer for optimizer in found if optimizer is not None]
 
 
 class Owners:
@@ -25,7 +50,7 @@ class Owners:
         self.parameters = {address for address, _ in parameters}
         self.frozen = {address for address, trained in parameters if not trained} - {0}
         self.owned = _owned_addresses(state)
-        self._late = tuple(f"{name}." for name, part in state.items() if isinstance(part, torch.optim.Optimizer))
+        self._late = tuple(f"{name}." for name, part in state.items() if inner_optimizer(part) is not None)
 
     def stability(self, tensors: Mapping[str, torch.Tensor]) -> list[int]:
         """0 for frozen parameters, 1 for those that are trained, 3 for optimizers' state. 2 for all else, which is

@@ -11,7 +11,7 @@ import torch
 from deepvm.checkpoint import awaited
 from deepvm.checkpoint.in_place import fill_wrapper
 from deepvm.checkpoint.state import module_tensors, rebuild
-from deepvm.checkpoint.tensor_kinds import is_direct, is_wrapper
+from deepvm.checkpoint.tensor_kinds import fill_expanded, is_direct, is_expanded, is_wrapper
 
 TORCH_NN = "torch.nn.modules."  # where torch's own modules are
 _OWN_USES = 2  # of memory that one tensor has: the tensor, and the object through which it is asked
@@ -32,7 +32,7 @@ def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: 
         return found
     saved = module_tensors(skeleton)
     for key, tensor in own.items():
-        if key not in saved or not awaited.can_be_awaited(tensor) or not tensor.numel():
+        if key not in saved or not awaited.can_be_awaited(tensor) or not tensor.numel() or is_expanded(tensor):
             continue
         if types.dtype(saved[key]) is tensor.dtype and id(tensor) not in found:
             found[id(tensor)] = tensor, saved[key]
@@ -55,6 +55,8 @@ def load_rest(
     rest = {key: row for key, row in rows.items() if id(own[key]) not in without}
     for key in [key for key in rest if is_wrapper(own[key])]:
         fill_wrapper(own[key], rest.pop(key), tensors)
+    for key in [key for key in rest if is_expanded(own[key])]:
+        fill_expanded(own[key], rebuild(rest.pop(key), tensors))
     if _loads_plainly(module):
         saved = module_tensors({"$module": rest})
         direct = [key for key in saved if isinstance(own[key], torch.Tensor) and _is_copied(own[key])]

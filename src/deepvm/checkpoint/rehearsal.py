@@ -11,6 +11,7 @@ import torch
 
 from deepvm.checkpoint.in_place import check_puttable
 from deepvm.checkpoint.optimizer_state import rebuild_optimizer
+from deepvm.checkpoint.owners import inner_optimizer
 from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import RESERVED, LaidOut, names_of_tensors, rebuild
 from deepvm.checkpoint.tensor_kinds import laid_out
@@ -101,8 +102,9 @@ class Undo:
         self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
     def keep(self, component: Any) -> None:
-        if hasattr(component, "__dict__"):
-            self._before.append((vars(component), dict(vars(component))))
+        for part in (component, inner_optimizer(component)):
+            if hasattr(part, "__dict__"):
+                self._before.append((vars(part), dict(vars(part))))
 
     def __enter__(self) -> Undo:
         return self

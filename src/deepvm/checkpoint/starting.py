@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
 
 from deepvm import variables
 from deepvm.checkpoint import environment, ranks
 from deepvm.checkpoint.determinism import kinds
+from deepvm.checkpoint.loader import keeps_its_place, without_place
 from deepvm.checkpoint.own_state import check_state
+from deepvm.checkpoint.owners import inner_optimizer
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.state import Tensors, flatten
+from deepvm.checkpoint.tensor_kinds import check_whole
 from deepvm.checkpoint.transfer import MemoryTransfer
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
-from deepvm.store.base import Store
+from deepvm.store.base import MOST_STEP, Store
 from deepvm.store.memory import MemoryStore
 
 CALL = ranks.CREATING
@@ -85,13 +93,48 @@ def prepare(
 def check_savable(state: Mapping[str, Any]) -> None:
     """That all of it can be saved, as far as that can be told before there is anything to save."""
     check_state(state)
+    _check_whole(state)
     for name, component in state.items():
+        if isinstance(component, DataLoader) and hasattr(component, "state_dict") and not keeps_its_place(component):
+            raise UsageError(f"state {name!r} is {without_place(component)}")
         if hasattr(component, "state_dict"):
             continue  # asked for it when it is saved: it may cost much, or change something
         try:
             flatten(component, name, Tensors())
         except CheckpointError as error:
             raise UsageError(str(error)) from None
+
+
+def _check_whole(state: Mapping[str, Any]) -> None:
+    """That each rank has all of every tensor, and not a part, as with FSDP."""
+    for name, part in state.items():
+        optimizer = inner_optimizer(part)
+        if isinstance(part, torch.nn.Module):
+            named = ((f"{name}.{key}", tensor) for key, tensor in chain(part.named_parameters(), part.named_buffers()))
+        elif optimizer is not None:
+            named = ((f"a parameter of {name}", p) for group in optimizer.param_groups for p in group["params"])
+        else:
+            continue
+        try:
+            for key, tensor in named:
+                check_whole(key, tensor)
+        except CheckpointError as error:
+            raise UsageError(str(error)) from None
+
+
+def whole_step(step: Any) -> int:
+    """The number of a step, of whatever kind of integer the caller counts with: NumPy's, or a tensor."""
+    try:
+        found = None if isinstance(step, bool) or _is_bool_tensor(step) else operator.index(step)
+    except (TypeError, ValueError, RuntimeError):
+        found = None
+    if found is None or not 0 <= found <= MOST_STEP:
+        raise UsageError(f"the step is {step!r:.80}: give a whole number from 0 to {MOST_STEP}")
+    return found
+
+
+def _is_bool_tensor(step: Any) -> bool:
+    return isinstance(step, torch.Tensor) and step.dtype is torch.bool
 
 
 def _compare(found: Sequence[Mapping[str, str]]) -> None:

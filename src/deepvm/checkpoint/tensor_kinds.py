@@ -47,10 +47,15 @@ def check_readable(name: str, tensor: torch.Tensor) -> None:
         raise CheckpointError(f"{name} is {why}")
 
 
-def check_fillable(name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError where a restore cannot fill a tensor of a module."""
+def check_whole(name: str, tensor: torch.Tensor) -> None:
+    """Raises CheckpointError where each rank has only a part of the tensor."""
     if is_sharded(tensor):
         raise CheckpointError(f"{name} is {_sharded(tensor)}")
+
+
+def check_fillable(name: str, tensor: torch.Tensor) -> None:
+    """Raises CheckpointError where a restore cannot fill a tensor of a module."""
+    check_whole(name, tensor)
     if tensor.is_meta:
         raise CheckpointError(f"{name} is on the meta device, and cannot be filled: call to_empty(device=...) first")
 
@@ -58,7 +63,8 @@ def check_fillable(name: str, tensor: torch.Tensor) -> None:
 def _sharded(tensor: torch.Tensor) -> str:
     return (
         f"a {type(tensor).__name__}, of which each rank has a part: save and load it through "
-        "torch.distributed.checkpoint with deepvm.checkpoint.dcp (DeepvmWriter, DeepvmReader)"
+        "torch.distributed.checkpoint, with deepvm.checkpoint.dcp.DeepvmWriter(URL, run=RUN, step=N) and "
+        "DeepvmReader(URL, run=RUN)"
     )
 
 
@@ -147,6 +153,26 @@ def _is_dense(shape: Sequence[int], stride: Sequence[Any]) -> bool:
             return False
         expected *= n
     return True
+
+
+def is_expanded(tensor: object) -> bool:
+    """True if several of its elements are one in memory: torch does not write into such a tensor."""
+    if not isinstance(tensor, torch.Tensor) or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
+        return False
+    return any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def fill_expanded(tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    """Each element in memory once. Where the saved ones are not the same in all places of an element, the tensor gets
+    memory of its own."""
+    once, same = tensor.detach(), saved
+    for dim, (n, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if step == 0 and n > 1:
+            once, same = once.narrow(dim, 0, 1), same.narrow(dim, 0, 1)
+    if torch.equal(same.expand_as(saved), saved):
+        once.copy_(same)
+    else:
+        tensor.data = saved.to(tensor.device, tensor.dtype, copy=True)
 
 
 # --- wrappers -------------------------------------------------------------------------------------------------------

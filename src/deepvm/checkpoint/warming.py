@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from deepvm.checkpoint.owners import optimizers
 from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.staging import Staging
 
@@ -84,10 +85,10 @@ def expected_bytes(state: Mapping[str, Any]) -> int:
     """How large a state that is trained will be: its parameters, buffers, and what its optimizers keep of each; 0 where
     nothing is trained."""
     modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
-    optimizers = [part for part in state.values() if isinstance(part, torch.optim.Optimizer)]
+    trained_by = optimizers(state)
     tensors = {id(t): t.nbytes for module in modules for t in (*module.parameters(), *module.buffers())}
-    kept = sum(map(_kept_bytes, optimizers))
-    return sum(tensors.values()) + kept + HEADER_BYTES if optimizers else 0
+    kept = sum(map(_kept_bytes, trained_by))
+    return sum(tensors.values()) + kept + HEADER_BYTES if trained_by else 0
 
 
 def _kept_bytes(optimizer: torch.optim.Optimizer) -> int:

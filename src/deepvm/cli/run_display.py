@@ -93,10 +93,12 @@ class Display:
         self._output = Output(self._console, self._log_of(machine))
 
     def _show_error(self, line: str, error: str) -> None:
-        """A traceback, unless the script's own output has just shown it."""
-        if line and self._output is not None and self._output.has_shown(line):
+        """A traceback, or what came last, unless the script's own output has just shown it."""
+        lines = error.splitlines()
+        named = line if line in error or not lines else lines[-1]
+        if named and self._output is not None and self._output.has_shown(named):
             return
-        for each in error.splitlines():
+        for each in lines:
             self._console.print(Text(f"  {plain(each)}", style="red"), soft_wrap=True)
 
     def _say(self, text: str, style: str = "") -> None:
@@ -115,6 +117,7 @@ class Output:
         self._tail = Tail(log, self._lines, on_update=self._rewritten, from_end=True)
 
     def has_shown(self, line: str) -> bool:
+        self._tail.drain()
         with self._lock:
             return any(line in shown for shown in self._recent)
 

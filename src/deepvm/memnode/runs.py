@@ -17,7 +17,7 @@ from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.share import Share
 from deepvm.memnode.status import Counters
-from deepvm.memnode.uploads import Begin, Upload
+from deepvm.memnode.uploads import Begin, Upload, too_large
 from deepvm.store.base import Manifest, chunk_count
 from deepvm.units import format_bytes
 
@@ -165,9 +165,7 @@ class Run:
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
         """Room for so many chunks; for none where there is too little and most of them will be shared."""
         if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
-            raise Refused(
-                "no-room", f"step {begin.step} has {chunks} chunks, {self._arena.blocks} blocks are here in all"
-            )
+            raise Refused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
         try:
             self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
             return chunks
@@ -179,6 +177,8 @@ class Run:
         except NoRoom as error:
             if begin.lean:
                 return 0
+            if chunks > self._arena.blocks:
+                raise Refused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes)) from None
             block = self._arena.block_bytes
             raise Refused(
                 "no-room",

@@ -19,6 +19,7 @@ from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
 from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
+from deepvm.units import format_bytes
 
 MOST_FACTS_BYTES = 4 * 2**20  # of a manifest, beside its chunks' digests
 _LOOK_S = 0.5
@@ -37,6 +38,13 @@ class Begin:
     attempt: int = 0  # a later one of the same step begins from nothing
     repair: bool = False  # of a checkpoint that other nodes have: gives way to saves
     lean: bool = False  # much of it is here already: may begin though there is no room for all of it
+
+
+def too_large(step: int, size_bytes: int, capacity_bytes: int) -> str:
+    return (
+        f"step {step} needs {format_bytes(size_bytes)}, and the node has {format_bytes(capacity_bytes)} in all: start "
+        "it with a larger --capacity"
+    )
 
 
 class Upload:
@@ -190,8 +198,15 @@ class Upload:
         return block
 
     def _without_room(self) -> Refused:
+        step, size, capacity = self.begin.step, self.begin.size_bytes, self.arena.capacity_bytes
+        if self.chunks > self.arena.blocks:
+            return Refused("no-room", too_large(step, size, capacity))
         if self.begin.lean:
-            return Refused("no-room", f"step {self.begin.step}: no block is free for a chunk that is not here yet")
+            return Refused(
+                "no-room",
+                f"step {step} needs {format_bytes(size)}, and the node, of {format_bytes(capacity)}, has no room left "
+                "for what changed: give it a larger --capacity, or keep fewer checkpoints (--buffers)",
+            )
         return Refused("busy", "no block is free for a chunk that is sent a second time: try again")
 
     def _give_back(self, block: int) -> None:

@@ -18,6 +18,15 @@ PAPER_ARCHITECTURES = ("tiering", "single-anchor")
 # whose gradients are a third of it (weights and two moments are kept).
 CHECKPOINT_OVER_GRADIENTS = 3
 
+# What must be above zero, as users say it.
+_SPOKEN = {
+    "checkpoint_every_s": "the time between checkpoints, in seconds,",
+    "step_s": "the time of a step, in seconds,",
+    "work_eflops_h": "the job's size, in eFLOPS hours,",
+    "deadline_s": "the deadline, in seconds from the start,",
+    "min_gpu_memory_gb": "the least GPU memory, in GB,",
+}
+
 Names = str | tuple[str, ...] | None  # one, several, or whatever there is
 
 
@@ -68,10 +77,10 @@ class Request:
                 raise UsageError(f"{what} is {getattr(self, what)}: it must be {least} or more")
         if self.gradient_bytes is not None and self.gradient_bytes < 0:
             raise UsageError(f"gradient_bytes is {self.gradient_bytes}: it must be zero or more")
-        for what in ("checkpoint_every_s", "step_s", "work_eflops_h", "deadline_s", "min_gpu_memory_gb"):
+        for what in _SPOKEN:
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{what} is {value}: it must be above zero")
+                raise UsageError(f"{_SPOKEN[what]} is {value:g}: it must be a finite number above zero")
         if self.objective in ("cost", "time") and self.work_eflops_h is None:
             raise UsageError(
                 f"the objective {self.objective} needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours"

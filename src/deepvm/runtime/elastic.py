@@ -121,8 +121,9 @@ class Group(Protocol):
         """Further variables of the workers that are started now."""
         ...
 
-    def excuses(self) -> bool:
-        """Whether this node's workers failed because others were lost, and are started again whatever was before."""
+    def excuses(self, exit_code: int) -> bool:
+        """Whether this node's workers, the first with this code, failed because others were lost, and are to be
+        started again, whatever was before."""
         ...
 
 
@@ -138,7 +139,8 @@ class TemplateAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result: RunResult = super()._monitor_workers(worker_group)
         failed = result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
-        if failed and self._group is not None and self._group.excuses():
+        codes = [failure.exitcode for _, failure in sorted(result.failures.items())]
+        if failed and self._group is not None and self._group.excuses(codes[0] if codes else 0):
             return RunResult(state=WorkerState.HEALTHY)  # the rendezvous says that the group is another one now
         return result
 

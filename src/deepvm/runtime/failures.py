@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 MOST_LINES = 40  # of a traceback that is shown
 _RANK = re.compile(r"^\[rank\d+\]:? ?", re.MULTILINE)  # torch's own prefix
@@ -40,6 +41,16 @@ def error_line(said: str) -> str:
     return next((line[:300] for line in reversed(lines) if _RAISED.match(line) or _USAGE.match(line)), "")
 
 
+def ended_by(code: int) -> str:
+    """How a process ended, by its exit code; empty where that says nothing."""
+    if code >= 0:
+        return f"exit code {code}" if code else ""
+    try:
+        return f"ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"ended by signal {-code}"
+
+
 class Restarts:
     """Counts the failures of a run's workers, and says when there is no point in starting them again."""
 
@@ -47,11 +58,11 @@ class Restarts:
         self._most, self._times = most, 0
         self._last_line: str | None = None
 
-    def refuse(self, said: str, *, stepped: bool) -> str | None:
+    def refuse(self, said: str, *, stepped: bool, code: int = 0) -> str | None:
         """Why workers that said this and failed are not started again; None where they are. ``stepped``: whether they
-        had finished a step since they were started."""
+        had finished a step since they were started; ``code``: how the first of them ended."""
         self._times += 1
-        line = error_line(said)
+        line = error_line(said) or ended_by(max(code, 0))  # a signal may come from outside, and not again
         before, self._last_line = self._last_line, None if stepped else line
         if not stepped and line and (line.startswith(_HOPELESS) or _USAGE.match(line)):
             return f"failed before the first step, as they would again: {line}"

@@ -26,7 +26,7 @@ from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.events import Event
-from deepvm.runtime.failures import Restarts, error_line, error_text
+from deepvm.runtime.failures import Restarts, ended_by, error_line, error_text
 from deepvm.runtime.guests import Guest, free_place
 from deepvm.runtime.lines import Gone, Lines, greet
 from deepvm.runtime.membership import Membership, Round
@@ -216,7 +216,7 @@ class Hub:
             elif what == "notice":
                 self._notice(guest, message)
             elif what == "failing":
-                self._failing(guest, str(message.get("error", "")))
+                self._failing(guest, str(message.get("error", "")), message.get("code"))
             elif what == "failed":
                 self.failures.setdefault(guest.name, error_text(str(message.get("error", ""))))
                 self.failed = self.failed or f"the workers of {guest.name} failed too often"
@@ -242,13 +242,14 @@ class Hub:
         if address not in self._told_stores:
             self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
 
-    def _failing(self, guest: Guest, error: str) -> None:
+    def _failing(self, guest: Guest, error: str, code: object) -> None:
         """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
         if not self._membership.fail(guest.name):
             return
         self.failures[guest.name] = error_text(error)
-        refused = self._restarts.refuse(error, stepped=self._stepped)
-        shown, line = error_text(error), error_line(error)
+        code = code if type(code) is int else 0
+        refused = self._restarts.refuse(error, stepped=self._stepped, code=code)
+        shown, line = error_text(error), error_line(error) or ended_by(code)
         self._tell("worker-failed", guest.name, error=shown, line=line, final=refused is not None)
         if refused is not None:
             self.failed = self.failed or f"the workers of {guest.name} {refused}"

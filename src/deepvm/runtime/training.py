@@ -42,10 +42,10 @@ class HubGroup:
         self._logged_bytes = self._log_file.stat().st_size if self._log_file.exists() else 0
         return self._environment(group.stores if group is not None else ())
 
-    def excuses(self) -> bool:
+    def excuses(self, exit_code: int) -> bool:
         try:
             self._await_log("failed")
-            self._link.say("failing", error=self.last_words())
+            self._link.say("failing", error=self.last_words(), code=exit_code)
         except Gone:
             return False
         by = self._rendezvous.broke(EXCUSE_S)
