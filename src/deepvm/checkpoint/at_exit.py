@@ -12,14 +12,26 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import thread as _pools  # noqa: F401 - its own handler comes first, so that it runs after ours
 from contextlib import suppress
 from typing import Protocol
 
 log = logging.getLogger("deepvm.checkpoint")
 
+GIVE_WAY_S = 20.0  # how long a new Checkpointer waits for an older one of its run that was never closed
+
 
 class Finishing(Protocol):
+    @property
+    def place(self) -> tuple[str, str]:
+        """The run, and the store that it is saved into."""
+        ...
+
+    def give_way(self, stores: Sequence[object]) -> None:
+        """Close: another one takes its place, with these stores."""
+        ...
+
     def finish_at_exit(self, *, failed: bool) -> None:
         """``failed``: whether an exception ends the process."""
         ...
@@ -42,6 +54,17 @@ def expect(checkpointer: Finishing) -> None:
 
 def forget(checkpointer: Finishing) -> None:
     _open.discard(checkpointer)
+
+
+def close_older(place: tuple[str, str], stores: Sequence[object]) -> None:
+    """Close those of this process that save the same run into the same store: a notebook's cell was run again."""
+    for older in list(_open) if _pid == os.getpid() else ():
+        if older.place == place:
+            log.warning("a new Checkpointer of run %s in %s closes the older one, which was still open", *place)
+            try:
+                older.give_way(stores)
+            except Exception:
+                log.exception("the older checkpointer of run %s could not be closed", place[0])
 
 
 def _finish_all() -> None:

@@ -16,6 +16,7 @@ from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.on_demand import OnDemand
+from deepvm.checkpoint.order import Order
 from deepvm.checkpoint.own_state import StepHooks, write_back
 from deepvm.checkpoint.owners import optimizers
 from deepvm.checkpoint.plain import PlainTransfer
@@ -79,7 +80,8 @@ class Checkpointer:
         self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
-        first = self._stores[0]
+        self.place = (run, self._stores[0].url)
+        at_exit.close_older(self.place, self._stores)
         self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
@@ -94,13 +96,14 @@ class Checkpointer:
         self._told = Told(given.events, self._rank, self._world_size)
         self._notices = NoticeFile(given.notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
+        self._order = Order(self._stores, run, self.retention, self._rank, self._world_size)
         self._tiers = Tiers(
             self._stores, run, self._rank, self._told,
-            retention=self.retention, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
+            order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
         )  # fmt: skip
         self._sending = Sending(
-            self._transfer, self._taking, self._determinism, self._tiers, self._told,
-            place=first.url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
+            self._transfer, self._taking, self._determinism, self._tiers, self._order, self._told,
+            place=self.place[1], status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
@@ -109,6 +112,7 @@ class Checkpointer:
         self._attempts = 0
         self._unsaved = Unsaved()
         self._closed = False
+        self._kept_open: Sequence[object] = ()
         at_exit.expect(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -159,6 +163,7 @@ class Checkpointer:
             self._sending.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
+            self._order.check_together(step)
             self.finish_restore()
             snapshot, skeletons = self._taking.take(self._components())
         except OverBudget as error:
@@ -229,13 +234,18 @@ class Checkpointer:
             self._group.leave("its Checkpointer is closed")
         self._transfer.close()
         self._taking.close()
-        for store in self._stores:
+        for store in (store for store in self._stores if store not in self._kept_open):
             store.close()
         self._told.close()
 
     def finish_at_exit(self, *, failed: bool) -> None:
         """The process ends, and nobody has called close()."""
         self.close(self._deadline_s, last_save=not failed)
+
+    def give_way(self, stores: Sequence[object]) -> None:
+        """Another one of the same run begins: close, alone, since other ranks may be elsewhere."""
+        self._kept_open = stores
+        self.close(at_exit.GIVE_WAY_S, last_save=self._world_size == 1)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -280,6 +290,7 @@ class Checkpointer:
         restored = self._restore(step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
+        self._order.restored(restored and restored.step, restored.seen if restored else {}, self._attempts)
         if restored is None:
             return None
         log.info("%s", restored)

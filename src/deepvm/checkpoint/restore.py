@@ -54,6 +54,7 @@ class Restored:
     drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
     replayed: bool = False  # its next step was made once more, and was the same
     on_demand: OnDemand | None = None  # what is still under way
+    seen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # on rank 0: the steps of each store that answered
 
     def left_as_it_was(self) -> tuple[str, ...]:
         """Why a run drifts that has not all of its state from the checkpoint."""
@@ -95,12 +96,13 @@ def restore_newest(
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
     problems: list[str] = []
+    seen: dict[str, Sequence[int]] = {}
     rank, world_size = ranks.rank_and_world_size()
 
     def candidates() -> list[tuple[int, int]]:
         if lazy:
             refuse_compiled(components)
-        return _candidates(stores, run, step, problems) if rank == 0 else []
+        return _candidates(stores, run, step, problems, seen) if rank == 0 else []
 
     found, _ = ranks.agree(CALL, candidates, deadline_s=ranks.START_S)
     while True:
@@ -131,6 +133,7 @@ def restore_newest(
                 unexpected=tuple(fetched.selected.unexpected),
                 skipped=tuple(fetched.selected.skipped),
                 on_demand=fetched.on_demand,
+                seen=seen,
             )
         if fetched.on_demand is not None:
             fetched.on_demand.abandon()
@@ -143,12 +146,15 @@ def restore_newest(
     return None
 
 
-def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: list[str]) -> list[tuple[int, int]]:
-    """Steps and the stores that have them."""
+def _candidates(
+    stores: Sequence[Store], run: str, step: int | None, problems: list[str], seen: dict[str, Sequence[int]]
+) -> list[tuple[int, int]]:
+    """Steps and the stores that have them; ``seen`` gets all that each store has."""
     found: list[tuple[int, int]] = []
     for nearness, store in enumerate(stores):
         try:
-            found += [(s, nearness) for s in store.steps(run) if step in (None, s)]
+            seen[store.url] = store.steps(run)
+            found += [(s, nearness) for s in seen[store.url] if step in (None, s)]
         except StoreError as error:
             problems.append(f"{store.url}: {error}")
             log.warning("cannot look for checkpoints in %s", problems[-1])
