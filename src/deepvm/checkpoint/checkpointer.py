@@ -71,16 +71,12 @@ class Checkpointer:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
-        self._group = given.group
-        self._use_order = UseOrder(state)
-        self.state = state
-        self.run = run = given.run
-        self.policy = given.policy
+        self.state, self._use_order, self._group = state, UseOrder(state), given.group
+        self.run, self.policy, self._stores = given.run, given.policy, given.stores
         self.retention = retention or Retention()
-        self._stores = given.stores
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
-        self.place = (run, self._stores[0].url)
+        self.place = (self.run, self._stores[0].url)
         at_exit.close_older(self.place, self._stores)
         self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
@@ -89,16 +85,15 @@ class Checkpointer:
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
-        self._status = Status()
-        self._pace = Pace()
-        self._replay, self._replaying = replay, False
-        self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
+        self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved()
+        self._replay, self._replaying, self._attempts, self._closed = replay, False, 0, False
+        self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
         self._told = Told(given.events, self._rank, self._world_size)
         self._notices = NoticeFile(given.notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
-        self._order = Order(self._stores, run, self.retention, self._rank, self._world_size)
+        self._order = Order(self._stores, self.run, self.retention, self._rank, self._world_size)
         self._tiers = Tiers(
-            self._stores, run, self._rank, self._told,
+            self._stores, self.run, self._rank, self._told,
             order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
         )  # fmt: skip
         self._sending = Sending(
@@ -109,10 +104,7 @@ class Checkpointer:
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         with suppress(Exception):  # as above
             self._taking.warm_up(self.state)
-        self._attempts = 0
-        self._unsaved = Unsaved()
-        self._closed = False
-        self._kept_open: Sequence[object] = ()
+        self._kept_open: Sequence[object] = ()  # stores that another one goes on with
         at_exit.expect(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -290,13 +282,11 @@ class Checkpointer:
         restored = self._restore(step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
-        self._order.restored(restored and restored.step, restored.seen if restored else {}, self._attempts)
+        self._order.restored(restored.step if restored else None, restored.seen if restored else {}, self._attempts)
         if restored is None:
             return None
-        log.info("%s", restored)
+        restored.log()
         self.restored = restored
-        if restored.drift:
-            log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
         self._unsaved = Unsaved()
         self._pace.restored(restored.step)
         self._told.restored(restored, time.monotonic() - began_s)

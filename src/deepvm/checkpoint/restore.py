@@ -61,6 +61,11 @@ class Restored:
         parts = [*self.missing, *self.skipped]
         return (f"only a part was restored, the rest is as it was: {listed(parts)}",) if parts else ()
 
+    def log(self) -> None:
+        log.info("%s", self)
+        if self.drift:
+            log.warning("step %d is restored, but the run will drift: %s", self.step, "; ".join(self.drift))
+
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
         proven = "; replayed and identical" if self.replayed else ""
