@@ -189,9 +189,17 @@ def test_a_cell_that_is_run_again_closes_the_checkpointer_of_the_first_run(
     with checkpointer(url) as again:
         assert again.restore() == 5
         assert again.state["weight"][0] == 1.0
+        again.step(6)
         assert len(warnings(caplog, "closes the older one")) == 1
         with pytest.raises(UsageError, match="closed"):
             first.save(6)
+
+
+def test_one_that_only_restores_leaves_the_training_one_open(url: str) -> None:
+    with checkpointer(url) as training:
+        training.save(1).wait("durable", 30)
+        assert resumed(url) == 1
+        training.save(2).wait("durable", 30)
 
 
 def test_a_checkpointer_of_another_run_stays_open(url: str) -> None:

@@ -77,7 +77,7 @@ class Checkpointer:
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         self.place = (self.run, self._stores[0].url)
-        at_exit.close_older(self.place, self._stores)
+        self._older = at_exit.Older(self.place)
         self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
@@ -88,8 +88,7 @@ class Checkpointer:
         self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved()
         self._replay, self._replaying, self._attempts, self._closed = replay, False, 0, False
         self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
-        self._told = Told(given.events, self._rank, self._world_size)
-        self._notices = NoticeFile(given.notice_file)
+        self._told, self._notices = Told(given.events, self._rank, self._world_size), NoticeFile(given.notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
         self._order = Order(self._stores, self.run, self.retention, self._rank, self._world_size)
         self._tiers = Tiers(
@@ -200,7 +199,6 @@ class Checkpointer:
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
         """Save the last step, where the policy did not; finish what is under way; release threads and connections.
         Nothing is saved that was not asked for where save() was called by hand, or a witness would be missing.
-
         A process that ends normally does the same by itself, and waits ``deadline_s`` at most."""
         if self._closed:
             return
@@ -224,20 +222,25 @@ class Checkpointer:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
         if self._group is not None:
             self._group.leave("its Checkpointer is closed")
-        self._transfer.close()
-        self._taking.close()
-        for store in (store for store in self._stores if store not in self._kept_open):
-            store.close()
-        self._told.close()
+        parts: list[at_exit.Closing] = [self._transfer, self._taking, self._told]
+        parts += [store for store in self._stores if store not in self._kept_open]
+        for part in parts:
+            part.close()
 
     def finish_at_exit(self, *, failed: bool) -> None:
         """The process ends, and nobody has called close()."""
         self.close(self._deadline_s, last_save=not failed)
 
-    def give_way(self, stores: Sequence[object]) -> None:
-        """Another one of the same run begins: close, alone, since other ranks may be elsewhere."""
-        self._kept_open = stores
-        self.close(at_exit.GIVE_WAY_S, last_save=self._world_size == 1)
+    def give_way(self, stores: Sequence[object] = (), *, close: bool) -> None:
+        """Another one of this run begins: finish what is under way; close once it trains. Waits for no other rank."""
+        if close:
+            self._kept_open = stores
+            self.close(at_exit.GIVE_WAY_S, last_save=False)
+        elif self._world_size == 1 and self._replay is None:
+            self._unsaved.save(
+                self._save, self._sending, lambda: self._handle, None, time.monotonic() + at_exit.GIVE_WAY_S
+            )
+            self._sending.wait_idle(at_exit.GIVE_WAY_S)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -269,7 +272,6 @@ class Checkpointer:
         exclude: Sequence[str] = (),
     ) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
-
         With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
         optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, what it
         computed is compared with the stored witness, and the checkpoint is loaded again. Raises where they differ.
@@ -345,6 +347,7 @@ class Checkpointer:
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""
+        self._older.close(self._stores)
         self._determinism.settle()
         if self._witnesses is not None:
             self._witnesses.see(step, self._components())

@@ -1,8 +1,8 @@
 """Which steps of its run a session may delete from a store, and over which it may not save.
 
 In: what restore() saw and took, and what was committed. A step that this session neither wrote nor restored, and that
-is newer than all that it did, is another training's or was out of reach: nothing here deletes it. What restore() saw and
-went back behind is superseded: it goes at the first commit after that, so that the new branch is the newest.
+is newer than all that it did, is another training's or was out of reach: nothing here deletes it. What restore() saw
+and went back behind is superseded: it goes at the first commit after that, so that the new branch is the newest.
 """
 
 from __future__ import annotations
