@@ -22,7 +22,16 @@ Batch = Callable[[int], torch.Tensor]
 class Loop:
     """nanoGPT's training loop: the batch of the next step is fetched between forward and backward."""
 
-    def __init__(self, url: str, get_batch: Batch, *, ahead: bool, accumulate: int = 1, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        url: str,
+        get_batch: Batch,
+        *,
+        ahead: bool,
+        accumulate: int = 1,
+        dropout: float = 0.0,
+        evaluate_every: int = 0,
+    ) -> None:
         torch.manual_seed(0)
         np.random.seed(0)
         layers = (torch.nn.Embedding(5000, 8), torch.nn.Dropout(dropout), torch.nn.Flatten(), torch.nn.LazyLinear(1))
@@ -31,12 +40,16 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.ckpt = Checkpointer({"model": self.model, "optimizer": self.optimizer}, url, policy="every 1000 steps")
         self.get_batch, self.ahead, self.accumulate = get_batch, ahead, accumulate
+        self.evaluate_every = evaluate_every
 
     def train(self, save_at: int, steps: int) -> list[float]:
         torch.manual_seed(5)
         step, losses = self.ckpt.restore() or 0, []
         batch = self.get_batch(step) if self.ahead else None
         while step < steps:
+            if self.evaluate_every and step % self.evaluate_every == 0:
+                for _ in range(6):
+                    self.get_batch(step)
             for _ in range(self.accumulate):
                 batch = self.get_batch(step) if not self.ahead else batch
                 assert batch is not None
@@ -70,7 +83,9 @@ def drawn_for_the_step(step: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("get_batch", "source"), [(drawn_by_torch, "torch"), pytest.param(drawn_by_numpy, "numpy", marks=pytest.mark.chaos)]
 )
-@pytest.mark.parametrize("options", [{}, {"accumulate": 4}, {"dropout": 0.2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"accumulate": 4}, {"dropout": 0.2}, {"evaluate_every": 4}, {"evaluate_every": 5}]
+)
 def test_a_batch_that_is_fetched_ahead_of_the_step_is_told_after_a_restore(
     tmp_path: Path, get_batch: Batch, source: str, options: dict[str, Any]
 ) -> None:

@@ -9,10 +9,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import prune
+from torch.utils.data import DataLoader, TensorDataset
 
+from deepvm import resumable
 from deepvm.checkpoint import Checkpointer
 from deepvm.policy import EverySteps
 from deepvm.store.urls import open_stores
@@ -99,11 +103,11 @@ def test_a_short_run_ends_with_a_save_of_its_last_step(run: Run, tmp_path: Path)
     [
         ("sys.exit(3)", 3, 5),
         ("def main():\n    train(checkpointer(3), 5)\nmain()", 0, 5),
-        (
-            "raise ValueError('a bug')",
-            1,
-            3,
-        ),  # what was under way is finished; a state in the middle of a step is not saved
+        ("raise ValueError('a bug')", 1, 5),  # the state still is that of the step
+        ("model(torch.randn(2, 3))", 1, 5),
+        ("raise KeyboardInterrupt", -2, 5),
+        ("optimizer.step(); raise ValueError('a bug')", 1, 3),
+        ("model.weight.data.add_(0); model.bias.detach().zero_(); raise ValueError('a bug')", 1, 3),
         ("model(torch.randn(2, 1000)).sum().backward(); optimizer.step()", 0, 3),  # nobody told that step's number
         ("os._exit(0)", 0, None),
         ("os.kill(os.getpid(), signal.SIGTERM)", -15, None),
@@ -173,13 +177,84 @@ def test_saves_that_fail_are_a_loud_line_at_the_first_and_at_the_end(run: Run, c
     assert "7 of 7 saves failed, nothing was saved" in last
 
 
-def test_an_exception_in_a_with_block_saves_nothing_half_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError"])
+def test_a_step_that_an_exception_leaves_unsaved_is_told_with_the_reason(run: Run, error: str) -> None:
+    _, told, steps = run(f"ckpt = checkpointer(100)\ntrain(ckpt, 5)\noptimizer.step()\nraise {error}")
+    assert steps == []
+    assert told.count("was not saved") == 1
+    assert f"step 5 was not saved: an optimizer has stepped since ({error})" in told
+
+
+def test_a_with_block_left_by_an_exception_saves_a_state_that_is_whole_and_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = torch.nn.Linear(4, 4)
-    url = f"file://{tmp_path}"
-    with suppress(ZeroDivisionError), Checkpointer({"model": model}, url, policy=EverySteps(100)) as ckpt:
+    for name, harm in (("whole", lambda: None), ("written", model.bias.detach().zero_)):
+        url = f"file://{tmp_path}/{name}"
+        with suppress(ZeroDivisionError), Checkpointer({"model": model}, url, policy=EverySteps(100)) as ckpt:
+            ckpt.step(1)
+            harm()
+            raise ZeroDivisionError
+        assert steps_in(url, "default") == ([1] if name == "whole" else [])
+    assert "model.bias was written to since; call ckpt.save(1) before the state is changed (ZeroDiv" in caplog.text
+
+
+def _zeroed(model: torch.nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+
+
+def _replaced(model: torch.nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.weight = torch.nn.Parameter(torch.zeros(4, 4))
+
+
+def _pruned(model: torch.nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear):
+            prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+def _averaged(model: torch.nn.Module) -> None:
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+
+
+def _run_in_training(model: torch.nn.Module) -> None:
+    model.train()(torch.randn(3, 4))  # batch norm's running mean
+
+
+@pytest.mark.parametrize("change", [_zeroed, _replaced, _pruned, _averaged, _run_in_training])
+def test_a_state_that_was_changed_after_its_step_is_not_saved_as_that_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, change: Callable[[torch.nn.Module], None]
+) -> None:
+    layers = (each for _ in range(100) for each in (torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
+    model = torch.nn.Sequential(*layers)
+    ckpt = Checkpointer({"model": model}, f"file://{tmp_path}", policy=EverySteps(100))
+    for step in (4, 5):
+        ckpt.step(step)
+    model.eval()(torch.randn(3, 4))  # reads only
+    change(model)
+    ckpt.close()
+    assert steps_in(f"file://{tmp_path}", "default") == []
+    assert caplog.text.count("step 5 was not saved: model.") == 1
+
+
+def test_the_last_save_has_loader_and_generator_as_they_were_at_the_step(tmp_path: Path) -> None:
+    def parts() -> dict[str, Any]:
+        return {"loader": resumable(DataLoader(TensorDataset(torch.arange(20)), 2, shuffle=True), seed=0)}
+
+    state = parts()
+    batches = iter(state["loader"])
+    with suppress(ZeroDivisionError), Checkpointer(state, f"file://{tmp_path}", policy=EverySteps(100)) as ckpt:
+        next(batches)
         ckpt.step(1)
+        (lost,), number = next(batches), torch.rand(1)
         raise ZeroDivisionError
-    assert steps_in(url, "default") == []
-    with Checkpointer({"model": model}, url, policy=EverySteps(100)) as ckpt:
-        ckpt.step(1)
-    assert steps_in(url, "default") == [1]
+    state = parts()
+    with Checkpointer(state, f"file://{tmp_path}", policy=EverySteps(100)) as ckpt:
+        assert ckpt.restore() == 1
+        drawn, (again,) = torch.rand(1), next(iter(state["loader"]))
+    assert torch.equal(again, lost)
+    assert torch.equal(drawn, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import struct
 import tracemalloc
@@ -210,6 +211,107 @@ def test_a_bad_header_or_state_is_passed_over(tmp_path: Path, damage: str, lazy:
     found = restored(tmp_path, lazy=lazy)
     assert found.step == 1
     assert found.passed_over[0].startswith("step 2 in ")
+
+
+# --- a restore that fails changes nothing ----------------------------------------------------------------------------
+
+ODD: list[Any] = [None, 1.5, "x", [1], {"$bytes": "é"}]
+PARTS: dict[str, tuple[str, ...]] = {
+    "the optimizer": ("optimizer",),
+    "the optimizer's state": ("optimizer", "state"),
+    "the state of its parameters": ("optimizer", "state", "$items"),
+    "its groups": ("optimizer", "param_groups"),
+    "the schedule": ("schedule",),
+    "the generators": ("deepvm.determinism",),
+    "the order of modules": ("deepvm.use_order",),
+    "the mode": ("mode",),
+}
+
+
+class Mode(enum.Enum):
+    WARM = "warm"
+    COLD = "cold"
+
+
+def scheduled() -> dict[str, Any]:
+    state = model()
+    schedule = torch.optim.lr_scheduler.StepLR(state["optimizer"], 1)
+    return {**state, "schedule": schedule, "mode": Mode.WARM}
+
+
+def save_steps(root: Path, steps: int) -> list[Path]:
+    state = scheduled()
+    with deepvm.Checkpointer(state, f"file://{root}", run="r", policy=NEVER, on_busy="wait") as ckpt:
+        for step in range(1, steps + 1):
+            state["net"](torch.ones(1, 8)).sum().backward()
+            state["optimizer"].step()
+            state["schedule"].step()
+            ckpt.save(step).wait("durable", 30)
+    return sorted((root / "r").glob("*.json"))
+
+
+def put_in(path: tuple[str, ...], value: Any) -> Callable[[Document], None]:
+    def change(one: Document) -> Document:
+        inner = one
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        return one
+
+    return skeleton(change)
+
+
+def contents(state: dict[str, Any]) -> str:
+    parts = [state["net"].state_dict(), state["optimizer"].state_dict(), state["schedule"].state_dict()]
+    return repr([*parts, state["best"], state["mode"], state["optimizer"].param_groups])
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_another_form_changes_nothing(tmp_path: Path, part: str, odd: Any, lazy: bool) -> None:
+    (only,) = save_steps(tmp_path, 1)
+    rewrite(only, put_in(PARTS[part], odd))
+    state = scheduled()
+    state["net"](torch.ones(2, 8)).sum().backward()
+    state["optimizer"].step()
+    before, memory = contents(state), state["net"].weight.data_ptr()
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        with pytest.raises(CheckpointError, match="step 1 in "):
+            ckpt.restore(lazy=lazy)
+        assert contents(state) == before
+        assert state["net"].weight.data_ptr() == memory
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_another_form_gives_way_to_the_older_step(tmp_path: Path, part: str, lazy: bool) -> None:
+    rewrite(save_steps(tmp_path, 2)[1], put_in(PARTS[part], 1.5))
+    state = scheduled()
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        ckpt.restore(lazy=lazy)
+        ckpt.finish_restore()
+        assert ckpt.restored.step == 1
+    assert state["schedule"].last_epoch == 1
+
+
+def test_what_the_optimizer_itself_refuses_changes_nothing(tmp_path: Path) -> None:
+    def adam() -> dict[str, Any]:
+        net = torch.nn.Linear(4, 4)
+        return {"net": net, "optimizer": torch.optim.Adam(net.parameters())}
+
+    state = adam()
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        state["net"](torch.ones(1, 4)).sum().backward()
+        state["optimizer"].step()
+        ckpt.save(1).wait("durable", 30)
+    rewrite(tmp_path / "r" / "step-000000000001.json", put_in(("optimizer", "state"), {"$items": [[0, {"a": 1}]]}))
+    state = adam()
+    before = repr((state["net"].state_dict(), state["optimizer"].state_dict()))
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        with pytest.raises(CheckpointError, match="step"):
+            ckpt.restore()
+        assert repr((state["net"].state_dict(), state["optimizer"].state_dict())) == before
 
 
 def test_bytes_behind_the_last_tensor_are_refused(tmp_path: Path) -> None:

@@ -200,6 +200,47 @@ def test_no_run_file_keeps_a_node_from_starting(start_node: Any, connect: Any, t
     assert (tmp_path / "odd" / "run.json").read_text() == text
 
 
+@pytest.mark.timeout(20)  # an open of a FIFO waits for ever
+@pytest.mark.parametrize(
+    "name", ["run.json", f"{STEP_2}.json", f"{STEP_2}.safetensors", f".{STEP_2}.json.tmp-abc", ".step-9.json.tmp-abc"]
+)
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/tty")], ids=["fifo", "device"])
+def test_nothing_that_is_no_plain_file_keeps_a_node_from_starting(
+    start_node: Any, connect: Any, tmp_path: Path, name: str, make: Any
+) -> None:
+    first = start_node(spill=tmp_path)
+    bad = connect(first.address, "bad")
+    for step in (1, 2):
+        save_and_spill(bad, step, content(step, SIZE))
+    save_and_spill(connect(first.address, "good"), 1, content(1, SIZE))
+    first.stop()
+    path = tmp_path / "bad" / name
+    if name.startswith("."):
+        (tmp_path / "bad" / f"{STEP_2}.json").unlink()  # so that the start looks whether it can be finished
+    path.unlink(missing_ok=True)
+    make(path)
+    told = io.StringIO()
+    second = start_node(spill=tmp_path, log=Log(told))
+    assert connect(second.address, "good", session="s2").read(1) == content(1, SIZE)
+    if name != "run.json":
+        assert connect(second.address, "bad", session="s2").read(1) == content(1, SIZE)
+    assert path.is_symlink() or path.exists()
+    assert str(path) in told.getvalue() or name.startswith(".step-9")
+
+
+def test_a_strange_file_does_not_keep_what_is_half_written_beside_it(
+    start_node: Any, connect: Any, tmp_path: Path
+) -> None:
+    first = start_node(spill=tmp_path)
+    save_and_spill(connect(first.address, "run"), 1, content(1, SIZE))
+    first.stop()
+    half = tmp_path / "run" / f"{STEP_2}.safetensors"
+    half.write_bytes(b"half")
+    (tmp_path / "run" / ".step-000000000003.json.tmp-abc").symlink_to("/dev/tty")
+    start_node(spill=tmp_path)
+    assert not half.exists()
+
+
 def test_more_runs_than_the_limit_are_all_served_again(start_node: Any, connect: Any, tmp_path: Path) -> None:
     first = start_node(spill=tmp_path, limits={"runs": 3})
     for name in "abc":
@@ -319,6 +360,8 @@ def test_nobody_else_reads_what_a_node_spilled(start_node: Any, connect: Any, tm
         os.umask(old)
     for folder in (tmp_path / "run", tmp_path / ".parts", tmp_path / ".parts" / "run"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700, folder
+        for path in folder.iterdir():
+            assert path.is_dir() or stat.S_IMODE(path.stat().st_mode) == 0o600, path
     node.stop()
     (tmp_path / ".parts").chmod(0o755)  # as an earlier version left it
     start_node(spill=tmp_path)

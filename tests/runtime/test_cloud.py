@@ -5,6 +5,7 @@ EC2 is a moto server on loopback, which real calls of boto3 reach; SkyPilot's se
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -266,14 +267,21 @@ def test_ctrl_c_leaves_the_machines_and_says_how_to_end_them(
     assert ec2_server.remains() == []
 
 
-def test_an_unknown_run_or_one_of_this_machine_is_not_ended(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_run_or_one_that_runs_on_this_machine_is_not_ended(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert deepvm_command(["run", "--down", "r7"]) == 2
     assert "no run is called 'r7'" in capsys.readouterr().err
     folder = here / "runs" / "r1"
     folder.mkdir(parents=True)
     (folder / "settings.json").write_text(json.dumps({"format": "deepvm-run/1", "on": "local"}))
-    assert deepvm_command(["run", "--down", "r1"]) == 2
-    assert "run r1 is one of this machine" in capsys.readouterr().err
+    with (folder / "ledger.sqlite.lock").open("w") as lock:
+        (folder / "ledger.sqlite").touch()
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert deepvm_command(["run", "--down", "r1"]) == 2
+        assert "run r1 is one of this machine, and is running" in capsys.readouterr().err
+    assert deepvm_command(["run", "--down", "r1"]) == 0
+    assert "nothing of it is left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

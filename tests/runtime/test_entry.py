@@ -84,9 +84,14 @@ def test_a_module_is_run_and_resumed_from_elsewhere_in_the_folder_where_it_was_s
     more = ["--", "python", "-m", "pack.train", "60"]
     with running(tmp_path, [*words, *more], name="run", cwd=there) as run:
         run.until_step(3)
+        folder = run.ledger.parent
+        ready = list(folder.glob("machines/*/memory-node"))
+        assert [path.stat().st_mode & 0o077 for path in ready] == [0] * len(ready) != []
         run.interrupt()
         code, _, err = run.end()
     assert code == 130, err
+    readable = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_mode & 0o077]
+    assert not readable, "what a run writes is for its owner only"
     with running(
         tmp_path, ["--resume", "run", "--json", "--max-restarts", "0", "--save", "every 7 steps"], name="run",
         cwd=elsewhere,

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -61,8 +62,8 @@ def come(hub: Hub) -> Iterator[Callable[..., Link]]:
         link.close()
 
 
-def until(what: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + WAIT_S
+def until(what: Callable[[], Any], within_s: float = WAIT_S) -> Any:
+    deadline = time.monotonic() + within_s
     while not (found := what()):
         assert time.monotonic() < deadline, "in vain"
         time.sleep(0.01)
@@ -169,6 +170,32 @@ def test_strangers_are_refused(hub: Hub, come: Callable[..., Link]) -> None:
     with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
     assert hub.connected == ("worker/0", "worker/1")
+
+
+def dial(hub: Hub) -> socket.socket:
+    host, port = hub.address.rsplit(":", 1)
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_idle_strangers_keep_no_machine_out(hub: Hub, come: Callable[..., Link]) -> None:
+    before = threading.active_count()
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(dial(hub))
+        group(come)
+        until(lambda: threading.active_count() <= before + 80, 5.0)  # long before a handshake's time is over
+        assert hub.connected == ("memory/0", "worker/0", "worker/1")
+
+
+def test_a_stranger_cannot_send_a_long_line(hub: Hub, come: Callable[..., Link]) -> None:
+    with dial(hub) as sock:
+        sock.recv(4096)  # who the hub is
+        sock.sendall(b"x" * 8200)
+        with suppress(ConnectionResetError):
+            assert sock.recv(100) == b"", "it waits for the end of the line"
+    first = come("worker/0")
+    first.say("failing", error="x" * 100_000)  # a machine may
+    until(lambda: hub.connected == ("worker/0",))
 
 
 def test_a_machine_that_leaves_is_to_blame_and_not_those_whose_workers_fail_without_it(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -15,8 +16,10 @@ from pathlib import Path
 import pytest
 from playing import PATIENCE_S, changes, job, machine, marked, python, told, wait_until
 
+from deepvm.cli.app import run as deepvm_command
 from deepvm.errors import UsageError
 from deepvm.runtime.cluster import Machine
+from deepvm.runtime.folder import RunFolder
 from deepvm.runtime.isolation import Isolation, sweep
 from deepvm.runtime.local import LocalBackend
 
@@ -141,9 +144,8 @@ def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:
         second.down()
 
 
-@root
-@pytest.mark.usefixtures("clean")
-def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else_is(tmp_path: Path) -> None:
+def kill_a_run(folder: Path) -> None:
+    """A run with one isolated machine, whose supervisor is killed."""
     code = f"""
     import os, signal, sys
     sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -152,12 +154,18 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else_is(tmp_p
     from deepvm.runtime.isolation import Isolation
     from deepvm.runtime.local import LocalBackend
     command = python("import time; time.sleep(600)")
-    backend = LocalBackend(job(Path({str(tmp_path)!r})), isolate=Isolation(), command=command)
+    backend = LocalBackend(job(Path({str(folder)!r})), isolate=Isolation(), command=command)
     backend.up([machine("worker/0")])
     os.kill(os.getpid(), signal.SIGKILL)
     """
-    before = ours()
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False, timeout=60)
+
+
+@root
+@pytest.mark.usefixtures("clean")
+def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else_is(tmp_path: Path) -> None:
+    before = ours()
+    kill_a_run(tmp_path)
     assert len(ours() - before) == 2  # a bridge; and a link and a namespace of the same name
     backend = LocalBackend(job(tmp_path), isolate=Isolation())
     try:
@@ -167,6 +175,25 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else_is(tmp_p
         assert ours() - before == mine
     finally:
         backend.down()
+
+
+@root
+@pytest.mark.usefixtures("clean")
+def test_down_removes_what_a_killed_run_left_here_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
+    RunFolder.create("r1", {"on": "local"})
+    before = ours()
+    kill_a_run(tmp_path)
+    left = sorted(ours() - before)
+    assert len(left) == 2
+    assert deepvm_command(["run", "--down", "r1"]) == 0
+    assert ours() == before
+    said = " ".join(capsys.readouterr().err.split())
+    assert all(name in said for name in left)
+    assert deepvm_command(["run", "--down", "r1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": "r1", "outcome": "ended", "removed": []}
 
 
 REDUCES = """

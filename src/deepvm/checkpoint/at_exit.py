@@ -36,8 +36,8 @@ class Finishing(Protocol):
         """Another one takes its place, with these stores: finish what is under way, or close."""
         ...
 
-    def finish_at_exit(self, *, failed: bool) -> None:
-        """``failed``: whether an exception ends the process."""
+    def finish_at_exit(self, *, failed: str) -> None:
+        """``failed``: the exception that ends the process, if one does."""
         ...
 
 
@@ -82,7 +82,8 @@ class Older:
 def _finish_all() -> None:
     if _pid != os.getpid():
         return
-    failed = getattr(sys, "last_value", None) is not None  # what the interpreter has just printed
+    raised = getattr(sys, "last_value", None)  # what the interpreter has just printed
+    failed = "" if raised is None else type(raised).__name__
     for checkpointer in list(_open):
         try:
             checkpointer.finish_at_exit(failed=failed)

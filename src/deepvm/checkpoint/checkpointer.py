@@ -10,7 +10,6 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from deepvm.checkpoint import at_exit, ranks
-from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.deciding import Deciding, NoticeFile, Pace
 from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
@@ -19,7 +18,6 @@ from deepvm.checkpoint.on_demand import OnDemand
 from deepvm.checkpoint.order import Order
 from deepvm.checkpoint.own_state import StepHooks, write_back
 from deepvm.checkpoint.owners import optimizers
-from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.restore import Restored, restore_newest
 from deepvm.checkpoint.selection import Wanted
@@ -29,6 +27,7 @@ from deepvm.checkpoint.taking import Taking
 from deepvm.checkpoint.tiers import Tiers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.checkpoint.told import Told
+from deepvm.checkpoint.turns import WITHIN, Turns, in_turn
 from deepvm.checkpoint.unsaved import Unsaved
 from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, OverBudget, UsageError
@@ -71,7 +70,7 @@ class Checkpointer:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
-        self.state, self._use_order, self._group = state, UseOrder(state), given.group
+        self.state, self._use_order, self._group, self._turns = state, UseOrder(state), given.group, Turns()
         self.run, self.policy, self._stores = given.run, given.policy, given.stores
         self.retention = retention or Retention()
         self._deadline_s, self._on_busy = deadline_s, on_busy
@@ -85,7 +84,7 @@ class Checkpointer:
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
-        self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved()
+        self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved(state)
         self._replay, self._replaying, self._attempts, self._closed = replay, False, 0, False
         self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
         self._told, self._notices = Told(given.events, self._rank, self._world_size), NoticeFile(given.notice_file)
@@ -101,27 +100,27 @@ class Checkpointer:
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
-        with suppress(Exception):  # as above
+        with suppress(Exception):  # a state that cannot be saved is reported by the first save
             self._taking.warm_up(self.state)
         self._kept_open: Sequence[object] = ()  # stores that another one goes on with
         at_exit.expect(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
+    @in_turn
     def step(self, step: int) -> SaveHandle | None:
         """Tell that a training step is finished; saves when the policy says so."""
-        if self._replaying:
+        if self._replaying or self._turns.nested:
             return None
         seconds = self._pace.stepped()
         self._start.stepped()
-        self._unsaved.told(step)
+        self._unsaved.told(step, arriving=self._on_demand is not None and self._on_demand.open)
         self._told.stepped(step, seconds)
         self._sending.raise_problem()
         self._look(step)
         self._drifts(self._determinism.stepped())
-        announced_s = self._notices.seconds_left()
-        if announced_s is not None:
-            self.notice(announced_s)
+        if (announced_s := self._notices.seconds_left()) is not None:
+            self._pace.notice(announced_s)
         under_way = not self._sending.wait_idle(0.0)
         due = self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
         if due or self._sending.to_be_repeated(self._world_size):
@@ -130,12 +129,14 @@ class Checkpointer:
                 self._before_step()
                 handle.wait_for_the_end(self._pace.notice_ends_s)
             return handle
-        with suppress(Exception):  # a state that cannot be saved is told when it is
+        with suppress(Exception):  # as in the constructor
             self._taking.warm_up(self.state)
         return None
 
+    @in_turn
     def save(self, step: int) -> SaveHandle:
-        """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way."""
+        """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way, and
+        within another call (a signal handler's): call it between steps."""
         self._unsaved.by_hand = True
         return self._save(step)
 
@@ -143,10 +144,10 @@ class Checkpointer:
         self._sending.raise_problem()
         if self._closed:
             raise UsageError("this checkpointer is closed")
-        self._attempts += 1  # the same on every rank, since all call save() alike
+        self._attempts += not self._turns.nested  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
-        if self._replaying:
-            self._sending.skipped(handle, "a step is replayed", told=False)
+        if self._replaying or self._turns.nested:
+            self._sending.skipped(handle, "a step is replayed" if self._replaying else WITHIN, told=not self._replaying)
             return handle
         self._look(step)
         idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
@@ -157,6 +158,7 @@ class Checkpointer:
             self._order.check_together(step)
             self.finish_restore()
             snapshot, skeletons = self._taking.take(self._components())
+            extra = self._transfer.plain_values(step, skeletons, otherwise=snapshot.end)
         except OverBudget as error:
             self._sending.skipped(handle, str(error))
             return handle
@@ -172,12 +174,10 @@ class Checkpointer:
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
-        extra: dict[str, bytearray] | str = skeletons
-        if self._world_size > 1 and isinstance(self._transfer, PlainTransfer):  # it has no node where ranks could meet
-            extra = ", ".join(ranks.gather_texts(f"save({step})", join(skeletons)))
         self._sending.put(snapshot, handle, extra)
         return handle
 
+    @in_turn
     def settle(self) -> None:
         """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
         save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
@@ -192,15 +192,15 @@ class Checkpointer:
         return self._start.timeline()
 
     def status(self) -> Status:
-        staging = self._taking.staging
-        self._status.staging_bytes = 0 if staging is None else staging.size_bytes
+        self._status.staging_bytes = self._taking.staging_bytes
         return self._status
 
+    @in_turn
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
         """Save the last step, where the policy did not; finish what is under way; release threads and connections.
-        Nothing is saved that was not asked for where save() was called by hand, or a witness would be missing.
-        A process that ends normally does the same by itself, and waits ``deadline_s`` at most."""
-        if self._closed:
+        No last save where save() was called by hand, a witness would be missing, or the state was changed since step().
+        A process that ends, also by an exception, does the same by itself, and waits ``deadline_s`` at most."""
+        if self._closed or self._turns.nested:  # within another call: the end of the process does it
             return
         at_exit.forget(self)
         ends_s = time.monotonic() + timeout_s
@@ -216,7 +216,6 @@ class Checkpointer:
         self._determinism.close()
         self._before_step()
         self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
-        self._sending.tell_failures()
         self._tiers.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
@@ -227,9 +226,10 @@ class Checkpointer:
         for part in parts:
             part.close()
 
-    def finish_at_exit(self, *, failed: bool) -> None:
+    def finish_at_exit(self, *, failed: str) -> None:
         """The process ends, and nobody has called close()."""
-        self.close(self._deadline_s, last_save=not failed)
+        self._unsaved.failed = failed
+        self.close(self._deadline_s)
 
     def give_way(self, stores: Sequence[object] = (), *, close: bool) -> None:
         """Another one of this run begins: finish what is under way; close once it trains. Waits for no other rank."""
@@ -237,17 +237,19 @@ class Checkpointer:
             self._kept_open = stores
             self.close(at_exit.GIVE_WAY_S, last_save=False)
         elif self._world_size == 1 and self._replay is None:
-            self._unsaved.save(
-                self._save, self._sending, lambda: self._handle, None, time.monotonic() + at_exit.GIVE_WAY_S
-            )
+            ends_s = time.monotonic() + at_exit.GIVE_WAY_S
+            with self._turns:
+                self._unsaved.save(self._save, self._sending, lambda: self._handle, None, ends_s)
             self._sending.wait_idle(at_exit.GIVE_WAY_S)
 
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self.close(last_save=kind is None)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._unsaved.failed = "" if kind is None else kind.__name__
+        self.close()
 
+    @in_turn
     def _optimizer_steps(self, *_: object) -> None:
         """The optimizer's pre-hook."""
         self._unsaved.optimizer_steps()
@@ -261,6 +263,7 @@ class Checkpointer:
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
+    @in_turn
     def restore(
         self,
         step: int | None = None,
@@ -289,7 +292,7 @@ class Checkpointer:
             return None
         restored.log()
         self.restored = restored
-        self._unsaved = Unsaved()
+        self._unsaved = Unsaved(self.state)
         self._pace.restored(restored.step)
         self._told.restored(restored, time.monotonic() - began_s)
         return restored.step
@@ -299,6 +302,7 @@ class Checkpointer:
         middle of an epoch, by a loader that is not among the state: making it draws from them."""
         self._determinism.restore_generators()
 
+    @in_turn
     def finish_restore(self) -> None:
         """Wait for all that restore(lazy=True) left on its way."""
         if self._on_demand is not None:
@@ -343,7 +347,8 @@ class Checkpointer:
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""
-        return {**self._step_hooks.watch(), DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        own = {DETERMINISM: self._determinism, USE_ORDER: self._use_order}
+        return {**self._step_hooks.watch(), **self._unsaved.instead, **own}
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""

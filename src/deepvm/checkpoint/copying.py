@@ -16,6 +16,7 @@ from typing import TypeAlias
 import torch
 
 from deepvm.checkpoint.staging import copy_bytes, copy_small
+from deepvm.errors import CheckpointError
 
 SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
 BATCH_BYTES = 2 * 2**20
@@ -45,7 +46,7 @@ class Copier:
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
-    def do(self, jobs: Iterable[Job], *, alone: bool = False) -> None:
+    def do(self, jobs: Sequence[Job], *, alone: bool = False) -> None:
         """Return when all are done, or raise what kept one from it. ``alone``: with the calling thread only."""
         if alone:
             for job in jobs:
@@ -53,7 +54,7 @@ class Copier:
             return
         self.finish(self.start(jobs))
 
-    def start(self, jobs: Iterable[Job]) -> Work:
+    def start(self, jobs: Sequence[Job]) -> Work:
         """Let the other threads begin."""
         while len(self._helpers) < self._threads - 1:
             self._helpers.append(threading.Thread(target=self._help, name="deepvm-copy", daemon=True))
@@ -67,7 +68,8 @@ class Copier:
         """Take part until all is done."""
         work.share()
         for _ in self._helpers:
-            work.shared.acquire(timeout=COPY_S)
+            if not work.shared.acquire(timeout=COPY_S):
+                raise CheckpointError(f"a copy of the state did not end within {COPY_S:g} s: the save is given up")
         if work.failure is not None:
             raise work.failure
 

@@ -85,14 +85,16 @@ class Determinism:
         self._saved = None
         self.settle()
 
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+    def check_state_dict(self, saved: Any) -> None:
         if isinstance(saved, Mapping) and saved.get("version") != VERSION:
-            self._saved = None
-            return
+            return  # of another version, and left alone
         for name, kind in _SAVED.items():
             if not isinstance(saved, Mapping) or not isinstance(saved.get(name), kind):
                 raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a {kind.__name__}")
-        self._saved = saved
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.check_state_dict(saved)
+        self._saved = saved if saved.get("version") == VERSION else None
 
     def resume(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
         """Once everything else is loaded: set the generators; the reasons why this run would drift."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,11 +44,13 @@ class Draws:
         return self._compare(found) if len(self._counts) == 1 else []
 
     def typical(self) -> dict[str, int]:
-        """What each step draws and takes; nothing of what differs from step to step."""
+        """What most steps draw and take, whatever the others do, which evaluate; nothing of what differs from step to
+        step."""
         steady: dict[str, int] = {}
-        for name in self._counts[1] if len(self._counts) > 2 else ():
-            counts = {count.get(name) for count in self._counts[1:]}
-            if len(counts) == 1 and (count := counts.pop()) is not None:
+        counted = self._counts[1:]
+        for name in counted[0] if len(counted) > 1 else ():
+            count, times = Counter(found.get(name) for found in counted).most_common(1)[0]
+            if count is not None and 2 * times > len(counted):
                 steady[name] = count
         return steady
 

@@ -49,7 +49,8 @@ class Forgotten:
 
     def see(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer has stepped."""
-        if id(optimizer) in self._seen:
+        known = self._seen.get(id(optimizer))
+        if known is not None and known() is optimizer:
             return
         self._seen[id(optimizer)] = weakref.ref(optimizer)
         frame: Any = sys._getframe(1)

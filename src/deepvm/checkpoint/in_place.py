@@ -45,6 +45,18 @@ def _put(live: Any, saved: Any) -> Any:
     return _put_array(live, saved)
 
 
+def check_puttable(live: Any, saved: Any) -> None:
+    """Raise what ``put`` would, while nothing is changed."""
+    if isinstance(live, enum.Enum) and not isinstance(saved, enum.Enum):
+        type(live)(saved)
+    elif isinstance(live, MutableMapping) and isinstance(saved, dict):
+        for key, value in saved.items():
+            check_puttable(live.get(key), value)
+    elif isinstance(live, list | tuple) and isinstance(saved, type(live) if isinstance(live, list) else tuple):
+        for old, new in zip(live, saved, strict=False):
+            check_puttable(old, new)
+
+
 def can_hold(value: Any) -> bool:
     """True if ``put`` fills the object itself, whatever was saved for it is of its kind."""
     return isinstance(value, torch.Tensor | MutableMapping | list | MutableSet | bytearray)

@@ -8,6 +8,7 @@ Memory of others within a huge page does not matter: the kernel splits the page 
 from __future__ import annotations
 
 import bisect
+import mmap
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ import torch
 from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.write_watch import Range, WriteWatch, collapse, plain_memory
 
-PAGE_BYTES = 4096  # of the smallest page; with larger ones no huge page is of a useful size
+PAGE_BYTES = mmap.PAGESIZE
 LEAST_BYTES = 64 * 1024  # smaller tensors have few whole pages, and are copied
 LEAST_COVER = 0.75  # of a huge page's bytes; the rest belongs to others, who may write it and split the page
 MOST_RUNS = 4096  # each takes two of the 65,530 mappings that a process may have

@@ -3,49 +3,42 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
 from deepvm.checkpoint.in_place import fill, put
-from deepvm.checkpoint.optimizer_state import load_optimizer
 from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
+from deepvm.checkpoint.rehearsal import Undo, prepare
 from deepvm.checkpoint.selection import Selection
-from deepvm.checkpoint.state import LaidOut, names_of_tensors, rebuild
+from deepvm.checkpoint.state import LaidOut, names_of_tensors
 from deepvm.checkpoint.tensor_memory import LASTING_BYTES, TensorsIn, is_aligned
-
-
-def check(selected: Selection, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Ask components that can tell without being changed, a loader for one, whether the state is theirs."""
-    for name, component in selected.components.items():
-        found = selected.skeleton[name]
-        if hasattr(component, "check_state_dict") and not names_of_tensors(found):
-            component.check_state_dict(rebuild(found, tensors))
 
 
 def load(selected: Selection, tensors: TensorsIn) -> None:
     """Give every component its state, which was checked to be of it, and the system what no component kept. Parameters
     keep only what is memory as good as theirs: they are written to in every step."""
     adopted = Adopted(tensors)
-    given = _give_memory(selected, adopted) if tensors.memory.own else set()
-    for name in selected.components:
-        load_component(selected, name, adopted, given)
+    ready = prepare(selected, adopted)
+    with Undo() as undo:
+        for name, state in ready.items():
+            load_component(selected, name, state, undo)
+        given = _give_memory(selected, adopted) if tensors.memory.own else set()
+        for name, own in selected.own.items():
+            load_rest(selected.components[name], own, selected.skeleton[name], tensors, given)
     adopted.release_others()
 
 
-def load_component(selected: Selection, name: str, adopted: Adopted, given: Collection[int] = ()) -> None:
-    """``given`` are the ids of parameters that have their bytes already."""
-    component, skeleton = selected.components[name], selected.skeleton[name]
-    if isinstance(component, torch.nn.Module):  # copies into its own tensors
-        load_rest(component, selected.own[name], skeleton, adopted.borrowed, given)
-    elif isinstance(component, torch.optim.Optimizer):
-        load_optimizer(component, skeleton, adopted, adopted.borrowed)
-    elif hasattr(component, "load_state_dict"):
-        component.load_state_dict(rebuild(skeleton, adopted))  # it keeps what it is given
+def load_component(selected: Selection, name: str, state: Any, undo: Undo) -> None:
+    """Give a component that is no module its rebuilt state."""
+    component = selected.components[name]
+    if hasattr(component, "load_state_dict"):
+        undo.keep(component)
+        component.load_state_dict(state)  # it keeps what it is given
     elif isinstance(component, torch.Tensor):
-        _fill(component, rebuild(skeleton, adopted.borrowed))
+        _fill(component, state)
     else:
-        selected.components[name] = put(component, rebuild(skeleton, adopted))
+        selected.components[name] = put(component, state)
 
 
 def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:

@@ -20,9 +20,10 @@ from deepvm.checkpoint.arrival import Arrival, InPlace, Part
 from deepvm.checkpoint.layout import Layout
 from deepvm.checkpoint.lending import Loan
 from deepvm.checkpoint.loading import Adopted, load_component
-from deepvm.checkpoint.optimizer_state import with_layouts, with_numbers
+from deepvm.checkpoint.optimizer_state import loads_as_torch, with_layouts, with_numbers
 from deepvm.checkpoint.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.rehearsal import Undo, rebuilt
 from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.tensor_memory import TensorsIn, is_aligned
@@ -58,7 +59,7 @@ class OnDemand:
         self._hooks: list[RemovableHandle] = []
         self._loading = False
         self._afterwards: Callable[[], None] | None = None
-        self._late = [name for name, part in selected.components.items() if _comes_late(part, selected.skeleton[name])]
+        self._late = [name for name, part in selected.components.items() if _comes_late(part)]
         for name in selected.own:
             self._find_parameters(name)
         late, now = self._others()
@@ -72,13 +73,15 @@ class OnDemand:
         if isinstance(source.store, InPlace):
             self._plan_loans()
             self._together = order[:hurried]
-        self._arrival = Arrival(source.store, source.manifest, self._place, order, hurried=hurried)
-        try:
-            self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
-            self._load_now()
-        except BaseException:
-            self._arrival.close()
-            raise
+        with Undo() as undo:
+            rest = self._load_bare(undo)
+            self._arrival = Arrival(source.store, source.manifest, self._place, order, hurried=hurried)
+            try:
+                self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
+                self._load_now(rest, undo)
+            except BaseException:
+                self._arrival.close()
+                raise
         for parameter, _ in self._of_parameter.values():
             awaited.expect(parameter, self._arrive)
         if not self._of_parameter:  # of no forward on these cores
@@ -235,29 +238,55 @@ class OnDemand:
         if self._of_parameter.pop(id(parameter), None) is not None and entry in self._loans:
             self._loans[entry].begin()
 
-    def _load_now(self) -> None:
-        """What is not a parameter, and not the optimizer's state."""
-        selected = self._selected
-        for name, component in list(selected.components.items()):
-            skeleton = selected.skeleton[name]
-            if name in selected.own:
-                load_rest(component, selected.own[name], skeleton, self._tensors, self._of_parameter)
-            elif name in self._late:  # its settings count at once: a schedule may look at them, or change them
-                groups = rebuild(skeleton["param_groups"], self._adopted)
-                component.load_state_dict(with_numbers({"state": {}, "param_groups": groups}))
+    def _load_bare(self, undo: Undo) -> list[str]:
+        """What needs no tensors, before bytes come that may go straight into parameters; the names of the others."""
+        rest: list[str] = []
+        values: list[str] = []
+        for name, component in self._selected.components.items():
+            skeleton = self._selected.skeleton[name]
+            if name in self._selected.own or names_of_tensors(
+                skeleton["param_groups"] if name in self._late else skeleton
+            ):
+                rest.append(name)
+            elif hasattr(component, "load_state_dict"):
+                self._load_one(name, undo)
             else:
-                load_component(selected, name, self._adopted)
+                values.append(name)
+        return [*rest, *values]
+
+    def _load_now(self, names: Sequence[str], undo: Undo) -> None:
+        """What is not a parameter, and not the optimizer's state; modules last."""
+        own = self._selected.own
+        for name in names:
+            if name not in own:
+                self._load_one(name, undo)
+        for name, live in own.items():
+            skeleton = self._selected.skeleton[name]
+            load_rest(self._selected.components[name], live, skeleton, self._tensors, self._of_parameter)
+
+    def _load_one(self, name: str, undo: Undo) -> None:
+        if name in self._late:  # its settings count at once: a schedule may look at them, or change them
+            groups = rebuild(self._selected.skeleton[name]["param_groups"], self._adopted)
+            state = with_numbers({"state": {}, "param_groups": groups})
+        else:
+            state = rebuilt(self._selected, name, self._adopted)
+        load_component(self._selected, name, state, undo)
 
     def _load_late(self, kept: Sequence[int]) -> None:
         for entry in kept:
             self._adopted[self._source.layout.entries[entry].name]
-        late, self._late = self._late, []
-        for name in late:
+        for name in self._late:
             optimizer: torch.optim.Optimizer = self._selected.components[name]
             laid_out = with_layouts(optimizer, self._selected.skeleton[name], self._tensors)
             state = rebuild(laid_out["state"], self._adopted)
             groups = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict(with_numbers({"state": state, "param_groups": groups}))
+            try:
+                with Undo() as undo:
+                    undo.keep(optimizer)
+                    optimizer.load_state_dict(with_numbers({"state": state, "param_groups": groups}))
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise self._failed(error) from error
+        self._late = []
         self._adopted.release_others()
 
     # --- hooks --------------------------------------------------------------------------------------------------
@@ -308,13 +337,9 @@ def refuse_compiled(components: Mapping[str, Any]) -> None:
             )
 
 
-def _comes_late(component: Any, skeleton: Any) -> bool:
-    return (
-        isinstance(component, torch.optim.Optimizer)
-        and type(component).load_state_dict is torch.optim.Optimizer.load_state_dict
-        and isinstance(skeleton, dict)
-        and skeleton.keys() >= {"state", "param_groups"}
-    )
+def _comes_late(component: Any) -> bool:
+    """Whether it can be given its groups first, and its state when it steps."""
+    return isinstance(component, torch.optim.Optimizer) and loads_as_torch(component)
 
 
 def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:

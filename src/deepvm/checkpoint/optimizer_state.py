@@ -10,6 +10,8 @@ import torch
 
 from deepvm.checkpoint.state import rebuild
 from deepvm.checkpoint.tensor_kinds import is_direct, own_stride
+from deepvm.errors import Corrupt
+from deepvm.strict_json import brief
 
 
 class _Numbers(list[int]):
@@ -33,12 +35,37 @@ class Shapes(Protocol):
         ...
 
 
-def load_optimizer(
+def loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it takes the state that torch describes: that of each parameter by its number, and groups."""
+    plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    return plain and not optimizer._optimizer_load_state_dict_pre_hooks
+
+
+def check_form(name: str, skeleton: Any) -> None:
+    """Refuse what is not the skeleton of a state that torch describes."""
+    groups, state = (skeleton.get(key) if isinstance(skeleton, dict) else None for key in ("param_groups", "state"))
+    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
+        raise Corrupt(f"the saved groups of {name} are {brief(groups)}, not a list of groups with their parameters")
+    items = state.get("$items", []) if isinstance(state, dict) else None
+    named = [key for key in state if key.startswith("$")] if isinstance(state, dict) else []
+    if named not in ([], ["$items"]) or not isinstance(items, list) or not all(_is_item(item) for item in items):
+        raise Corrupt(f"the saved state of {name} is {brief(state)}, not that of each parameter")
+
+
+def _is_group(group: Any) -> bool:
+    numbers = group.get("params") if isinstance(group, dict) else None
+    return isinstance(numbers, list) and all(type(number) is int for number in numbers)
+
+
+def _is_item(item: Any) -> bool:
+    return isinstance(item, list) and len(item) == 2 and isinstance(item[0], int | str)
+
+
+def rebuild_optimizer(
     optimizer: torch.optim.Optimizer, skeleton: Any, tensors: Mapping[str, torch.Tensor], shapes: Shapes
-) -> None:
-    """All of its state, by its own loading."""
-    state = rebuild(with_layouts(optimizer, skeleton, shapes), tensors)
-    optimizer.load_state_dict(with_numbers(state))
+) -> Any:
+    """All of its state, for its own loading."""
+    return with_numbers(rebuild(with_layouts(optimizer, skeleton, shapes), tensors))
 
 
 def with_numbers(state: Any) -> Any:

@@ -56,12 +56,8 @@ class StepHooks:
         return self._state
 
     def remove(self) -> None:
-        self._before_step = None  # a method of whoever has these hooks, which would keep each other
+        self._before_step = None  # the bound method would keep the checkpointer alive
         hooks, self._hooks = self._hooks, []
         for hook in hooks:
             hook.remove()
         self._watched.clear()
-        self._before_step = _nothing  # whose method it was is free to go
-
-
-def _nothing(*_: object) -> None: ...

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from deepvm.checkpoint import ranks
+from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.pieces import Pieces
 from deepvm.checkpoint.snapshot import Snapshot
-from deepvm.checkpoint.transfer import Sent
+from deepvm.checkpoint.transfer import Sent, Texts
 from deepvm.errors import StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
 from deepvm.store.strips import Strip, views_of
@@ -25,6 +27,17 @@ class PlainTransfer:
 
     def copies(self, pieces: Pieces) -> list[int]:
         return [1 if self._rank == 0 else 0] * pieces.count
+
+    def plain_values(self, step: int, texts: Texts, *, otherwise: Callable[[], None]) -> Texts | str:
+        """All ranks' plain values, joined: there is no node where they could meet. ``otherwise`` is called if ranks
+        do not come together, and the save is given up."""
+        if self._world_size == 1:
+            return texts
+        try:
+            return ", ".join(ranks.gather_texts(f"save({step})", join(texts)))
+        except BaseException:
+            otherwise()
+            raise
 
     def save(
         self,

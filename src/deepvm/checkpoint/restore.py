@@ -16,9 +16,10 @@ from deepvm.checkpoint.arrival import Arrival, InPlace, Part, Place
 from deepvm.checkpoint.documents import skeleton_of_rank
 from deepvm.checkpoint.fetched import came_from, memory_for
 from deepvm.checkpoint.layout import read_header
-from deepvm.checkpoint.loading import check, load
+from deepvm.checkpoint.loading import load
 from deepvm.checkpoint.on_demand import OnDemand, Source, refuse_compiled
 from deepvm.checkpoint.pieces import Pieces
+from deepvm.checkpoint.rehearsal import Shown, prepare
 from deepvm.checkpoint.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.staging import Staging
 from deepvm.checkpoint.state import names_of_tensors
@@ -245,8 +246,8 @@ class _Fetched:
 
     def load(self, components: dict[str, Any]) -> bool:
         """Give the components their state, or let it come to them."""
-        check(self.selected, self._tensors)
         if self._lazy:
+            prepare(self.selected, Shown(self._tensors))
             source = Source(store=self._store, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s)
             self.on_demand = OnDemand(self.selected, self._tensors, source)
         else:

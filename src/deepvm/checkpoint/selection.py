@@ -13,10 +13,12 @@ from typing import Any, Protocol
 import torch
 
 from deepvm.checkpoint.in_place import wrapper_problem
+from deepvm.checkpoint.optimizer_state import check_form, loads_as_torch
 from deepvm.checkpoint.state import RESERVED
 from deepvm.checkpoint.tensor_kinds import check_fillable, is_wrapper
 from deepvm.checkpoint.unwrapping import clean_names, matched
 from deepvm.errors import CheckpointError, Corrupt, UsageError
+from deepvm.strict_json import brief
 
 NAMED = 8  # problems that an error names
 
@@ -160,6 +162,8 @@ def _select_module(
     versions = row.get("versions", {}) if isinstance(row, dict) else None
     if not isinstance(rows, dict) or not isinstance(versions, dict) or any(key.startswith("$") for key in rows):
         raise Corrupt(f"the saved state of {name} is not that of a module")
+    if not all(isinstance(one, dict) and _is_version(one.get("version")) for one in versions.values()):
+        raise Corrupt(f"the saved versions of {name} are {brief(versions)}, not one for each of its modules")
     names = dict(zip(own, own, strict=True)) if own.keys() == rows.keys() else matched(module, own.keys(), rows.keys())
     clean = clean_names(module, own.keys()) or {}
     if wanted.only or wanted.exclude:
@@ -185,6 +189,10 @@ def _select_module(
     if names.keys() != rows.keys():
         versions = _versions(names, versions)
     return {"$module": {key: rows[there] for key, there in names.items()}, "versions": versions}
+
+
+def _is_version(version: Any) -> bool:
+    return version is None or type(version) is int
 
 
 def _versions(names: Mapping[str, str], versions: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,6 +223,8 @@ def _tensor_problems(name: str, live: Any, row: Any, saved: Saved) -> list[str]:
 
 
 def _select_optimizer(name: str, optimizer: torch.optim.Optimizer, row: Any, problems: list[str]) -> Any:
+    if loads_as_torch(optimizer):
+        check_form(name, row)
     groups = row.get("param_groups") if isinstance(row, dict) else None
     if not isinstance(groups, list):
         return row  # of a kind that has its own idea of a state

@@ -136,7 +136,7 @@ class Sending:
         self._told.saved(handle, "failed", why=str(error), first=first)
         handle.advance("failed", str(error))
 
-    def tell_failures(self) -> None:
+    def _tell_failures(self) -> None:
         """At the end, where saves failed, which may be long ago."""
         failed, newest = self._status.failed, self._status.last_remote_step
         if failed > 1:
@@ -152,16 +152,19 @@ class Sending:
     def finish(self, ends_s: float, late: str) -> None:
         """Wait for what is under way; no other save will come. ``late`` tells why one is given up that takes longer."""
         self._saves.put(None)
-        if self._thread is None:
-            return
-        self._thread.join(min(TELL_S, max(0.0, ends_s - time.monotonic())))
+        if self._thread is not None:
+            self._finish(self._thread, ends_s, late)
+        self._tell_failures()
+
+    def _finish(self, thread: threading.Thread, ends_s: float, late: str) -> None:
+        thread.join(min(TELL_S, max(0.0, ends_s - time.monotonic())))
         handle = self._under_way
-        if self._thread.is_alive() and handle is not None and ends_s > time.monotonic():
+        if thread.is_alive() and handle is not None and ends_s > time.monotonic():
             left_s = ends_s - time.monotonic()
             log.warning("step %d is being saved: waiting up to %.0f s more, Ctrl-C gives it up", handle.step, left_s)
-        self._thread.join(max(0.0, ends_s - time.monotonic()))
+        thread.join(max(0.0, ends_s - time.monotonic()))
         handle = self._under_way
-        if self._thread.is_alive() and handle is not None:
+        if thread.is_alive() and handle is not None:
             self.failed(handle, CheckpointError(late))
 
     def _loop(self) -> None:
@@ -171,9 +174,9 @@ class Sending:
                 self._send(snapshot, handle, extra if isinstance(extra, str) else join(extra))
                 self._status.last_save_s = time.perf_counter() - handle.began_s
                 self._told.saved(handle, "remote", place=self._place)
-                handle.advance("remote")
                 self._status.remote += 1
                 self._status.last_remote_step = handle.step
+                handle.advance("remote")
                 self._tiers.follow(handle)
             except Exception as error:
                 if snapshot.torn is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 
@@ -81,6 +82,12 @@ class Sources:
         copying, self._copying = self._copying, None
         if copying is not None:
             self._copier.finish(copying)
+
+    def abandon(self) -> None:
+        """Give up a save that was begun: nothing is copied or protected after this."""
+        with suppress(Exception):  # what ended the save is told, and not what else went wrong
+            self.finish()
+        self.unprotect()
 
     def untouched(self, chunk: int) -> bool:
         """True if what a chunk has in place is as it was at ``begin``."""

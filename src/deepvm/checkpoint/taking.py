@@ -94,18 +94,22 @@ class Taking:
             self._plan = None
         self._outgrown = False
         live, self._copy_next = self._live and not self._copy_next, False
-        early = self._plan
-        if early is not None:
-            early.sources.begin(live=live)  # another thread copies while this one looks at the state
+        begun = [] if self._plan is None else [self._plan]
         try:
+            for early in begun:
+                early.sources.begin(live=live)  # another thread copies while this one looks at the state
             captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
+            if plan not in begun:
+                begun.append(plan)
+                plan.sources.begin(live=live)
+            return self._stage(plan, captured, live), captured.texts
         except BaseException:
-            if early is not None:
-                early.sources.finish()
-                early.sources.unprotect()
+            for plan in begun:
+                plan.sources.abandon()
             raise
-        if plan is not early:
-            plan.sources.begin(live=live)
+
+    def _stage(self, plan: _Plan, captured: Captured, live: bool) -> Snapshot:
+        """Copy what is not read in place."""
         if plan.small:
             with torch.no_grad():
                 torch._foreach_copy_(plan.places, [captured.tensors[name] for name in plan.small])
@@ -114,7 +118,11 @@ class Taking:
         for name, entry in plan.others:
             stage(plan.sources.staging, plan.pieces.layout, entry, captured.tensors[name])
         arrivals = self._start_arrivals(plan, captured, live)
-        return Snapshot(plan.sources, self._copies(plan.pieces), arrivals), captured.texts
+        return Snapshot(plan.sources, self._copies(plan.pieces), arrivals)
+
+    @property
+    def staging_bytes(self) -> int:
+        return 0 if self.staging is None else self.staging.size_bytes
 
     @property
     def reads_in_place(self) -> int:
@@ -203,17 +211,19 @@ class Taking:
 
     def _make_plan(self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool) -> _Plan:
         """All but the staging memory: what a GPU's driver knows of that belongs to the trainer's own thread."""
-        if self._plan is not None:
-            self._plan.close()
+        old, self._plan = self._plan, None  # a closed plan watches nothing: without a new one there is none
+        if old is not None:
+            old.close()
         owners = apart(lambda: Owners(state))
-        pieces, text_bytes = apart(lambda: self._make_pieces(captured, owners, text_bytes, again=again))
+        pieces, text_bytes = apart(lambda: self._make_pieces(captured, owners, text_bytes, old if again else None))
         staging = self._warm(pieces.layout)
         return apart(lambda: self._plan_sources(captured, owners, pieces, text_bytes, staging))
 
-    def _make_pieces(self, captured: Captured, owners: Owners, text_bytes: int, *, again: bool) -> tuple[Pieces, int]:
-        """Where everything goes in the file, and for how long a skeleton; as in the last plan, if that has room."""
-        old = self._plan
-        if old is not None and again and old.has_room(text_bytes):
+    def _make_pieces(
+        self, captured: Captured, owners: Owners, text_bytes: int, old: _Plan | None
+    ) -> tuple[Pieces, int]:
+        """Where everything goes in the file, and for how long a skeleton; as in the ``old`` plan, if that has room."""
+        if old is not None and old.has_room(text_bytes):
             return old.pieces, old.text_bytes
         specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
         room = (

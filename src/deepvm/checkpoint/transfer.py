@@ -45,6 +45,9 @@ def share(chunks: int, of_header: int, rank: int, world_size: int) -> range:
     return range(min(first, chunks), min(last, chunks))
 
 
+Texts = dict[str, bytearray]  # a rank's plain values, as JSON by component
+
+
 class MemoryTransfer:
     """All saves of one rank into one memory store."""
 
@@ -68,6 +71,10 @@ class MemoryTransfer:
         """How many copies of each chunk this rank sends."""
         mine = share(pieces.count, pieces.of_header, self._rank, self._world_size)
         return [self._store.replicas if chunk in mine else 0 for chunk in range(pieces.count)]
+
+    def plain_values(self, step: int, texts: Texts, *, otherwise: Callable[[], None]) -> Texts | str:  # noqa: ARG002
+        """This rank's alone: ranks bring theirs to the first node."""
+        return texts
 
     def save(
         self,

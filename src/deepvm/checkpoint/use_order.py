@@ -29,9 +29,12 @@ class UseOrder:
         """One text for each component: a list of thousands of names would cost every save a millisecond."""
         return {name: "\n".join(order) for name, order in self._recorded.items()} or self._known
 
-    def load_state_dict(self, state: Mapping[str, str]) -> None:
-        if not all(isinstance(text, str) for text in state.values()):
+    def check_state_dict(self, state: Any) -> None:
+        if not isinstance(state, Mapping) or not all(isinstance(text, str) for text in state.values()):
             raise Corrupt("the saved order of modules is not text")
+
+    def load_state_dict(self, state: Mapping[str, str]) -> None:
+        self.check_state_dict(state)
         self._known = dict(state)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from deepvm.cli.render import JsonFlag, console, print_json, safe, table, write_text
+from deepvm.cli.render import JsonFlag, console, print_json, safe, table
 from deepvm.errors import UsageError
 from deepvm.units import format_bytes, format_seconds, parse_bytes, parse_seconds
 
@@ -138,9 +138,14 @@ def _serve(node: MemoryNode, ready_file: Path | None) -> None:
 
 
 def _write_ready(path: Path, address: str) -> None:
+    from deepvm.store.regular_file import write_private
+
     aside = path.with_name(path.name + ".tmp")
-    write_text(aside, address)
-    aside.replace(path)
+    try:
+        write_private(aside, address)
+        aside.replace(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_json: bool) -> None:

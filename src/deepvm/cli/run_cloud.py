@@ -53,8 +53,12 @@ def start(
 def end(name: str, *, as_json: bool) -> None:
     from deepvm.runtime import cloud
 
-    cloud.end(name)
+    removed = cloud.end(name)
     if as_json:
-        print_json({"run": name, "outcome": "ended"})
+        print_json({"run": name, "outcome": "ended"} | ({} if removed is None else {"removed": removed}))
+    elif removed:
+        stderr.print(f"removed what killed runs left on this machine: {', '.join(removed)}", soft_wrap=True)
+    elif removed is not None:
+        stderr.print(f"run {name} is one of this machine and has ended: nothing of it is left to remove")
     else:
         stderr.print(f"run {name} is ended: nothing of it is left in the cloud")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from types import TracebackType
 
 from deepvm.memnode.channel import Gone
 from deepvm.memnode.refusal import Refused
+from deepvm.store.base import Manifest
 from deepvm.units import format_bytes
 
 FREE_BYTES = 256 * 2**10  # of each document: nearly all are smaller, and never wait for the large ones of others
+STATE_BYTES = 160  # that a rank's state takes beside its text: two objects, and a place in a table
+_CHUNK_BYTES = 200  # that a chunk of a checkpoint takes: its digest, and places in two tables
+_CHECKPOINT_BYTES = 4096
 
 
 class Budget:
@@ -57,7 +62,7 @@ class Room:
 
 
 class Kept:
-    """Bytes of documents that the node keeps, of all runs together: manifests, and ranks' states until a commit."""
+    """Memory that kept documents take, of all runs together: manifests, and ranks' states until a commit."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self.used_bytes = most_bytes, 0
@@ -79,6 +84,8 @@ class Kept:
             self.used_bytes -= count
 
 
-def cost_of(manifest: bytes) -> int:
-    """What a manifest takes: its bytes, and the values of its facts as objects."""
-    return len(manifest) + 64 * sum(manifest.count(sign) for sign in (b",", b"[", b"{"))
+def cost_of(manifest: Manifest, document: bytes) -> int:
+    """What a checkpoint takes beside its blocks: the document as it came, its nodes, and for each chunk a digest and
+    where the chunk is. The parsed facts are not kept."""
+    nodes = sum(sys.getsizeof(node) for node in manifest.nodes)
+    return len(document) + nodes + _CHUNK_BYTES * len(manifest.digests) + _CHECKPOINT_BYTES

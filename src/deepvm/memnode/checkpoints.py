@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from deepvm.errors import NotFound
@@ -28,7 +29,8 @@ class Checkpoint:
     def __init__(
         self, arena: Arena, manifest: Manifest, document: bytes, *, share: Share, blocks: dict[int, int] | None
     ) -> None:
-        self.arena, self.manifest, self.document, self.share = arena, manifest, document, share
+        self.arena, self.document, self.share = arena, document, share
+        self.manifest = replace(manifest, facts={})  # parsed, they may take many times the document's bytes
         self.copy: Copy | None = None  # in the spill directory
         self.durable = False
         self._deleted = threading.Event()
@@ -41,6 +43,10 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return self.manifest.step
+
+    def whole_manifest(self) -> Manifest:
+        """With its facts, for whoever writes it on."""
+        return Manifest.from_bytes(self.document)
 
     @property
     def state(self) -> str:

@@ -39,7 +39,7 @@ class Durable:
                     writer.put(chunk, [view], digest)
             if checkpoint.is_deleted():
                 return
-            writer.publish(manifest)
+            writer.publish(checkpoint.whole_manifest())
         finally:
             writer.abort()
         checkpoint.durable = True

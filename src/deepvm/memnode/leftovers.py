@@ -14,12 +14,14 @@ from pathlib import Path
 
 import xxhash
 
+from deepvm.errors import StoreError
 from deepvm.memnode.log import Log
 from deepvm.memnode.run_files import ASIDE, PARTS, RUN_FILE, remove_if_empty
 from deepvm.store.aside import lock_if_free
-from deepvm.store.base import Manifest
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest
 from deepvm.store.chunks import DATA, MANIFEST, read_manifest, stem, step_of
 from deepvm.store.files import locked, sync_directory
+from deepvm.store.regular_file import open_regular, read_regular
 
 _UNPUBLISHED = re.compile(r"\.(step-\d{12,})(\.safetensors|\.json)\.tmp-")
 
@@ -52,7 +54,8 @@ def _folders(directory: Path, log: Log) -> list[Path]:
 
 def _tidy(folder: Path, log: Log) -> None:
     names = sorted(os.listdir(folder))
-    unpublished = {name: match for name in names if (match := _UNPUBLISHED.match(name)) and _is_free(folder / name)}
+    found = {name: match for name in names if (match := _UNPUBLISHED.match(name))}
+    unpublished = {name: match for name, match in found.items() if _is_free(folder / name, log)}
     changed = False
     for name, match in unpublished.items():
         if match[2] != MANIFEST or match[1] + MANIFEST in names:
@@ -72,9 +75,13 @@ def _tidy(folder: Path, log: Log) -> None:
         sync_directory(folder)
 
 
-def _is_free(path: Path) -> bool:
-    """True if no living writer holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _is_free(path: Path, log: Log) -> bool:
+    """True if it is a writer's file, and no living writer holds it."""
+    try:
+        fd = open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
+    except (OSError, StoreError) as error:  # a stranger's, or not to be written: it stays, the others are tidied
+        log.error("spill", error=f"{path} is left alone: {getattr(error, 'strerror', None) or error}"[:300])
+        return False
     try:
         return lock_if_free(fd)
     finally:
@@ -86,7 +93,7 @@ def _finish(folder: Path, note: Path, name: str, sources: list[Path], log: Log) 
     step = step_of(name + MANIFEST, MANIFEST)
     assert step is not None  # noqa: S101 - _UNPUBLISHED saw to it
     try:
-        manifest = read_manifest(note.read_bytes(), folder.name, step, str(note))
+        manifest = read_manifest(read_regular(note, MOST_MANIFEST_BYTES), folder.name, step, str(note))
     except Exception:  # cut off in the writing: then it is nothing
         return False
     for source in sources:
@@ -101,7 +108,7 @@ def _finish(folder: Path, note: Path, name: str, sources: list[Path], log: Log) 
 def _holds(path: Path, manifest: Manifest) -> bool:
     if path.stat().st_size != manifest.size_bytes:
         return False
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         return all(
             xxhash.xxh3_64_intdigest(file.read(manifest.span(chunk)[1])) == digest
             for chunk, digest in enumerate(manifest.digests)

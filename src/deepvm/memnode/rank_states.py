@@ -6,7 +6,7 @@ import json
 
 from deepvm import strict_json
 from deepvm.memnode import wire
-from deepvm.memnode.budgets import Kept
+from deepvm.memnode.budgets import STATE_BYTES, Kept
 from deepvm.memnode.refusal import Refused
 
 MOST_BYTES = 16 * 2**20  # of one rank
@@ -45,7 +45,8 @@ class RankStates:
         more = len(document) - len(self._documents.get(rank, b""))
         if self._bytes + more + len(self._documents) + 3 > wire.MOST_DOCUMENT_BYTES:
             raise Refused("no-room", f"the ranks' own states exceed {wire.MOST_DOCUMENT_BYTES} bytes in all")
-        self._kept.add(2 * more, f"rank {rank}'s own state")  # alone, and in the list of all
+        new = STATE_BYTES if rank not in self._documents else 0
+        self._kept.add(2 * more + new, f"rank {rank}'s own state")  # alone, and in the list of all
         self._documents[rank] = document
         self._bytes += more
         self._list = None
@@ -56,5 +57,5 @@ class RankStates:
         return self._list
 
     def clear(self) -> None:
-        self._kept.drop(2 * self._bytes)
+        self._kept.drop(2 * self._bytes + STATE_BYTES * len(self._documents))
         self._documents, self._bytes, self._list = {}, 0, None

@@ -19,6 +19,7 @@ from deepvm.memnode.log import Log
 from deepvm.memnode.runs import Run
 from deepvm.store.base import check_run
 from deepvm.store.files import explained, sync_directory
+from deepvm.store.regular_file import read_regular
 
 FORMAT = "deepvm-run/1"
 PARTS = ".parts"
@@ -138,11 +139,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ValueError(f"more than {_MOST_BYTES} bytes")
-    document = json.loads(data)
+    document = json.loads(read_regular(path, _MOST_BYTES))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     name, verifier, session = document["run"], document["verifier"], document["session"]

@@ -22,6 +22,7 @@ from deepvm.store.base import Manifest, chunk_count
 from deepvm.units import format_bytes
 
 _PAST_SESSIONS = 256
+_SUPERSEDED = 256  # uploads that gave way since the last commit: ranks that come late are told so
 _BEGIN_S = 30.0
 _MOST_SHARED = 16  # chunks of an upload for each block of the node, where most of them are shared
 
@@ -142,6 +143,8 @@ class Run:
         while len(self.uploads) > max(0, buffers - 2):
             oldest = next(iter(self.uploads))
             self._superseded[oldest] = step
+            if len(self._superseded) > _SUPERSEDED:
+                del self._superseded[next(iter(self._superseded))]
             self._end(
                 self.uploads.pop(oldest), Refused("failed", f"step {oldest} gave way to step {step}, which began later")
             )
@@ -240,11 +243,11 @@ class Run:
                     f"the manifest says {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
                     f"the upload has {size} in chunks of {self._arena.block_bytes}",
                 )
-            self.keep_document(document, step)
+            self.keep_document(manifest, document)
             try:
                 blocks = upload.give(manifest, share)
             except BaseException:
-                self._kept.drop(cost_of(document))
+                self._kept.drop(cost_of(manifest, document))
                 raise
             del self.uploads[step]
             self._superseded.clear()
@@ -262,12 +265,12 @@ class Run:
         self._arena.expect(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
         return checkpoint
 
-    def keep_document(self, document: bytes, step: int, *, force: bool = False) -> None:
-        self._kept.add(cost_of(document), f"the manifest of step {step}", force=force)
+    def keep_document(self, manifest: Manifest, document: bytes, *, force: bool = False) -> None:
+        self._kept.add(cost_of(manifest, document), f"the manifest of step {manifest.step}", force=force)
 
     def release_with(self, checkpoint: Checkpoint) -> None:
         """Its manifest is kept for as long as anybody has the checkpoint."""
-        weakref.finalize(checkpoint, self._kept.drop, cost_of(checkpoint.document))
+        weakref.finalize(checkpoint, self._kept.drop, cost_of(checkpoint.manifest, checkpoint.document))
 
     def _order(self, manifest: Manifest, *, repair: bool) -> int:
         """The newest is the one committed last; a repaired one takes the place that it had among the others."""

@@ -11,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from deepvm.errors import StoreError, UsageError
@@ -52,8 +54,8 @@ class Spill:
         self._directory = Path(directory).absolute()
         self._keep, self._log = keep, log
         self._lock_fd = _lock(self._directory)
-        self._whole = FileStore(self._directory, durable=False)
-        self._parts = FileStore(self._directory / PARTS, durable=False)
+        self._whole = FileStore(self._directory, durable=False, private=True)
+        self._parts = FileStore(self._directory / PARTS, durable=False, private=True)
         self._files = RunFiles(self._directory, log)
         self._mine: dict[str, set[tuple[FileStore, int]]] = {}  # by run: what this node loaded or wrote
 
@@ -65,7 +67,7 @@ class Spill:
     def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None:
         manifest, places = checkpoint.manifest, self._places(checkpoint)
         store = self._whole if places is None else self._parts
-        kept = manifest if places is None else _part(checkpoint, places)
+        kept = manifest if places is None else _part(manifest, places)
         self._files.keep(run, self._order(run, checkpoint))
         if places is not None:
             with explained(self._parts.root):
@@ -80,7 +82,7 @@ class Spill:
                 current = run.checkpoints.get(manifest.step, checkpoint)
                 if checkpoint.is_deleted() or current is not checkpoint:
                     return
-            writer.publish(kept)
+            writer.publish(_with_facts(checkpoint, kept))
         finally:
             writer.abort()
         with run.lock:
@@ -162,7 +164,7 @@ class Spill:
             mine = self._mine.setdefault(run.name, set())
             for store in (self._parts, self._whole):
                 for checkpoint in self._checkpoints(store, run.name, arena):
-                    run.keep_document(checkpoint.document, checkpoint.step, force=True)
+                    run.keep_document(checkpoint.manifest, checkpoint.document, force=True)
                     run.release_with(checkpoint)
                     run.checkpoints[checkpoint.step] = checkpoint
                     mine.add((store, checkpoint.step))
@@ -207,19 +209,24 @@ def _lock(directory: Path) -> int:
     return fd
 
 
-def _part(checkpoint: Checkpoint, places: dict[int, int]) -> Manifest:
+def _part(manifest: Manifest, places: dict[int, int]) -> Manifest:
     """The manifest of a share: its chunks one after the other; the short last chunk, if it is here, is last again."""
-    manifest = checkpoint.manifest
     return Manifest(
         run=manifest.run,
         step=manifest.step,
         size_bytes=sum(manifest.span(chunk)[1] for chunk in places),
         chunk_bytes=manifest.chunk_bytes,
-        digests=[manifest.digests[chunk] for chunk in places],
+        digests=array("Q", (manifest.digests[chunk] for chunk in places)),
         created_s=manifest.created_s,
         world_size=manifest.world_size,
-        facts={"part_of": json.loads(checkpoint.document), "node_index": checkpoint.share.index},
     )
+
+
+def _with_facts(checkpoint: Checkpoint, kept: Manifest) -> Manifest:
+    """As it is written; in memory the facts are kept as the document alone."""
+    if kept is checkpoint.manifest:
+        return checkpoint.whole_manifest()
+    return replace(kept, facts={"part_of": json.loads(checkpoint.document), "node_index": checkpoint.share.index})
 
 
 def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
@@ -232,7 +239,7 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
     else:
         whole, share, places, document = manifest, Share.of(manifest, 0), None, manifest.to_bytes()
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
-    checkpoint.copy = SpilledCopy(store, manifest, places)
+    checkpoint.copy = SpilledCopy(store, replace(manifest, facts={}), places)
     return checkpoint
 
 

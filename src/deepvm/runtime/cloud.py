@@ -22,6 +22,7 @@ from deepvm.runtime.events import Event
 from deepvm.runtime.folder import RunFolder, new_name
 from deepvm.runtime.following import Following, Say
 from deepvm.runtime.here import STATES_IN_MEMORY, Settings
+from deepvm.runtime.isolation import sweep
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.ledger_file import LedgerError, being_written
 
@@ -149,12 +150,17 @@ def _follow(following: Following, run: str) -> None:
         raise DeepvmError(f"{error}{hint}") from None
 
 
-def end(name: str) -> None:
-    """End all machines of a run and leave nothing of it behind; its folder here stays, for reports."""
+def end(name: str) -> list[str] | None:
+    """End all machines of a run and leave nothing of it behind; its folder here stays, for reports.
+
+    Of a run of this machine, which ends with its process: the networks that killed runs left here and that are removed.
+    """
     folder = RunFolder.find(name)
     found = folder.settings()
     if found["on"] == "local":
-        raise UsageError(f"run {name} is one of this machine, where nothing outlives deepvm run: Ctrl-C ends it")
+        if folder.ledger.exists() and being_written(folder.ledger):
+            raise UsageError(f"run {name} is one of this machine, and is running: Ctrl-C ends it")
+        return sweep()
     settings = Settings.from_json(found["settings"])
     cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
     _send_away(folder)
@@ -167,6 +173,7 @@ def end(name: str) -> None:
     else:
         open_backend(found["on"], _job(folder, cluster, settings), cluster, found["options"]).down()
     _close(folder)
+    return None
 
 
 def _ending(folder: RunFolder) -> Path:

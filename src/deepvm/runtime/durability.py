@@ -21,9 +21,10 @@ DURABLE_S = 60.0  # memory nodes that are ended take as long, at most
 
 def unsafe_step(progress: Progress) -> int | None:
     """The newest checkpoint of this session, where it is not known to be durable."""
-    step = progress.saved_step
-    made_now = step is not None and progress.saved_at_s is not None
-    return step if made_now and (progress.durable_step or 0) < (step or 0) else None
+    step, durable = progress.saved_step, progress.durable_step
+    if step is None or progress.saved_at_s is None:
+        return None
+    return step if durable is None or durable < step else None
 
 
 class Durability:

@@ -54,7 +54,8 @@ class Fetching:
 
     def _start(self, urls: Sequence[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "deepvm.fetch", "--run", self._run, "--into", str(self.path), *urls]
-        with self._log.open("ab") as said:
+        fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(fd, "ab") as said:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._environment)
 
     def close(self) -> None:

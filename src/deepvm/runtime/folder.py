@@ -14,6 +14,7 @@ from typing import Any
 
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UnknownName, UsageError
+from deepvm.store.regular_file import write_private
 
 FORMAT = "deepvm-run/1"
 MOST_SETTINGS_BYTES = 128 * 2**20  # the plan is in it
@@ -59,7 +60,7 @@ class RunFolder:
             descriptor = os.open(folder.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write(secrets.token_hex(32))
-            folder._settings.write_text(json.dumps({"format": FORMAT, **settings}, indent=1), encoding="utf-8")
+            write_private(folder._settings, json.dumps({"format": FORMAT, **settings}, indent=1))
         except FileExistsError:
             raise UsageError(f"there is a run {name!r} already: go on with deepvm run --resume {name}") from None
         except OSError as error:
@@ -88,7 +89,7 @@ class RunFolder:
         """Replace the settings, whole or not at all."""
         aside = self._settings.with_name("settings.json.new")
         try:
-            aside.write_text(json.dumps({"format": FORMAT, **settings}, indent=1), encoding="utf-8")
+            write_private(aside, json.dumps({"format": FORMAT, **settings}, indent=1))
             aside.replace(self._settings)
         except OSError as error:
             raise UsageError(f"{self._settings} cannot be written: {error.strerror or error}") from None

@@ -19,6 +19,8 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError
 from deepvm.memnode.addresses import join_address
+from deepvm.memnode.admission import Admission, Place
+from deepvm.memnode.settings import Limits
 from deepvm.memnode.sockets import accept_each, listen_at
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
@@ -35,7 +37,7 @@ log = logging.getLogger("deepvm.runtime")
 DEAD_S = 15.0  # machines beat every second, once they have started
 START_S = 300.0  # while they import and fork, they have no thread that could
 TICK_S = 0.02
-MOST_CONNECTIONS = 1000
+LIMITS = Limits(connections=1000, connections_of_a_host=1000)  # a host may play all machines
 MOST_WORKERS = 1024  # of one machine
 
 
@@ -60,6 +62,7 @@ class Hub:
         self._token, self._job = token, dict(job)
         self._membership = Membership([m.name for m in machines if m.trains], after_loss)
         self._guests: dict[str, Guest] = {}
+        self._admission = Admission(LIMITS)
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
@@ -147,16 +150,24 @@ class Hub:
         accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
 
     def _take(self, sock: socket.socket, peer: Any) -> None:
-        if threading.active_count() > MOST_CONNECTIONS:
-            sock.close()
-            return
-        threading.Thread(target=self._serve, args=(sock, peer), name="deepvm-hub-guest", daemon=True).start()
+        place, dropped = self._admission.enter(sock, str(peer[0]))
+        if dropped is not None:
+            log.info("%s: too many connections are shaking hands", dropped.host)
+        thread = threading.Thread(target=self._serve, args=(place, peer), name="deepvm-hub-guest", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._admission.leave(place)
+            raise
 
-    def _serve(self, sock: socket.socket, peer: Any) -> None:
+    def _serve(self, place: Place, peer: Any) -> None:
+        sock = place.sock
         guest: Guest | None = None
         try:
             lines = Lines(sock)
             hello = greet(lines, self._token)
+            if (why := self._admission.admit(place)) is not None:
+                raise Gone(why)
             guest = self._admit(hello, lines, str(peer[0]))
             while True:
                 self._heard(guest, lines.hear(DEAD_S if guest.beats else START_S))
@@ -167,6 +178,7 @@ class Hub:
                 lines.say("refused", why=str(refusal))
         finally:
             sock.close()
+            self._admission.leave(place)
             if guest is not None:
                 with self._lock:
                     if self._guests.get(guest.name) is guest:

@@ -2,7 +2,7 @@
 
 A bridge in the namespace of ``deepvm run`` joins them; what meets them listens at the bridge's address. There is no way
 out: stores beyond the bridge (``s3://``) cannot be reached from inside. What a run that was killed left behind is
-removed by the next one.
+removed by the next one, or by ``deepvm run --down``.
 """
 
 from __future__ import annotations
@@ -120,12 +120,17 @@ class Network:
         return f"{self._bridge}-{self._numbers[machine]}"
 
 
-def sweep() -> None:
-    """Remove what runs left behind whose process is gone."""
-    for name in _existing():
-        found = _OURS.match(name)
-        if found and not Path(f"/proc/{int(found[1], 36)}").exists():
-            _remove(name)
+def sweep() -> list[str]:
+    """Remove what runs left behind whose process is gone; its names."""
+    left = [
+        name for name in _existing()
+        if (found := _OURS.match(name)) and not Path(f"/proc/{int(found[1], 36)}").exists()
+    ]  # fmt: skip
+    if left and os.geteuid() != 0:
+        raise UsageError(f"a killed run left {', '.join(left)}, which only root may remove: run as root")
+    for name in left:
+        _remove(name)
+    return left
 
 
 def _existing() -> list[str]:

@@ -23,6 +23,7 @@ from deepvm.memnode.sockets import tune
 
 MOST_MESSAGE_BYTES = 2**20
 MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
+STRANGERS_LINE_BYTES = 4096  # before the token is shown
 HANDSHAKE_S = 10.0
 SEND_S = 10.0  # a peer that takes nothing for so long is taken for dead
 VERSION = wire.VERSION
@@ -40,6 +41,7 @@ class Lines:
         self._heard: deque[bytes] = deque()
         self._rest = b""  # of a line whose end has not come
         self._saying = threading.Lock()
+        self._most_bytes = STRANGERS_LINE_BYTES
         self._tags: Tags = NoTags()  # until both have shown that they know the token
         self.last = b""  # message that was heard, as it was sent
         self.local_address, self.dialled_address = local_address(sock), dialled_address(sock)
@@ -51,7 +53,7 @@ class Lines:
 
     def protect(self, tags: Tags) -> None:
         """From now on, for both directions."""
-        self._tags = tags
+        self._tags, self._most_bytes = tags, MOST_LINE_BYTES
 
     def say(self, what: str, **fields: Any) -> bytes:
         """The message as it was sent."""
@@ -73,12 +75,12 @@ class Lines:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise Gone(f"nothing was heard for {within_s:.0f} s")
-            if len(self._rest) > MOST_LINE_BYTES:
+            if len(self._rest) > self._most_bytes:
                 raise Gone("a message without an end")
             try:
                 if not self._poll.poll(left_s * 1e3):
                     continue
-                found = self._sock.recv(65536)
+                found = self._sock.recv(min(65536, self._most_bytes))
             except (OSError, ValueError) as error:
                 raise Gone(f"the other side left: {error}") from None
             if not found:

@@ -23,6 +23,7 @@ from deepvm.runtime.skypilot_tasks import (
     task_files,
     task_text,
 )
+from deepvm.store.regular_file import write_private
 
 __all__ = ["SkyPilotBackend", "SkyPilotSettings", "task_files"]
 
@@ -166,7 +167,7 @@ class SkyPilotBackend:
         folder = self._job.folder / "skypilot"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.yaml"
-        path.write_text(text, encoding="ascii")
+        write_private(path, text)
         token = self._job.token_file.read_text(encoding="utf-8").strip()
         task = self._ask(self._sky.Task.from_yaml, os.fspath(path))
         task.update_envs({HUB_VARIABLE: self.hub or ""})

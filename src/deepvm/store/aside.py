@@ -17,8 +17,9 @@ from pathlib import Path
 
 import xxhash
 
-from deepvm.errors import StoreUnavailable
+from deepvm.errors import Corrupt, StoreUnavailable
 from deepvm.store.base import Manifest
+from deepvm.store.regular_file import open_regular
 
 WRITE_BYTES = 2**20  # larger pieces into new files were up to five times slower with fsync
 HASHED_BYTES = 2**19  # read at once: fits into the cache of a core
@@ -30,10 +31,10 @@ class Aside:
 
     was: Manifest | None = None  # the checkpoint that it was, as far as nothing was written over it
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, *, private: bool = False) -> None:
         for _ in range(100):  # a cleaner may catch a file between its creation and its lock
             path = directory / f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
             if lock_if_free(fd) and os.fstat(fd).st_nlink:
                 self.fd, self.path = fd, path
                 return
@@ -44,8 +45,8 @@ class Aside:
     def recycled(cls, data: Path, was: Manifest | None) -> Aside | None:
         """Take a checkpoint's file out of the readers' sight, if no reader has it open or mapped, nor linked."""
         try:
-            fd = os.open(data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+            fd = open_regular(data, os.O_RDWR | os.O_NOFOLLOW)
+        except (OSError, Corrupt):
             return None
         spare = cls.__new__(cls)
         spare.fd, spare.path = fd, data.with_name(f".{data.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
@@ -128,8 +129,8 @@ def remove_stale(directory: Path) -> None:
     for entry in os.listdir(directory):
         if not (entry.startswith(".step-") and ".tmp-" in entry):
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            fd = os.open(directory / entry, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        with contextlib.suppress(OSError, Corrupt):  # gone meanwhile, another user's, or no file of a writer
+            fd = open_regular(directory / entry, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(directory / entry)

@@ -30,6 +30,7 @@ from deepvm.store.chunks import (
     whole_steps,
 )
 from deepvm.store.mapping import is_local, map_file
+from deepvm.store.regular_file import open_regular, read_regular
 from deepvm.units import format_bytes
 
 LOCK_S = 30.0  # a publication holds the run's lock for two renames; a dead holder's lock is gone at once
@@ -38,11 +39,12 @@ _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 class FileStore:
-    """A directory that keeps checkpoints; on a shared file system, of many machines."""
+    """A directory that keeps checkpoints; on a shared file system, of many machines. The files are as readable as the
+    umask lets them be; if ``private``, by their owner only."""
 
-    def __init__(self, root: str | os.PathLike[str], *, durable: bool = True) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, durable: bool = True, private: bool = False) -> None:
         self.root = Path(root).expanduser().absolute()
-        self._durable = durable
+        self._durable, self._private = durable, private
         self._spares: dict[str, Aside | None] = {}  # of runs that this store writes: a deleted file to write over
         self._lock = threading.Lock()
 
@@ -72,9 +74,7 @@ class FileStore:
         path = self._directory(run) / (stem(step) + MANIFEST)
         with explained(path):
             try:
-                if (size := os.stat(path).st_size) > MOST_MANIFEST_BYTES:
-                    raise Corrupt(f"{path} has {size} bytes, a manifest has at most {MOST_MANIFEST_BYTES}")
-                data = path.read_bytes()
+                data = read_regular(path, MOST_MANIFEST_BYTES)
             except FileNotFoundError:
                 raise NotFound(f"{self.root} has no step {step} of run {run}") from None
         manifest = read_manifest(data, run, step, str(path))
@@ -92,7 +92,7 @@ class FileStore:
         offset, done = check_length(manifest, chunk, buffer), 0
         with explained(path):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_regular(path)
             except FileNotFoundError:
                 raise NotFound(f"{path} is gone: use another step") from None
             try:
@@ -121,13 +121,15 @@ class FileStore:
             with self._lock:
                 spare = self._spares.get(run)
                 self._spares[run] = None
-            aside = spare or Aside(directory, stem(step) + DATA)
+            aside = spare or Aside(directory, stem(step) + DATA, private=self._private)
             try:
+                if self._private:
+                    os.fchmod(aside.fd, 0o600)  # what is written over may be an earlier version's
                 aside.resize(size_bytes)
             except BaseException:
                 aside.discard()
                 raise
-        return FileWriter(directory, aside, tally)
+        return FileWriter(directory, aside, tally, private=self._private)
 
     def delete(self, run: str, step: int) -> None:
         """The manifest goes first. A store that also writes to this run keeps one deleted file to write over next
@@ -183,8 +185,8 @@ class FileStore:
 class FileWriter:
     """One checkpoint on its way into a file."""
 
-    def __init__(self, directory: Path, aside: Aside, tally: Tally) -> None:
-        self._directory, self._tally = directory, tally
+    def __init__(self, directory: Path, aside: Aside, tally: Tally, *, private: bool = False) -> None:
+        self._directory, self._tally, self._private = directory, tally, private
         self._aside: Aside | None = aside
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
@@ -202,7 +204,7 @@ class FileWriter:
         with explained(directory, manifest.size_bytes):
             os.fsync(aside.fd)
             document = manifest.to_bytes()
-            note = Aside(directory, name + MANIFEST)
+            note = Aside(directory, name + MANIFEST, private=self._private)
             try:
                 note.write([memoryview(document)], 0)
                 os.fsync(note.fd)

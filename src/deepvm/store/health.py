@@ -92,7 +92,9 @@ class Health:
                 try:
                     self._greet(node)
                 except StoreUnavailable as error:
-                    self._hung[node] = str(error)
+                    with self._lock:
+                        if node in self._hung:  # it may have answered somebody else meanwhile
+                            self._hung[node] = str(error)
                     continue
                 except StoreError:  # it says no: it lives
                     pass

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from deepvm.errors import Corrupt, NotFound
+from deepvm.store.regular_file import open_regular
 
 _FAR = {
     0x6969, 0xFF534D42, 0xFE534D42, 0x517B, 0x65735546, 0x0BD00BD0, 0x00C36400, 0x01021997, 0x47504653, 0x5346414F,
@@ -26,7 +27,7 @@ def is_local(path: Path) -> bool:
 def map_file(path: Path, size_bytes: int) -> mmap.mmap:
     """A file's bytes as memory of this process's own: what is written to it does not reach the file."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except FileNotFoundError:
         raise NotFound(f"{path} is gone: use another step") from None
     try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from deepvm.errors import UsageError
 from deepvm.runtime.notices.base import Notice
+from deepvm.store.regular_file import write_private
 
 
 class FileNotices:
@@ -36,5 +37,5 @@ def write_notice(path: Path, *, seconds_left: float | None, action: str = "termi
     """Whole or not at all."""
     at_s = None if seconds_left is None else time.time() + seconds_left
     aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps({"action": action, "at_s": at_s}), encoding="utf-8")
+    write_private(aside, json.dumps({"action": action, "at_s": at_s}))
     aside.replace(path)

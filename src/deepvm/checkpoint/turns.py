@@ -1,0 +1,49 @@
+"""One call of a checkpointer at a time: another thread's call waits for its turn, and a call from within a call, as a
+signal handler makes it, can be told from others."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from deepvm.errors import CheckpointError
+
+TURN_S = 600.0  # no call takes so long, unless another rank keeps it waiting
+WITHIN = "it was called within another call of this checkpointer, by a signal handler for one: call it between steps"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Turns:
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.depth = 0  # of calls within calls, in the thread whose turn it is
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(timeout=TURN_S):
+            raise CheckpointError(f"another thread has been in a call of this checkpointer for {TURN_S:g} s")
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        self._lock.release()
+
+    @property
+    def nested(self) -> bool:
+        """True within a call that was made within another one."""
+        return self.depth > 1
+
+
+def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Run a method in its turn."""
+
+    @functools.wraps(method)
+    def run(self: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
+        with self._turns:
+            return method(self, *arguments, **named)
+
+    return run
