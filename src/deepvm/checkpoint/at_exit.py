@@ -12,14 +12,30 @@ import os
 import sys
 import threading
 import weakref
+from collections.abc import Sequence
 from concurrent.futures import thread as _pools  # noqa: F401 - its own handler comes first, so that it runs after ours
 from contextlib import suppress
 from typing import Protocol
 
 log = logging.getLogger("deepvm.checkpoint")
 
+GIVE_WAY_S = 20.0  # how long a new Checkpointer waits for an older one of its run that was never closed
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
+
 
 class Finishing(Protocol):
+    @property
+    def place(self) -> tuple[str, str]:
+        """The run, and the store that it is saved into."""
+        ...
+
+    def give_way(self, stores: Sequence[object] = (), *, close: bool) -> None:
+        """Another one takes its place, with these stores: finish what is under way, or close."""
+        ...
+
     def finish_at_exit(self, *, failed: str) -> None:
         """``failed``: the exception that ends the process, if one does."""
         ...
@@ -42,6 +58,25 @@ def expect(checkpointer: Finishing) -> None:
 
 def forget(checkpointer: Finishing) -> None:
     _open.discard(checkpointer)
+
+
+class Older:
+    """Those of this process that are open and save the same run into the same store: a notebook's cell was run again.
+    They finish now what they have to save, so that the new one can restore it. They are closed once the new one
+    trains; one that only reads leaves them alone."""
+
+    def __init__(self, place: tuple[str, str]) -> None:
+        same = [one for one in list(_open) if one.place == place] if _pid == os.getpid() else []
+        self._place, self._found = place, weakref.WeakSet(same)
+        for older in same:
+            older.give_way(close=False)
+
+    def close(self, stores: Sequence[object]) -> None:
+        for older in list(self._found) if self._found else ():
+            self._found.discard(older)
+            if older in _open:
+                log.warning("a new Checkpointer of run %s in %s closes the older one, still open", *self._place)
+                older.give_way(stores, close=True)
 
 
 def _finish_all() -> None:

@@ -15,6 +15,7 @@ from deepvm.checkpoint.determinism import DETERMINISM, Determinism
 from deepvm.checkpoint.fetched import fetched_first
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.on_demand import OnDemand
+from deepvm.checkpoint.order import Order
 from deepvm.checkpoint.own_state import StepHooks, write_back
 from deepvm.checkpoint.owners import optimizers
 from deepvm.checkpoint.replay import Step, Witnesses, replay_step
@@ -69,13 +70,13 @@ class Checkpointer:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
         given = prepare(state, store, run=run, policy=policy, token=token, key=key)
-        self._group, self._turns = given.group, Turns()
-        self._use_order = UseOrder(state)
-        self.state, self.policy, self._stores = state, given.policy, given.stores
-        self.run = run = given.run
+        self.state, self._use_order, self._group, self._turns = state, UseOrder(state), given.group, Turns()
+        self.run, self.policy, self._stores = given.run, given.policy, given.stores
         self.retention = retention or Retention()
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
+        self.place = (self.run, self._stores[0].url)
+        self._older = at_exit.Older(self.place)
         self._transfer = given.transfer(self._rank, self._world_size)
         self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
@@ -83,25 +84,25 @@ class Checkpointer:
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
         self._on_demand: OnDemand | None = None
         self._handle: SaveHandle | None = None
-        self._status, self._pace, self._replay, self._replaying = Status(), Pace(), replay, False
-        self._witnesses = None if replay is None else Witnesses(self._stores, run, self._status, deadline_s)
-        self._told = Told(given.events, self._rank, self._world_size)
-        self._notices = NoticeFile(given.notice_file)
+        self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved(state)
+        self._replay, self._replaying, self._attempts, self._closed = replay, False, 0, False
+        self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
+        self._told, self._notices = Told(given.events, self._rank, self._world_size), NoticeFile(given.notice_file)
         self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
+        self._order = Order(self._stores, self.run, self.retention, self._rank, self._world_size)
         self._tiers = Tiers(
-            self._stores, run, self._rank, self._told,
-            retention=self.retention, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
+            self._stores, self.run, self._rank, self._told,
+            order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
         )  # fmt: skip
         self._sending = Sending(
-            self._transfer, self._taking, self._determinism, self._tiers, self._told,
-            place=self._stores[0].url, status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
+            self._transfer, self._taking, self._determinism, self._tiers, self._order, self._told,
+            place=self.place[1], status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         with suppress(Exception):  # a state that cannot be saved is reported by the first save
             self._taking.warm_up(self.state)
-        self._unsaved = Unsaved(self.state)
-        self._attempts, self._closed = 0, False
+        self._kept_open: Sequence[object] = ()  # stores that another one goes on with
         at_exit.expect(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
@@ -154,6 +155,7 @@ class Checkpointer:
             self._sending.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
+            self._order.check_together(step)
             self.finish_restore()
             snapshot, skeletons = self._taking.take(self._components())
             extra = self._transfer.plain_values(step, skeletons, otherwise=snapshot.end)
@@ -219,16 +221,26 @@ class Checkpointer:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
         if self._group is not None:
             self._group.leave("its Checkpointer is closed")
-        self._transfer.close()
-        self._taking.close()
-        for store in self._stores:
-            store.close()
-        self._told.close()
+        parts: list[at_exit.Closing] = [self._transfer, self._taking, self._told]
+        parts += [store for store in self._stores if store not in self._kept_open]
+        for part in parts:
+            part.close()
 
     def finish_at_exit(self, *, failed: str) -> None:
         """The process ends, and nobody has called close()."""
         self._unsaved.failed = failed
         self.close(self._deadline_s)
+
+    def give_way(self, stores: Sequence[object] = (), *, close: bool) -> None:
+        """Another one of this run begins: finish what is under way; close once it trains. Waits for no other rank."""
+        if close:
+            self._kept_open = stores
+            self.close(at_exit.GIVE_WAY_S, last_save=False)
+        elif self._world_size == 1 and self._replay is None:
+            ends_s = time.monotonic() + at_exit.GIVE_WAY_S
+            with self._turns:
+                self._unsaved.save(self._save, self._sending, lambda: self._handle, None, ends_s)
+            self._sending.wait_idle(at_exit.GIVE_WAY_S)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -263,7 +275,6 @@ class Checkpointer:
         exclude: Sequence[str] = (),
     ) -> int | None:
         """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
-
         With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
         optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, what it
         computed is compared with the stored witness, and the checkpoint is loaded again. Raises where they differ.
@@ -276,12 +287,11 @@ class Checkpointer:
         restored = self._restore(None if step is None else whole_step(step), lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None:
             restored = self._verify_by_replay(restored)
+        self._order.restored(restored.step if restored else None, restored.seen if restored else {}, self._attempts)
         if restored is None:
             return None
-        log.info("%s", restored)
+        restored.log()
         self.restored = restored
-        if restored.drift:
-            log.warning("step %d is restored, but the run will drift: %s", restored.step, "; ".join(restored.drift))
         self._unsaved = Unsaved(self.state)
         self._pace.restored(restored.step)
         self._told.restored(restored, time.monotonic() - began_s)
@@ -342,6 +352,7 @@ class Checkpointer:
 
     def _look(self, step: int) -> None:
         """At the state after a step, where it is a witness."""
+        self._older.close(self._stores)
         self._determinism.settle()
         if self._witnesses is not None:
             self._witnesses.see(step, self._components())

@@ -55,11 +55,17 @@ class Restored:
     drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
     replayed: bool = False  # its next step was made once more, and was the same
     on_demand: OnDemand | None = None  # what is still under way
+    seen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # on rank 0: the steps of each store that answered
 
     def left_as_it_was(self) -> tuple[str, ...]:
         """Why a run drifts that has not all of its state from the checkpoint."""
         parts = [*self.missing, *self.skipped]
         return (f"only a part was restored, the rest is as it was: {listed(parts)}",) if parts else ()
+
+    def log(self) -> None:
+        log.info("%s", self)
+        if self.drift:
+            log.warning("step %d is restored, but the run will drift: %s", self.step, "; ".join(self.drift))
 
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
@@ -96,12 +102,13 @@ def restore_newest(
     """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
     the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
     problems: list[str] = []
+    seen: dict[str, Sequence[int]] = {}
     rank, world_size = ranks.rank_and_world_size()
 
     def candidates() -> list[tuple[int, int]]:
         if lazy:
             refuse_compiled(components)
-        return _candidates(stores, run, step, problems) if rank == 0 else []
+        return _candidates(stores, run, step, problems, seen) if rank == 0 else []
 
     found, _ = ranks.agree(CALL, candidates, deadline_s=ranks.START_S)
     while True:
@@ -132,6 +139,7 @@ def restore_newest(
                 unexpected=tuple(fetched.selected.unexpected),
                 skipped=tuple(fetched.selected.skipped),
                 on_demand=fetched.on_demand,
+                seen=seen,
             )
         if fetched.on_demand is not None:
             fetched.on_demand.abandon()
@@ -144,12 +152,15 @@ def restore_newest(
     return None
 
 
-def _candidates(stores: Sequence[Store], run: str, step: int | None, problems: list[str]) -> list[tuple[int, int]]:
-    """Steps and the stores that have them."""
+def _candidates(
+    stores: Sequence[Store], run: str, step: int | None, problems: list[str], seen: dict[str, Sequence[int]]
+) -> list[tuple[int, int]]:
+    """Steps and the stores that have them; ``seen`` gets all that each store has."""
     found: list[tuple[int, int]] = []
     for nearness, store in enumerate(stores):
         try:
-            found += [(s, nearness) for s in store.steps(run) if step in (None, s)]
+            seen[store.url] = store.steps(run)
+            found += [(s, nearness) for s in seen[store.url] if step in (None, s)]
         except StoreError as error:
             problems.append(f"{store.url}: {error}")
             log.warning("cannot look for checkpoints in %s", problems[-1])

@@ -14,6 +14,7 @@ from deepvm.checkpoint.alarms import alarm
 from deepvm.checkpoint.capture import join
 from deepvm.checkpoint.determinism import Determinism
 from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.order import Order
 from deepvm.checkpoint.plain import PlainTransfer
 from deepvm.checkpoint.snapshot import Snapshot
 from deepvm.checkpoint.taking import Taking
@@ -38,6 +39,7 @@ class Sending:
         taking: Taking,
         determinism: Determinism,
         tiers: Tiers,
+        order: Order,
         told: Told,
         *,
         place: str,
@@ -46,7 +48,7 @@ class Sending:
         raises: bool,
     ) -> None:
         self._transfer, self._taking, self._determinism, self._tiers = transfer, taking, determinism, tiers
-        self._told, self._place = told, place
+        self._order, self._told, self._place = order, told, place
         self._status, self._deadline_s = status, deadline_s
         self._raises = raises
         self._problem: CheckpointError | None = None
@@ -192,6 +194,7 @@ class Sending:
         self._tiers.end()
 
     def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:
+        self._order.check_alone(handle.step)
         layout = snapshot.pieces.layout
         handle.size_bytes = layout.size_bytes
 

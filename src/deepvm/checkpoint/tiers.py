@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.replay import Witnesses
+from deepvm.checkpoint.order import Order
+from deepvm.checkpoint.replay import Witnesses, witness_run
 from deepvm.checkpoint.told import Told
 from deepvm.errors import StoreError
-from deepvm.policy import Retention
 from deepvm.store.base import Store
 from deepvm.store.memory import MemoryStore
 from deepvm.store.repair import repair
@@ -36,13 +36,13 @@ class Tiers:
         rank: int,
         told: Told,
         *,
-        retention: Retention,
+        order: Order,
         status: Status,
         deadline_s: float,
         witnesses: Witnesses | None,
     ) -> None:
         self._stores, self._run, self._rank, self._told = stores, run, rank, told
-        self._retention, self._status, self._deadline_s = retention, status, deadline_s
+        self._order, self._status, self._deadline_s = order, status, deadline_s
         self._witnesses = witnesses
         self._newest: SaveHandle | None = None
         self._ends_s = math.inf
@@ -95,6 +95,8 @@ class Tiers:
     def _make_durable(self, handle: SaveHandle) -> str | None:
         """Where it is durable now; None where it is not, or not in time."""
         first, *further = self._stores
+        if self._rank == 0:
+            self._supersede(first, handle)
         if first.durable:
             if self._rank == 0:
                 self._retain(first)
@@ -104,6 +106,7 @@ class Tiers:
 
             for store in further:
                 copy(first, store, self._run, handle.step)
+                self._supersede(store, handle)
                 self._retain(store)
             return further[0].url
         assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
@@ -139,10 +142,15 @@ class Tiers:
         if newest.step == self._status.last_remote_step:
             self._status.nodes_down = tuple(node for node in self._status.nodes_down if node not in whole)
 
+    def _supersede(self, store: Store, handle: SaveHandle) -> None:
+        """Remove what a restore went back behind, and its witnesses."""
+        for step in self._order.committed(store, handle.step, handle.attempt):
+            if self._witnesses is not None:
+                with suppress(StoreError):
+                    store.delete(witness_run(self._run), step)
+
     def _retain(self, store: Store) -> None:
-        for step in self._retention.expired(store.steps(self._run)):
-            with suppress(StoreError):
-                store.delete(self._run, step)
+        self._order.prune(store)
         if self._witnesses is not None:
             with suppress(StoreError):
                 self._witnesses.forget_lonely(store)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from deepvm.errors import UsageError
@@ -21,5 +21,8 @@ class Retention:
 
     def expired(self, steps: Iterable[int]) -> list[int]:
         """The steps to delete, oldest first."""
-        ascending = sorted(set(steps))
-        return [s for s in ascending[: -self.keep_last] if self.keep_every is None or s % self.keep_every]
+        return self.expired_in_order(sorted(set(steps)))
+
+    def expired_in_order(self, steps: Sequence[int]) -> list[int]:
+        """The same of steps that are given in the order in which they were made, the newest last."""
+        return [s for s in steps[: -self.keep_last] if self.keep_every is None or s % self.keep_every]
