@@ -14,8 +14,9 @@ from deepvm.checkpoint.deciding import MOST_STEPS
 from deepvm.runtime.events import Event
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def two_nodes() -> Iterator[list[Node]]:
+    """For each test its own: a run that has steps already takes none below them."""
     with nodes(2) as started:
         yield started
 

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from killable import BLOCK, MIB, Node, Work, digest_of, nodes, url_of, wait_until
 
-from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint import Checkpointer, at_exit
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.memnode.wire import Kind
@@ -262,6 +262,7 @@ def test_half_a_commit_is_never_restored_and_pushes_out_no_whole_one() -> None:
         with Checkpointer(work.state, url + "?pace=1000000&connections=1") as second:
             work.step()  # or nothing would have to be sent, and the save be over at once
             second.save(3)  # slowly
+            at_exit.forget(second)  # whoever restores is another process: it does not wait for this one
             wait_until(lambda: steps_at(started[0]) == [1], 20, "tidying")
             assert restored(url) == (1, truth)  # while it is under way
 
