@@ -21,8 +21,7 @@ SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch 
 BATCH_BYTES = 2 * 2**20
 PIECE_BYTES = 4 * 2**20
 ALONE_BYTES = 4 * 2**20  # less is copied before another thread would begin
-ONE_CALL_BYTES = 32 * 2**20  # more is shared by several threads
-HANDED_OVER_S = 0.002  # until another thread begins; it does all of it, or this one does
+ONE_CALL_BYTES = 16 * 2**20  # more is shared by several threads, which begin when they get a core
 COPY_THREADS = min(4, os.cpu_count() or 1)
 _INTEGERS = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 COPY_S = 600.0  # no copy takes so long
@@ -71,10 +70,6 @@ class Copier:
         if work.failure is not None:
             raise work.failure
 
-    @property
-    def helpers(self) -> int:
-        return len(self._helpers)
-
     def close(self) -> None:
         for _ in self._helpers:
             self._work.put(None)
@@ -91,13 +86,11 @@ class Work:
 
     def __init__(self, jobs: Iterator[Job]) -> None:
         self._jobs, self.shared = jobs, threading.Semaphore(0)  # its own: a copy that was interrupted owes nothing
-        self.begun = threading.Event()
         self.failure: Exception | None = None
 
     def share(self) -> None:
         try:
             for job in self._jobs:
-                self.begun.set()
                 job()
         except Exception as error:
             self.failure = error
@@ -115,8 +108,8 @@ def copy_one_by_one(spans: Sequence[Span]) -> None:
 
 
 def in_one_call(spans: Iterable[Span]) -> Job:
-    """A copy without the interpreter's lock from beginning to end, for another thread beside this one's Python. In
-    pieces of so few numbers that torch starts no threads of its own."""
+    """Copies that take the interpreter's lock once. In pieces of so few numbers that torch starts no threads of its
+    own."""
     copies: list[torch.Tensor] = []
     sources: list[torch.Tensor] = []
     for to, source, length in spans:

@@ -15,7 +15,6 @@ from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.copying import (
     ALONE_BYTES,
     BATCH_BYTES,
-    HANDED_OVER_S,
     ONE_CALL_BYTES,
     SMALL_BYTES,
     Copier,
@@ -72,9 +71,10 @@ class Sources:
         if protected != self.in_place.ranges:
             self.in_place = apart(lambda: InPlace(self.pieces, self.staging, self._large, protected))
             self._copies = apart(self._copies_at_save)
-        self._copying = self._copier.start(self._copies)
-        if self._copier.helpers:
-            self._copying.begun.wait(HANDED_OVER_S)  # and with it the interpreter's lock
+        if len(self._copies) > 1:
+            self._copying = self._copier.start(self._copies)
+        else:
+            self._copier.do(self._copies, alone=True)
 
     def finish(self) -> None:
         """Return when what ``begin`` copies is in staging memory."""
@@ -89,6 +89,11 @@ class Sources:
     def unprotect(self) -> None:
         if self.pages is not None:
             self.pages.unprotect()
+
+    def mend(self) -> None:
+        """Between saves: let more of the memory be read in place."""
+        if self.pages is not None:
+            self.pages.mend()
 
     def copy_everything(self) -> int:
         """Copy all that is in place into staging memory; the bytes copied."""
@@ -108,7 +113,7 @@ class Sources:
             self.pages.close()
 
     def _copies_at_save(self) -> list[Job]:
-        """The copies of all that is not in place. Few bytes are one call, which another thread does meanwhile."""
+        """The copies of all that is not in place. Few bytes are one call, for which no other thread is waited for."""
         rest = self.in_place.rest
         if self.in_place.rest_bytes + sum(length for _, _, length in self._small) <= ONE_CALL_BYTES:
             return [in_one_call([*rest, *self._small])]

@@ -96,7 +96,7 @@ class Taking:
         live, self._copy_next = self._live and not self._copy_next, False
         early = self._plan
         if early is not None:
-            early.sources.begin(live=live)  # another thread copies while this one looks at the state
+            early.sources.begin(live=live)  # large copies begin while this thread looks at the state
         try:
             captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
         except BaseException:
