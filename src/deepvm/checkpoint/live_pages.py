@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -20,11 +21,11 @@ from deepvm.checkpoint.write_watch import Range, WriteWatch, collapse, plain_mem
 
 PAGE_BYTES = 4096  # of the smallest page; with larger ones no huge page is of a useful size
 LEAST_BYTES = 64 * 1024  # smaller tensors have few whole pages, and are copied
-LEAST_COVER = 0.75  # of a huge page's bytes; the rest belongs to others, who may write it and split the page
+LEAST_COVER = 0.5  # of a huge page's bytes; the rest belongs to others, who may write it and split the page
 MOST_RUNS = 4096  # each takes two of the 65,530 mappings that a process may have
 COLLAPSE_AGAIN_S = 60.0  # where many are split: a forked process does that to all that are written
 FEW_PAGES = 32  # 15 ms of a sender's time
-MOST_FAILURES = 8
+MOST_FAILURES = 8  # after which a page is left as it is
 
 
 def whole_pages(address: int, length: int) -> Range:
@@ -121,16 +122,14 @@ class LivePages:
             self._collapsing.join(timeout_s)
 
 
-def _stand_back_and_collapse(
-    pages: Sequence[int], huge_bytes: int, failures: dict[int, int], ended: threading.Event
-) -> None:
+def _stand_back_and_collapse(*work: Any) -> None:
     stand_back()
-    _collapse(pages, huge_bytes, failures, ended)
+    _collapse(*work)
 
 
 def _collapse(pages: Sequence[int], huge_bytes: int, failures: dict[int, int], ended: threading.Event) -> None:
     """Page by page: each keeps other threads from mapping memory while it is copied, for half a millisecond. One that
-    cannot be had (memory is short, or scattered) is tried again a few times."""
+    cannot be had now (it is protected, or memory is short) stays as it is."""
     for page in pages:
         if ended.is_set():
             return

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.copying import (
     ALONE_BYTES,
-    BATCH_BYTES,
+    BATCH,
     ONE_CALL_BYTES,
     SMALL_BYTES,
     Copier,
     Job,
     Span,
     Work,
-    in_one_call,
+    copy_one_by_one,
     in_pieces,
     is_small,
 )
@@ -114,16 +115,14 @@ class Sources:
 
     def _copies_at_save(self) -> list[Job]:
         """The copies of all that is not in place. Few bytes are one call, for which no other thread is waited for."""
-        rest = self.in_place.rest
-        if self.in_place.rest_bytes + sum(length for _, _, length in self._small) <= ONE_CALL_BYTES:
-            return [in_one_call([*rest, *self._small])]
-        batches: list[list[Span]] = [[]]
-        room = BATCH_BYTES
-        for span in [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]:
-            batches[-1].append(span)
-            room -= span[2]
-            if room <= 0:
-                batches.append([])
-                room = BATCH_BYTES
+        rest, size_bytes = self.in_place.rest, self.in_place.rest_bytes + sum(length for _, _, length in self._small)
+        small = [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]
         large = [job for span in rest if span[2] >= SMALL_BYTES for job in in_pieces(span)]
-        return [*large, *map(in_one_call, batches)]
+        if size_bytes <= ONE_CALL_BYTES:
+            return [partial(_copy_alone, [partial(copy_one_by_one, small), *large])]
+        return [*large, *(partial(copy_one_by_one, small[at : at + BATCH]) for at in range(0, len(small), BATCH))]
+
+
+def _copy_alone(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job()
