@@ -1,15 +1,14 @@
-"""Copies with several threads: large memory in pieces, small tensors many at a time.
+"""Copies with several threads: large memory in pieces, small tensors one after the other.
 
-A call for each small tensor would take longer than its copy, and so would handing over the interpreter's lock for each.
+To hand over the interpreter's lock for each small tensor, or to call torch for it, would take longer than its copy.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeAlias
 
@@ -19,13 +18,11 @@ from deepvm.checkpoint.staging import copy_bytes, copy_small
 from deepvm.errors import CheckpointError
 
 SMALL_BYTES, SMALL_COUNT = 64 * 1024, 32 * 1024  # more numbers than that torch would copy with threads of its own
-BATCH_BYTES = 2 * 2**20
+BATCH = 1000  # small tensors that one thread copies before another gets its turn
 PIECE_BYTES = 4 * 2**20
 ALONE_BYTES = 4 * 2**20  # less is copied before another thread would begin
-ONE_CALL_BYTES = 32 * 2**20  # more is shared by several threads
-HANDED_OVER_S = 0.002  # until another thread begins; it does all of it, or this one does
+ONE_CALL_BYTES = 16 * 2**20  # more is shared by several threads, which begin when they get a core
 COPY_THREADS = min(4, os.cpu_count() or 1)
-_INTEGERS = {1: torch.uint8, 4: torch.int32, 8: torch.int64}
 COPY_S = 600.0  # no copy takes so long
 
 Span: TypeAlias = tuple[int, int, int]  # to, from, length
@@ -73,10 +70,6 @@ class Copier:
         if work.failure is not None:
             raise work.failure
 
-    @property
-    def helpers(self) -> int:
-        return len(self._helpers)
-
     def close(self) -> None:
         for _ in self._helpers:
             self._work.put(None)
@@ -93,13 +86,11 @@ class Work:
 
     def __init__(self, jobs: Iterator[Job]) -> None:
         self._jobs, self.shared = jobs, threading.Semaphore(0)  # its own: a copy that was interrupted owes nothing
-        self.begun = threading.Event()
         self.failure: Exception | None = None
 
     def share(self) -> None:
         try:
             for job in self._jobs:
-                self.begun.set()
                 job()
         except Exception as error:
             self.failure = error
@@ -114,22 +105,3 @@ def in_pieces(span: Span) -> list[Job]:
 def copy_one_by_one(spans: Sequence[Span]) -> None:
     for to, source, length in spans:
         copy_small(to, source, length)
-
-
-def in_one_call(spans: Iterable[Span]) -> Job:
-    """A copy without the interpreter's lock from beginning to end, for another thread beside this one's Python. In
-    pieces of so few numbers that torch starts no threads of its own."""
-    copies: list[torch.Tensor] = []
-    sources: list[torch.Tensor] = []
-    for to, source, length in spans:
-        bits = to | source | length
-        unit = 8 if not bits & 7 else 4 if not bits & 3 else 1
-        for at in range(0, length, unit * SMALL_COUNT):
-            size = min(unit * SMALL_COUNT, length - at)
-            copies.append(_numbers(to + at, size, unit))
-            sources.append(_numbers(source + at, size, unit))
-    return partial(torch._foreach_copy_, copies, sources) if copies else lambda: None
-
-
-def _numbers(address: int, length: int, unit: int) -> torch.Tensor:
-    return torch.frombuffer((ctypes.c_char * length).from_address(address), dtype=_INTEGERS[unit])

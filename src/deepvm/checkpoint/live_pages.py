@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -21,9 +22,11 @@ from deepvm.checkpoint.write_watch import Range, WriteWatch, collapse, plain_mem
 
 PAGE_BYTES = mmap.PAGESIZE
 LEAST_BYTES = 64 * 1024  # smaller tensors have few whole pages, and are copied
-LEAST_COVER = 0.75  # of a huge page's bytes; the rest belongs to others, who may write it and split the page
+LEAST_COVER = 0.5  # of a huge page's bytes; the rest belongs to others, who may write it and split the page
 MOST_RUNS = 4096  # each takes two of the 65,530 mappings that a process may have
-COLLAPSE_AGAIN_S = 60.0
+COLLAPSE_AGAIN_S = 60.0  # where many are split: a forked process does that to all that are written
+FEW_PAGES = 32  # 15 ms of a sender's time
+MOST_FAILURES = 8  # after which a page is left as it is
 
 
 def whole_pages(address: int, length: int) -> Range:
@@ -65,18 +68,19 @@ class LivePages:
         self._protected: tuple[Range, ...] = ()
         self._collapsing: threading.Thread | None = None
         self._collapse_after_s = 0.0
+        self._whole = True  # at the last save, all was in huge pages
+        self._failures: dict[int, int] = {}  # by page: it could not be made a huge one so often
         self._ended = threading.Event()
         self.close = weakref.finalize(self, _let_go, watch, self._owner, self._runs, self._ended)
         self.close.atexit = False
 
     def protect(self) -> tuple[Range, ...]:
-        """Protect what is in huge pages now; the rest is brought into such pages in the background."""
+        """Protect what is in huge pages now; the rest waits for ``mend``."""
         if not self.close.alive:
             return ()  # the pages may be another's by now
         huge = [part for run in self._runs for part in self._watch.huge(*run)]
         self._protected = tuple(part for part in huge if self._watch.protect(*part))
-        if sum(end - start for start, end in self._protected) < self._bytes * 15 // 16:
-            self._collapse_soon()
+        self._whole = sum(end - start for start, end in huge) == self._bytes
         return self._protected
 
     def unprotect(self) -> None:
@@ -91,30 +95,47 @@ class LivePages:
         """False also where somebody else's memory in these pages was written."""
         return self._watch.untouched(self._protected)
 
+    def mend(self) -> None:
+        """Bring what is not in huge pages into such: at first all of it, in a thread of low priority, and later the few
+        that were split by writes of their neighbours. Between saves: a protected page stays as it is."""
+        if self._whole or (self._collapsing is not None and self._collapsing.is_alive()):
+            return
+        huge = [part for run in self._runs for part in self._watch.huge(*run)]
+        size = self._watch.huge_bytes
+        split = [
+            page
+            for start, end in self._runs
+            for page in range(start, end, size)
+            if self._failures.get(page, 0) < MOST_FAILURES and not within(huge, page, page + size)
+        ]
+        work = (split, size, self._failures, self._ended)
+        if len(split) <= FEW_PAGES:
+            _collapse(*work)
+        elif time.monotonic() >= self._collapse_after_s:
+            self._collapse_after_s = time.monotonic() + COLLAPSE_AGAIN_S
+            self._collapsing = threading.Thread(target=_stand_back_and_collapse, args=work, name="deepvm-collapse")
+            self._collapsing.daemon = True
+            self._collapsing.start()
+
     def collapsed(self, timeout_s: float) -> None:
         """Wait for what runs in the background."""
         if self._collapsing is not None:
             self._collapsing.join(timeout_s)
 
-    def _collapse_soon(self) -> None:
-        running = self._collapsing is not None and self._collapsing.is_alive()
-        if running or time.monotonic() < self._collapse_after_s:
-            return
-        self._collapse_after_s = time.monotonic() + COLLAPSE_AGAIN_S
-        work = (self._runs, self._watch.huge_bytes, self._ended)
-        self._collapsing = threading.Thread(target=_collapse, args=work, name="deepvm-collapse", daemon=True)
-        self._collapsing.start()
+
+def _stand_back_and_collapse(*work: Any) -> None:
+    stand_back()
+    _collapse(*work)
 
 
-def _collapse(runs: Sequence[Range], huge_bytes: int, ended: threading.Event) -> None:
+def _collapse(pages: Sequence[int], huge_bytes: int, failures: dict[int, int], ended: threading.Event) -> None:
     """Page by page: each keeps other threads from mapping memory while it is copied, for half a millisecond. One that
     cannot be had now (it is protected, or memory is short) stays as it is."""
-    stand_back()
-    for start, end in runs:
-        for page in range(start, end, huge_bytes):
-            if ended.is_set():
-                return
-            collapse(page, huge_bytes)
+    for page in pages:
+        if ended.is_set():
+            return
+        if not collapse(page, huge_bytes):
+            failures[page] = failures.get(page, 0) + 1
 
 
 def _let_go(watch: WriteWatch, owner: object, runs: Sequence[Range], ended: threading.Event) -> None:

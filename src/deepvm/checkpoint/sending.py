@@ -188,9 +188,12 @@ class Sending:
                 self._status.stall_s += handle.stall_s
                 if self.snapshot is snapshot:
                     self.snapshot = None
+                mend = snapshot.mend
                 del work, snapshot, extra
                 self._under_way = None
                 self._idle.set()
+            mend()
+            del mend
         self._tiers.end()
 
     def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:

@@ -106,6 +106,10 @@ class Snapshot:
                 self.frozen = True
                 self._sources.unprotect()
 
+    def mend(self) -> None:
+        """Between saves: prepare memory for the next one."""
+        self._sources.mend()
+
     # --- the senders' side --------------------------------------------------------------------------------------
 
     def ready(self, chunk: int) -> None:

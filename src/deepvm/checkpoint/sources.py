@@ -9,21 +9,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 
 from deepvm.checkpoint.apart import apart
 from deepvm.checkpoint.copying import (
     ALONE_BYTES,
-    BATCH_BYTES,
-    HANDED_OVER_S,
+    BATCH,
     ONE_CALL_BYTES,
     SMALL_BYTES,
     Copier,
     Job,
     Span,
     Work,
-    in_one_call,
+    copy_one_by_one,
     in_pieces,
     is_small,
 )
@@ -73,9 +73,10 @@ class Sources:
         if protected != self.in_place.ranges:
             self.in_place = apart(lambda: InPlace(self.pieces, self.staging, self._large, protected))
             self._copies = apart(self._copies_at_save)
-        self._copying = self._copier.start(self._copies)
-        if self._copier.helpers:
-            self._copying.begun.wait(HANDED_OVER_S)  # and with it the interpreter's lock
+        if len(self._copies) > 1:
+            self._copying = self._copier.start(self._copies)
+        else:
+            self._copier.do(self._copies, alone=True)
 
     def finish(self) -> None:
         """Return when what ``begin`` copies is in staging memory."""
@@ -97,6 +98,11 @@ class Sources:
         if self.pages is not None:
             self.pages.unprotect()
 
+    def mend(self) -> None:
+        """Between saves: let more of the memory be read in place."""
+        if self.pages is not None:
+            self.pages.mend()
+
     def copy_everything(self) -> int:
         """Copy all that is in place into staging memory; the bytes copied."""
         self._copier.do(self.in_place.copy_all)
@@ -115,17 +121,15 @@ class Sources:
             self.pages.close()
 
     def _copies_at_save(self) -> list[Job]:
-        """The copies of all that is not in place. Few bytes are one call, which another thread does meanwhile."""
-        rest = self.in_place.rest
-        if self.in_place.rest_bytes + sum(length for _, _, length in self._small) <= ONE_CALL_BYTES:
-            return [in_one_call([*rest, *self._small])]
-        batches: list[list[Span]] = [[]]
-        room = BATCH_BYTES
-        for span in [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]:
-            batches[-1].append(span)
-            room -= span[2]
-            if room <= 0:
-                batches.append([])
-                room = BATCH_BYTES
+        """The copies of all that is not in place. Few bytes are one call, for which no other thread is waited for."""
+        rest, size_bytes = self.in_place.rest, self.in_place.rest_bytes + sum(length for _, _, length in self._small)
+        small = [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]
         large = [job for span in rest if span[2] >= SMALL_BYTES for job in in_pieces(span)]
-        return [*large, *map(in_one_call, batches)]
+        if size_bytes <= ONE_CALL_BYTES:
+            return [partial(_copy_alone, [partial(copy_one_by_one, small), *large])]
+        return [*large, *(partial(copy_one_by_one, small[at : at + BATCH]) for at in range(0, len(small), BATCH))]
+
+
+def _copy_alone(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        job()

@@ -97,7 +97,7 @@ class Taking:
         begun = [] if self._plan is None else [self._plan]
         try:
             for early in begun:
-                early.sources.begin(live=live)  # another thread copies while this one looks at the state
+                early.sources.begin(live=live)  # large copies begin while this thread looks at the state
             captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
             if plan not in begun:
                 begun.append(plan)
