@@ -222,9 +222,13 @@ def test_a_change_behind_the_optimizers_back_is_not_in_the_save(
         handle = ckpt.save(1)
         change(work)
         after(work)
-        handle.wait("remote", 30)
-        assert ckpt.restore() == 1
-        assert not differences(work.truth(), truth)
+        try:
+            handle.wait("remote", 30)
+        except CheckpointError as error:  # what it reads in place was written: never committed
+            assert "changed in place" in str(error)
+        else:
+            assert ckpt.restore() == 1
+            assert not differences(work.truth(), truth)
         truth = work.truth()
         ckpt.save(2).wait("remote", 30)
         work.step_at_once()
