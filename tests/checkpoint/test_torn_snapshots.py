@@ -3,6 +3,7 @@ of the save, bit for bit, or nothing is."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import re
@@ -222,10 +223,10 @@ def test_a_change_behind_the_optimizers_back_is_not_in_the_save(
         handle = ckpt.save(1)
         change(work)
         after(work)
-        try:
+        with contextlib.suppress(CheckpointError):  # what it reads in place may have been written: never committed
             handle.wait("remote", 30)
-        except CheckpointError as error:  # what it reads in place was written: never committed
-            assert "changed in place" in str(error)
+        if handle.state == "failed":
+            assert "changed in place" in str(handle.reason)
         else:
             assert ckpt.restore() == 1
             assert not differences(work.truth(), truth)
