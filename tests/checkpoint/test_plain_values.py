@@ -72,6 +72,19 @@ def test_containers_tensors_and_arrays_keep_their_identity_at_any_depth(tmp_path
     assert (seen, raw) == ({1, 2}, b"ab")
 
 
+def test_one_object_in_two_places_is_given_what_each_of_them_had(tmp_path: Path) -> None:
+    save(tmp_path, {"rows": [[1, 2], [3, 4], [3, 4]], "pair": [torch.ones(2), torch.zeros(2)]})
+    row, tensor = [0, 0], torch.full((2,), 7.0)
+    state = restore(tmp_path, {"rows": [row] * 3, "pair": [tensor] * 2})
+    assert state["rows"] == [[1, 2], [3, 4], [3, 4]]
+    assert [t.tolist() for t in state["pair"]] == [[1, 1], [0, 0]]
+    save(tmp_path, {"rows": [[5, 6]] * 2, "pair": [torch.ones(2)] * 2}, step=2)
+    state = restore(tmp_path, {"rows": [row] * 2, "pair": [tensor] * 2})
+    assert state["rows"][0] is state["rows"][1] is row  # given the same twice, it stays one
+    assert state["pair"][0] is state["pair"][1] is tensor
+    assert row == [5, 6]
+
+
 def test_what_cannot_be_filled_is_replaced(tmp_path: Path) -> None:
     save(tmp_path, {"part": {"other shape": torch.ones(4), "other type": torch.ones(2), "expanded": torch.ones(3)}})
     expanded = torch.zeros(1).expand(3)

@@ -1,23 +1,24 @@
 """Whether to save after a step: what the policy says, what is announced to a machine, and how ranks decide alike.
 
 What follows from the step's number alone, every rank knows. All else (clocks, measurements, a notice to one machine)
-they have to ask each other, which takes a collective: at most every LOOK_S seconds, or at every step where one takes as
+they have to ask each other, through the process group's store: at most every LOOK_S seconds, or at every step where one takes as
 long as that. When they ask next is part of each answer, so that all ask at the same step.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
 
+from deepvm import strict_json
 from deepvm.checkpoint import ranks
 from deepvm.policy import AnyOf, AtNotice, Moment, SavePolicy
 
 log = logging.getLogger("deepvm.checkpoint")
 
 LOOK_S = 0.1
+_MOST_BYTES = 2**16  # of a notice
 MOST_STEPS = 10  # between two questions: steps may become slower than they were
 UNTIMED_NOTICE_S = 30.0  # where a notice does not say when: the least that clouds give
 
@@ -112,18 +113,12 @@ class NoticeFile:
             if looks == self._seen:
                 return None
             self._seen = looks
-            with open(self._path, encoding="utf-8") as file:
-                notice = json.loads(file.read() or "{}")
+            with open(self._path, "rb") as file:
+                notice = strict_json.loads(file.read(_MOST_BYTES + 1) or b"{}", most_bytes=_MOST_BYTES)
             at_s, self.interrupts = notice.get("at_s"), notice.get("action") == "interrupt"
             return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
         except FileNotFoundError:
             return None
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as error:  # half written, or nothing of ours
+        except (OSError, ValueError, TypeError, AttributeError) as error:  # half written, or nothing of ours
             log.warning("the notice in %s cannot be read: %s", self._path, error)
             return None

@@ -16,22 +16,27 @@ from deepvm.checkpoint.tensor_kinds import check_fillable, class_name, inner_ten
 @torch.no_grad()
 def put(live: Any, saved: Any) -> Any:
     """Give a value to the object that held the one before; the object that holds it now."""
-    return _put(live, saved)
+    return _put(live, saved, {})
 
 
-def _put(live: Any, saved: Any) -> Any:
+def _put(live: Any, saved: Any, filled: dict[int, Any]) -> Any:
+    """``filled``: what objects were given, by identity. One that the caller holds in two places, as in ``[[0]] * 2``,
+    stays there for as long as both are given the same; or else the second place gets what was saved for it."""
+    if not can_hold(live):
+        return _put_value(live, saved, filled)
+    if id(live) in filled:
+        return live if _same(filled[id(live)], saved) else saved
+    filled[id(live)] = saved
     if isinstance(live, torch.Tensor):
         return live if isinstance(saved, torch.Tensor) and fill(live, saved) else saved
     if isinstance(live, MutableMapping) and isinstance(saved, dict):
-        new = {key: _put(live.get(key), value) for key, value in saved.items()}
+        new = {key: _put(live.get(key), value, filled) for key, value in saved.items()}
         live.clear()
         live.update(new)
         return live
     if isinstance(live, list) and isinstance(saved, list):
-        live[:] = _each(live, saved)
+        live[:] = _each(live, saved, filled)
         return live
-    if isinstance(live, tuple) and isinstance(saved, tuple):
-        return _put_tuple(live, saved)
     if isinstance(live, MutableSet) and isinstance(saved, set):
         live.clear()
         for item in saved:
@@ -40,9 +45,30 @@ def _put(live: Any, saved: Any) -> Any:
     if isinstance(live, bytearray) and isinstance(saved, bytes):
         live[:] = saved
         return live
+    return saved
+
+
+def _put_value(live: Any, saved: Any, filled: dict[int, Any]) -> Any:
+    if isinstance(live, tuple) and isinstance(saved, tuple):
+        return _put_tuple(live, saved, filled)
     if isinstance(live, enum.Enum) and not isinstance(saved, enum.Enum):
         return type(live)(saved)
     return _put_array(live, saved)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two saved values are equal, tensors and arrays within them too."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, torch.Tensor):
+        return one is other or (one.dtype == other.dtype and torch.equal(one, other))
+    if hasattr(one, "dtype"):  # an array of NumPy's
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    return bool(one == other)
 
 
 def check_puttable(live: Any, saved: Any) -> None:
@@ -62,13 +88,13 @@ def can_hold(value: Any) -> bool:
     return isinstance(value, torch.Tensor | MutableMapping | list | MutableSet | bytearray)
 
 
-def _each(live: Any, saved: Any) -> list[Any]:
+def _each(live: Any, saved: Any, filled: dict[int, Any]) -> list[Any]:
     held = [*live, *[None] * (len(saved) - len(live))]
-    return [_put(old, new) for old, new in zip(held, saved, strict=False)]
+    return [_put(old, new, filled) for old, new in zip(held, saved, strict=False)]
 
 
-def _put_tuple(live: Any, saved: tuple[Any, ...]) -> Any:
-    items = _each(live, saved)
+def _put_tuple(live: Any, saved: tuple[Any, ...], filled: dict[int, Any]) -> Any:
+    items = _each(live, saved, filled)
     if len(items) == len(live) and all(old is new for old, new in zip(live, items, strict=True)):
         return live
     named = hasattr(live, "_make") and len(live) == len(items)

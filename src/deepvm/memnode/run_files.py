@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from deepvm import strict_json
 from deepvm.errors import UsageError
 from deepvm.memnode.log import Log
 from deepvm.memnode.runs import Run
@@ -139,7 +140,7 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    document = json.loads(read_regular(path, _MOST_BYTES))
+    document = strict_json.loads(read_regular(path, _MOST_BYTES), most_bytes=_MOST_BYTES)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"not of format {FORMAT}")
     name, verifier, session = document["run"], document["verifier"], document["session"]

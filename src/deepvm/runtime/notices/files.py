@@ -6,9 +6,12 @@ import json
 import time
 from pathlib import Path
 
+from deepvm import strict_json
 from deepvm.errors import UsageError
 from deepvm.runtime.notices.base import Notice
 from deepvm.store.regular_file import write_private
+
+_MOST_BYTES = 2**16
 
 
 class FileNotices:
@@ -21,15 +24,15 @@ class FileNotices:
 
     def poll(self) -> Notice | None:
         try:
-            text = self._path.read_text(encoding="utf-8")
-            found = json.loads(text or "{}")
+            with open(self._path, "rb") as file:
+                found = strict_json.loads(file.read(_MOST_BYTES + 1) or b"{}", most_bytes=_MOST_BYTES)
             at_s = found.get("at_s")
             return Notice(
                 action=found.get("action", "terminate"),
                 at_s=None if at_s is None else float(at_s),
                 source=f"file {self._path}",
             )
-        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError, UsageError):
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError, UsageError):
             return None  # not there, half written, or nothing of ours
 
 
