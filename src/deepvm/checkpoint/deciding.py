@@ -1,8 +1,8 @@
 """Whether to save after a step: what the policy says, what is announced to a machine, and how ranks decide alike.
 
 What follows from the step's number alone, every rank knows. All else (clocks, measurements, a notice to one machine)
-they have to ask each other, through the process group's store: at most every LOOK_S seconds, or at every step where one takes as
-long as that. When they ask next is part of each answer, so that all ask at the same step.
+they have to ask each other, at the process group's store: at most every LOOK_S seconds, or at every step where one
+takes as long as that. When they ask next is part of each answer, so that all ask at the same step.
 """
 
 from __future__ import annotations

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
 import torch
 
+from deepvm.checkpoint.fresh_pages import give_back
 from deepvm.checkpoint.in_place import fill, put
+from deepvm.checkpoint.live_pages import whole_pages
 from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
+from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.rehearsal import Undo, prepare
 from deepvm.checkpoint.selection import Selection
 from deepvm.checkpoint.state import LaidOut, names_of_tensors
@@ -62,14 +66,27 @@ def _give_memory(selected: Selection, adopted: Adopted) -> set[int]:
             found.update(plain_parameters(module, own, selected.skeleton[name], adopted.borrowed))
     takers = Counter(name for _, name in found.values())
     given: set[int] = set()
+    replaced: list[torch.Tensor] = []
     for parameter, name in found.values():
         if parameter.nbytes < LASTING_BYTES:
             continue
         alone = parts[name] == takers[name] == 1
         if alone and is_aligned(adopted.borrowed[name]) and owns_memory(parameter):
+            replaced.append(parameter.data)
             parameter.data = adopted[name]
             given.add(id(parameter))
+    if replaced:
+        threading.Thread(target=_let_go, args=(replaced,), name="deepvm-release", daemon=True).start()
     return given
+
+
+def _let_go(replaced: list[torch.Tensor]) -> None:
+    """Drop tensors that nobody else has. Their pages go first: that takes long, and does not take the interpreter's
+    lock."""
+    stand_back()
+    while replaced:
+        tensor = replaced.pop()
+        give_back(*whole_pages(tensor.data_ptr(), tensor.nbytes))
 
 
 class Adopted(LaidOut, dict[str, torch.Tensor]):

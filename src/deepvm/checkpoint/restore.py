@@ -239,6 +239,7 @@ class _Fetched:
 
     def _place(self, chunk: int) -> list[Part]:
         offset, length = self.manifest.span(chunk)
+        self._memory.touch(offset, offset + length)
         return [(offset, length, self._memory.address + offset)]
 
     def _final_place(self, chunk: int) -> list[Part]:

@@ -53,14 +53,20 @@ class TensorsIn(Mapping[str, torch.Tensor]):
         return memory.address + start
 
     def places(self, pieces: Sequence[Piece], homes: Mapping[int, Sequence[int]] = _NO_HOMES) -> list[Part]:
-        """Where the pieces of a chunk go: to the ``homes`` of an entry, which are addresses, or to its place here."""
+        """Where the pieces of a chunk go: to the ``homes`` of an entry, which are addresses, or to its place here, of
+        which the memory is there then."""
         parts: list[Part] = []
         for entry, offset, length in pieces:
             start = 0 if entry == HEADER else self._layout.entries[entry].start
-            own = self.memory.address if entry == HEADER else self.address(entry)
-            for home in homes.get(entry) or [own]:
+            for home in homes.get(entry) or [self._touched(entry, offset - start, length)]:
                 _add(parts, (offset, length, home + offset - start))
         return parts
+
+    def _touched(self, entry: int, within: int, length: int) -> int:
+        """Where an entry's place begins, when the memory for a part of it is there."""
+        memory, start = (self.memory, 0) if entry == HEADER else self._place(entry)
+        memory.touch(start + within, start + within + length)
+        return memory.address + start
 
     def settle(self, pieces: Sequence[Piece]) -> None:
         """Bring pieces of a chunk that lies as in the file to their places."""

@@ -62,7 +62,7 @@ class Warming:
         staging, self._staging = self._staging, None
         if staging is None or staging.size_bytes < size_bytes:
             return None
-        staging.touch(size_bytes)
+        staging.touch(0, size_bytes)
         staging.shrink(size_bytes)
         return staging
 
@@ -74,7 +74,7 @@ class Warming:
 
     def _touch(self, staging: Staging, size_bytes: int) -> None:
         stand_back()
-        staging.touch(size_bytes, self._may_continue)
+        staging.touch(0, size_bytes, self._may_continue)
 
     def _may_continue(self) -> bool:
         self._running.wait(PAUSE_S)
