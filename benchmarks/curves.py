@@ -85,7 +85,8 @@ def run(options: Options) -> Result:
             f"'first save' begins {FIRST_STEP_S:g} s after the constructor, as long as a first step; its stall is "
             "save() and what the optimizer then waits for; torch's is torch.save into the page cache. 'at once' begins "
             "with the constructor's return.",
-            "Modules come from bytecode, as an installed package's do; the import of deepvm's is part of its times.",
+            "A restore begins when the node has spilled what was saved and uses no processor any more, and after"
+            " the import of what it needs; 'import' is that of deepvm, torch being there.",
             "Bytes: Adam on 150 tensors. Tensors: 200 MB without an optimizer.",
         ],
         samples={f"{p.curve} {p.value}": samples for p, samples in found.items()},
@@ -109,7 +110,11 @@ def _measure(point: Point, scratch: Path, rounds: int, chance: random.Random) ->
                     saved = _ranks(point, do="save", first_step_s=first_step_s, **again)
                     samples[f"{how}: {name}, stall"].append(saved["stall_s"])
                     samples[f"{how}: {name}, committed"].append(saved["remote_s"])
-                samples[f"{how}: restore"].append(_ranks(point, do="restore", **again)["seconds"])
+                node.wait_idle()
+                restored = _ranks(point, do="restore", **again)
+                samples[f"{how}: restore"].append(restored["seconds"])
+                if how == OURS:
+                    samples[f"{how}: import"].append(restored["import_s"])
     finally:
         node.close()
     return samples

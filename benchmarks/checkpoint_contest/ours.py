@@ -51,10 +51,22 @@ class MemoryNode:
     def pid(self) -> int:
         return self._process.pid
 
+    def wait_idle(self, seconds: float = 1.0) -> None:
+        """Until it has used no processor for so long: it has spilled what was saved."""
+        deadline, before = time.monotonic() + DEADLINE_S, -1.0
+        while (now := _processor_s(self.pid)) > before + 0.02 * seconds and time.monotonic() < deadline:
+            before = now
+            time.sleep(seconds)
+
     def close(self) -> None:
         self._process.terminate()
         self._process.wait(timeout=DEADLINE_S)
         shutil.rmtree(self._spill, ignore_errors=True)
+
+
+def _processor_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class DeepVM:
