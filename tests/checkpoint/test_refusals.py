@@ -280,3 +280,11 @@ def test_a_closed_checkpointer_and_its_state_go_at_once_without_a_collector(tmp_
             assert [one() for one in living] == [None, None]
         finally:
             gc.enable()
+
+
+def test_a_closed_checkpointer_takes_no_more_steps(tmp_path: Path) -> None:
+    ckpt = Checkpointer({"model": torch.nn.Linear(2, 2)}, f"file://{tmp_path}", policy="every 100 steps")
+    ckpt.close()
+    for call in (ckpt.step, ckpt.save):
+        with pytest.raises(UsageError, match="is closed"):
+            call(1)

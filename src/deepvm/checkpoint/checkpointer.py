@@ -112,6 +112,7 @@ class Checkpointer:
         """Tell that a training step is finished; saves when the policy says so."""
         if self._replaying or self._turns.nested:
             return None
+        self._check_open()
         step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
         self._unsaved.told(step, arriving=self._on_demand is not None and self._on_demand.open)
@@ -140,10 +141,13 @@ class Checkpointer:
         step, self._unsaved.by_hand = whole_step(step), True
         return self._save(step)
 
-    def _save(self, step: int) -> SaveHandle:
-        self._sending.raise_problem()
+    def _check_open(self) -> None:
         if self._closed:
             raise UsageError("this checkpointer is closed")
+
+    def _save(self, step: int) -> SaveHandle:
+        self._sending.raise_problem()
+        self._check_open()
         self._attempts += not self._turns.nested  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
         if self._replaying or self._turns.nested:
