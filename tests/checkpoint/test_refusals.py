@@ -18,7 +18,7 @@ import torch
 from killable import BLOCK, Forked, Work, digest_of, nodes, train, url_of, wait_until
 
 from deepvm.checkpoint import Checkpointer, at_exit
-from deepvm.errors import CheckpointError
+from deepvm.errors import CheckpointError, UsageError
 from deepvm.memnode import Limits, MemoryNode, wire
 from deepvm.memnode.wire import Kind
 from deepvm.store.memory import MemoryStore
