@@ -112,6 +112,17 @@ def save_different_layouts(rank: int, url: str) -> Told:
         return {"state": handle.state, "reason": handle.reason, "took_s": time.monotonic() - began}
 
 
+def save_below_what_is_there(rank: int, url: str) -> Told:
+    """Without restore(), then after one that goes back behind the newest."""
+    work = replicated(rank)
+    with Checkpointer(work.state, url, deadline_s=30) as ckpt:
+        refused = ckpt.save(5)
+        ckpt.restore(7)
+        branch = ckpt.save(8)
+        branch.wait("remote", 40)
+        return {"state": refused.state, "reason": refused.reason, "branch": branch.state}
+
+
 class Odd:
     def __init__(self, value: object = None) -> None:
         self.value = object() if value is None else value

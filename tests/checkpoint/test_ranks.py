@@ -49,6 +49,20 @@ def test_a_save_is_skipped_on_all_ranks_or_on_none_and_skeletons_may_differ(
         assert [s == "skipped" for s in other["states"]] == [s == "skipped" for s in first["states"]]
 
 
+def test_all_ranks_refuse_a_save_below_what_nobody_restored_and_remove_what_they_went_back_from(
+    tmp_path: Path, two_nodes: list[Node]
+) -> None:
+    url = url_of(two_nodes[:1])
+    for step in (7, 20):
+        run_ranks(2, tmp_path, ranked.save_once, url, step)
+    for one in run_ranks(2, tmp_path, ranked.save_below_what_is_there, url):
+        assert one["state"] == "failed"
+        assert "has step 20, newer than step 5 and not restored" in one["reason"]
+        assert one["branch"] in ("remote", "durable")
+    found = run_ranks(2, tmp_path, ranked.restore, url)
+    assert [one["step"] for one in found] == [8, 8]  # and not 20, which the new branch supersedes
+
+
 def test_ranks_with_different_tensors_are_refused_at_once(tmp_path: Path, two_nodes: list[Node]) -> None:
     for one in run_ranks(2, tmp_path, ranked.save_different_layouts, url_of(two_nodes[:1])):
         assert one["state"] == "failed"
