@@ -40,7 +40,7 @@ def content(seed: int, size: int) -> bytes:
 
 
 def manifest_of(data: bytes, run: str, step: int, **fields: Any) -> Manifest:
-    fields.setdefault("created_s", float(step))
+    fields.setdefault("created_s", float(min(step, 2**31)))
     return Manifest(
         run=run,
         step=step,

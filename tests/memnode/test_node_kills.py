@@ -42,21 +42,24 @@ class Writer:
     def __init__(self, run: str, again: int) -> None:
         self.run, self.again = run, again
         self.saves = 0
-        self.spilled: dict[int, int] = {}  # step -> the newest save of it that was called spilled
+        self.saved: dict[int, int] = {}  # step -> the newest save of it that this node called committed
+        self.spilled: dict[int, int] = {}  # and that was called spilled
         self.began = threading.Event()
 
     def data(self, save: int) -> bytes:
         return content(save, NEW) + content(-save % 4, SIZE - NEW)
 
     def write(self, address: str, session: str) -> None:
+        self.saved.clear()  # what was committed and not spilled may be gone with the last node
         with suppress(StoreError, OSError), Client(address, self.run, session=session, timeout_s=20) as client:
             while True:
                 self.saves += 1
                 step = self.saves // self.again
                 self.began.set()
                 client.save(step, self.data(self.saves))
-                if client.steps().get(step) == "spilled":
-                    self.spilled[step] = self.saves
+                self.saved[step] = self.saves
+                shown = client.steps()
+                self.spilled |= {s: self.saved[s] for s in shown.keys() & self.saved if shown[s] == "spilled"}
         self.began.set()
 
     def check(self, address: str) -> dict[int, str]:
