@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -44,9 +45,9 @@ def test_threads_take_every_extent_once(monkeypatch: pytest.MonkeyPatch) -> None
     taken: list[int] = []
     real = fresh_pages.FreshPages._take
 
-    def counted(self: fresh_pages.FreshPages, at: int, huge: bool) -> None:
+    def counted(self: fresh_pages.FreshPages, at: int, huge: bool, unused: bool) -> None:
         taken.append(at)
-        real(self, at, huge)
+        real(self, at, huge, unused)
 
     monkeypatch.setattr(fresh_pages.FreshPages, "_take", counted)
     threads = [threading.Thread(target=staging.touch, args=(0, staging.size_bytes)) for _ in range(4)]
@@ -72,5 +73,28 @@ def test_what_is_written_before_its_extent_is_taken_stays(monkeypatch: pytest.Mo
 def test_it_ends_where_it_may_not_continue() -> None:
     staging = Staging(4 * EXTENT_BYTES, warm=False)
     left = iter([True, False])
-    staging.touch(0, staging.size_bytes, lambda: next(left))
+    staging.warm(staging.size_bytes, lambda: next(left))
     assert sum(staging._fresh._taken) == 1  # type: ignore[union-attr]
+
+
+def test_an_older_kernel_is_made_to_have_memory_that_nobody_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fresh_pages._advise
+    monkeypatch.setattr(fresh_pages, "_advise", lambda s, e, how: how != 23 and real(s, e, how))
+    before = _resident_bytes()
+    staging = Staging(8 * EXTENT_BYTES)
+    assert _resident_bytes() - before >= 7 * EXTENT_BYTES
+    assert not any(staging.view[:100])
+
+
+@pytest.mark.parametrize("huge", [True, False])
+def test_memory_in_any_pages_is_one_mapping(monkeypatch: pytest.MonkeyPatch, huge: bool) -> None:
+    """A process may have 65,530 of them."""
+    monkeypatch.setattr(PageChoice, "huge", lambda self: huge)
+    before = len(Path("/proc/self/maps").read_text().splitlines())
+    staging = Staging(24 * EXTENT_BYTES)
+    assert len(Path("/proc/self/maps").read_text().splitlines()) - before <= 3
+    assert staging.size_bytes == 24 * EXTENT_BYTES
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * fresh_pages.PAGE_BYTES

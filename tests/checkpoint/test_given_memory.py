@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -235,3 +236,16 @@ def test_odd_sizes_come_aligned_and_are_not_copied_again(
             assert again.state[mine][key].data_ptr() % 64 == 0
         assert mine.data_ptr() % 64 == 0
     assert max(copied, default=0) < 1000  # only what is small
+
+
+def test_an_array_by_dlpack_keeps_its_memory(store: str) -> None:
+    saved = torch.nn.Linear(SIZE, SIZE)
+    save(store, model=saved)
+    model = torch.nn.Linear(SIZE, SIZE).requires_grad_(False)
+    before = model.weight.data_ptr()
+    array = np.from_dlpack(model.weight)
+    with Checkpointer({"model": model}, store) as ckpt:
+        assert ckpt.restore() == 1
+    assert same(model, saved)
+    assert model.weight.data_ptr() == before  # copied into what the array looks at, too
+    assert np.array_equal(array, saved.weight.detach().numpy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections import namedtuple
 from pathlib import Path
@@ -16,6 +17,11 @@ from deepvm.checkpoint import Checkpointer
 from deepvm.errors import CheckpointError, UsageError
 
 WAIT_S = 20.0
+
+
+class Color(enum.Enum):
+    RED = "r"
+    BLUE = "b"
 
 
 def save(path: Path, state: Any, step: int = 1) -> None:
@@ -83,6 +89,26 @@ def test_one_object_in_two_places_is_given_what_each_of_them_had(tmp_path: Path)
     assert state["rows"][0] is state["rows"][1] is row  # given the same twice, it stays one
     assert state["pair"][0] is state["pair"][1] is tensor
     assert row == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("held", "saved"),
+    [
+        ([], [5, 5]),
+        ([], [None, None]),
+        (torch.zeros(2), [torch.ones(4), torch.ones(4)]),
+        (np.zeros(2), [np.ones(2), np.full(2, 2.0)]),
+        ([1.0], [[float("nan")], [float("nan")]]),
+        ([Color.RED], [[Color.BLUE], [Color.RED]]),
+        (bytearray(b"old"), [bytearray(b"one"), bytearray(b"two")]),
+        ({"a": 1}, [{"a": 2}, {"b": 3}]),
+    ],
+)
+def test_one_object_in_two_places_is_given_what_each_had_whatever_it_is(tmp_path: Path, held: Any, saved: Any) -> None:
+    save(tmp_path, {"value": copy.deepcopy(saved)})
+    found = restore(tmp_path, {"value": [held, held]})["value"]
+    assert str(found) == str(saved)
+    assert [type(one) for one in found] == [type(one) for one in saved]
 
 
 def test_what_cannot_be_filled_is_replaced(tmp_path: Path) -> None:

@@ -259,3 +259,12 @@ def test_alone_every_step_is_decided_by_itself() -> None:
     assert not deciding.due(plain, 0.01)
     assert deciding.due(Moment(step=2, now_s=100.0), 0.01)
     assert deciding.due(Moment(step=3, now_s=100.0, notice_s_left=20.0), 0.01)
+
+
+@pytest.mark.parametrize("at_s", ["1" + "0" * 400, '"soon"', "[]", "NaN"])
+def test_a_notice_without_a_time_that_can_be_is_told_and_ends_nothing(tmp_path: Path, at_s: str) -> None:
+    path = tmp_path / "notice.json"
+    path.write_text(f'{{"action": "interrupt", "at_s": {at_s}}}', encoding="utf-8")
+    notices = NoticeFile(str(path))
+    assert notices.seconds_left() is None
+    assert not notices.interrupts

@@ -115,10 +115,18 @@ class NoticeFile:
             self._seen = looks
             with open(self._path, "rb") as file:
                 notice = strict_json.loads(file.read(_MOST_BYTES + 1) or b"{}", most_bytes=_MOST_BYTES)
-            at_s, self.interrupts = notice.get("at_s"), notice.get("action") == "interrupt"
-            return UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
+            at_s = notice.get("at_s")
+            left_s = UNTIMED_NOTICE_S if at_s is None else max(0.0, float(at_s) - time.time())
+            self.interrupts = notice.get("action") == "interrupt"
+            return left_s
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, AttributeError) as error:  # half written, or nothing of ours
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+        ) as error:  # half written, or nothing of ours
             log.warning("the notice in %s cannot be read: %s", self._path, error)
             return None

@@ -8,13 +8,18 @@ memory is taken, piece by piece, and the faster ones are used: docs/decisions/00
 from __future__ import annotations
 
 import ctypes
+import mmap
 import threading
 import time
 from collections.abc import Callable
 
-EXTENT_BYTES = 4 * 2**20  # taken at once, in pages of one size
+from deepvm.checkpoint.write_watch import huge_page_bytes
+
+_HUGE_BYTES = huge_page_bytes()
+EXTENT_BYTES = max(4 * 2**20, _HUGE_BYTES)  # taken at once, in pages of one size
+PAGE_BYTES = mmap.PAGESIZE
 LOOK_AGAIN = 64  # extents, until the slower size is tried again
-_DONTNEED, _HUGEPAGE, _NOHUGEPAGE, _POPULATE_WRITE = 4, 14, 15, 23  # of madvise; the last one since Linux 5.14
+_HUGEPAGE, _NOHUGEPAGE, _POPULATE_WRITE = 14, 15, 23  # of madvise; the last one since Linux 5.14
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,9 +52,12 @@ class FreshPages:
         self._lock = threading.Lock()
         self._choice = PageChoice()
 
-    def take(self, start: int, end: int, may_continue: Callable[[], bool] = lambda: True) -> None:
+    def take(
+        self, start: int, end: int, may_continue: Callable[[], bool] = lambda: True, *, unused: bool = False
+    ) -> None:
         """Have the memory between two addresses, as long as that may continue. What another thread is about to take is
-        left to it: whoever writes there earlier takes it by writing."""
+        left to it: whoever writes there earlier takes it by writing. ``unused``: nobody writes there yet, so that an
+        older kernel, which cannot populate memory, may be made to by zeros."""
         for extent in range(start // EXTENT_BYTES, -(-end // EXTENT_BYTES)):
             if self._taken[extent - self._first]:
                 continue
@@ -58,26 +66,23 @@ class FreshPages:
             with self._lock:
                 if self._taken[extent - self._first]:
                     continue
+                if not any(self._taken):  # parts of memory that has a page stay one mapping, whatever is advised
+                    _advise((self._end - 1) // PAGE_BYTES * PAGE_BYTES, self._end, _POPULATE_WRITE)
                 self._taken[extent - self._first] = 1
-                huge = self._choice.huge()
-            self._take(extent * EXTENT_BYTES, huge)
+                huge = bool(_HUGE_BYTES) and self._choice.huge()
+            self._take(extent * EXTENT_BYTES, huge, unused)
 
-    def _take(self, at: int, huge: bool) -> None:
+    def _take(self, at: int, huge: bool, unused: bool) -> None:
         start, end = max(at, self._address), min(at + EXTENT_BYTES, self._end)
         began_s = time.thread_time()  # other threads' turns do not count
         _advise(start, end, _HUGEPAGE if huge else _NOHUGEPAGE)
-        _advise(start, end, _POPULATE_WRITE)  # an older kernel cannot: there it comes when it is written
+        if not _advise(start, end, _POPULATE_WRITE) and unused:
+            ctypes.memset(start, 0, end - start)
         if not huge:
             _advise(start, end, _HUGEPAGE)  # they may become huge later, between saves
         if end - start == EXTENT_BYTES:
             with self._lock:
                 self._choice.took(huge=huge, seconds=time.thread_time() - began_s)
-
-
-def give_back(start: int, end: int) -> None:
-    """Let the system have whole pages again: what is in them is gone."""
-    if end > start:
-        _advise(start, end, _DONTNEED)
 
 
 def _advise(start: int, end: int, advice: int) -> bool:

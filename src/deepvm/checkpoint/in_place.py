@@ -3,14 +3,19 @@ memory. What cannot be filled, since it is immutable or of another shape, is rep
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Mapping, MutableMapping, MutableSet
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from deepvm.checkpoint.state import flatten_context, rebuild
 from deepvm.checkpoint.tensor_kinds import check_fillable, class_name, inner_tensors, is_wrapper
+
+Filled: TypeAlias = dict[
+    int, tuple[Any, Any, Any]
+]  # by identity: an object, what was saved for it, what holds that now
 
 
 @torch.no_grad()
@@ -19,14 +24,30 @@ def put(live: Any, saved: Any) -> Any:
     return _put(live, saved, {})
 
 
-def _put(live: Any, saved: Any, filled: dict[int, Any]) -> Any:
-    """``filled``: what objects were given, by identity. One that the caller holds in two places, as in ``[[0]] * 2``,
-    stays there for as long as both are given the same; or else the second place gets what was saved for it."""
-    if not can_hold(live):
+def _put(live: Any, saved: Any, filled: Filled) -> Any:
+    """One object that the caller holds in two places, as in ``[[0]] * 2``, stays one where both are given the same; or
+    else the second place gets a copy of it, with what was saved there."""
+    known = filled.get(id(live))
+    if known is not None:
+        _, given, result = known
+        return result if _same(given, saved) else _put(_apart(live), saved, filled)
+    if not can_hold(live) and not _is_array(live):
         return _put_value(live, saved, filled)
-    if id(live) in filled:
-        return live if _same(filled[id(live)], saved) else saved
-    filled[id(live)] = saved
+    filled[id(live)] = live, saved, live  # for whoever holds itself
+    result = _put_held(live, saved, filled)
+    filled[id(live)] = live, saved, result
+    return result
+
+
+def _apart(live: Any) -> Any:
+    """Another object of its kind; None where it is not known how to copy it."""
+    if isinstance(live, torch.Tensor):
+        return live.detach().clone()
+    known = hasattr(live, "__copy__") or type(live).__module__ in ("builtins", "collections", "numpy")
+    return copy.copy(live) if known else None
+
+
+def _put_held(live: Any, saved: Any, filled: Filled) -> Any:
     if isinstance(live, torch.Tensor):
         return live if isinstance(saved, torch.Tensor) and fill(live, saved) else saved
     if isinstance(live, MutableMapping) and isinstance(saved, dict):
@@ -45,15 +66,15 @@ def _put(live: Any, saved: Any, filled: dict[int, Any]) -> Any:
     if isinstance(live, bytearray) and isinstance(saved, bytes):
         live[:] = saved
         return live
-    return saved
+    return _put_array(live, saved)
 
 
-def _put_value(live: Any, saved: Any, filled: dict[int, Any]) -> Any:
+def _put_value(live: Any, saved: Any, filled: Filled) -> Any:
     if isinstance(live, tuple) and isinstance(saved, tuple):
         return _put_tuple(live, saved, filled)
     if isinstance(live, enum.Enum) and not isinstance(saved, enum.Enum):
         return type(live)(saved)
-    return _put_array(live, saved)
+    return saved
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -66,9 +87,10 @@ def _same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_same, one, other))
     if isinstance(one, torch.Tensor):
         return one is other or (one.dtype == other.dtype and torch.equal(one, other))
-    if hasattr(one, "dtype"):  # an array of NumPy's
-        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
-    return bool(one == other)
+    if _is_array(one):
+        alike = one.dtype == other.dtype and one.shape == other.shape
+        return bool(alike and one.tobytes() == other.tobytes())
+    return bool(one == other or (one != one and other != other))  # NaN is not equal to itself
 
 
 def check_puttable(live: Any, saved: Any) -> None:
@@ -88,17 +110,21 @@ def can_hold(value: Any) -> bool:
     return isinstance(value, torch.Tensor | MutableMapping | list | MutableSet | bytearray)
 
 
-def _each(live: Any, saved: Any, filled: dict[int, Any]) -> list[Any]:
+def _each(live: Any, saved: Any, filled: Filled) -> list[Any]:
     held = [*live, *[None] * (len(saved) - len(live))]
     return [_put(old, new, filled) for old, new in zip(held, saved, strict=False)]
 
 
-def _put_tuple(live: Any, saved: tuple[Any, ...], filled: dict[int, Any]) -> Any:
+def _put_tuple(live: Any, saved: tuple[Any, ...], filled: Filled) -> Any:
     items = _each(live, saved, filled)
     if len(items) == len(live) and all(old is new for old, new in zip(live, items, strict=True)):
         return live
     named = hasattr(live, "_make") and len(live) == len(items)
     return type(live)._make(items) if named else tuple(items)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "flags") and hasattr(value, "tobytes")
 
 
 def _put_array(live: Any, saved: Any) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from deepvm.checkpoint.fresh_pages import give_back
 from deepvm.checkpoint.in_place import fill, put
-from deepvm.checkpoint.live_pages import whole_pages
 from deepvm.checkpoint.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.priority import stand_back
 from deepvm.checkpoint.rehearsal import Undo, prepare
@@ -28,10 +27,20 @@ def load(selected: Selection, tensors: TensorsIn) -> None:
     with Undo() as undo:
         for name, state in ready.items():
             load_component(selected, name, state, undo)
-        given = _give_memory(selected, adopted) if tensors.memory.own else set()
+        given, replaced = _give_memory(selected, adopted) if tensors.memory.own else (set(), [])
         for name, own in selected.own.items():
             load_rest(selected.components[name], own, selected.skeleton[name], tensors, given)
     adopted.release_others()
+    if replaced:
+        with suppress(RuntimeError):  # no thread more: then they go with this call
+            threading.Thread(target=_let_go, args=(replaced,), name="deepvm-release", daemon=True).start()
+
+
+def _let_go(replaced: list[torch.Tensor]) -> None:
+    """Drop tensors that nobody else has, one by one: to give their pages back takes a while."""
+    stand_back()
+    while replaced:
+        replaced.pop()
 
 
 def load_component(selected: Selection, name: str, state: Any, undo: Undo) -> None:
@@ -54,10 +63,10 @@ def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:
             component.copy_(saved)  # of another type
 
 
-def _give_memory(selected: Selection, adopted: Adopted) -> set[int]:
+def _give_memory(selected: Selection, adopted: Adopted) -> tuple[set[int], list[torch.Tensor]]:
     """Let parameters use the memory that came with the checkpoint in the place of their own, as Module.to() does; the
-    ids of those that do. A copy stays where memory has others that look at it, now or after this restore, and where the
-    copy takes no time to speak of."""
+    ids of those that do, and what they had. A copy stays where memory has others that look at it, now or after this
+    restore, and where the copy takes no time to speak of."""
     parts = Counter(name for skeleton in selected.skeleton.values() for name in names_of_tensors(skeleton))
     found: ByParameter = {}
     for name, own in selected.own.items():
@@ -75,18 +84,7 @@ def _give_memory(selected: Selection, adopted: Adopted) -> set[int]:
             replaced.append(parameter.data)
             parameter.data = adopted[name]
             given.add(id(parameter))
-    if replaced:
-        threading.Thread(target=_let_go, args=(replaced,), name="deepvm-release", daemon=True).start()
-    return given
-
-
-def _let_go(replaced: list[torch.Tensor]) -> None:
-    """Drop tensors that nobody else has. Their pages go first: that takes long, and does not take the interpreter's
-    lock."""
-    stand_back()
-    while replaced:
-        tensor = replaced.pop()
-        give_back(*whole_pages(tensor.data_ptr(), tensor.nbytes))
+    return given, replaced
 
 
 class Adopted(LaidOut, dict[str, torch.Tensor]):

@@ -3,7 +3,7 @@ ones, of modules whose loading is no more than a copy into tensors of the same n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -84,7 +84,9 @@ def owns_memory(parameter: torch.nn.Parameter) -> bool:
     other process."""
     with torch._C.DisableTorchFunctionSubclass():
         storage = parameter.untyped_storage()
-        return not storage.is_shared() and storage.resizable() and uses(parameter) == _OWN_USES
+        counted: Callable[[], int] = getattr(parameter, "_use_count", lambda: 1)
+        alone = counted() == 1  # DLPack hands out the tensor itself
+        return alone and not storage.is_shared() and storage.resizable() and uses(parameter) == _OWN_USES
 
 
 def uses(tensor: torch.Tensor) -> int:

@@ -51,12 +51,18 @@ class Staging:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._fresh = FreshPages(self.address, self.mapped_bytes) if self.own else None
         if warm:
-            self.touch(0, size_bytes)
+            self.warm(size_bytes)
 
-    def touch(self, start: int, end: int, may_continue: Callable[[], bool] = lambda: True) -> None:
-        """Have the pages between two offsets, as far as they are not there and as long as that may continue."""
+    def warm(self, until: int, may_continue: Callable[[], bool] = lambda: True) -> None:
+        """Have the first so many bytes, as far as they are not there and as long as that may continue. Only before
+        anything is written to them."""
         if self._fresh is not None:
-            self._fresh.take(self.address + start, self.address + end, may_continue)
+            self._fresh.take(self.address, self.address + until, may_continue, unused=True)
+
+    def touch(self, start: int, end: int) -> None:
+        """Have the pages between two offsets, which others may be writing to."""
+        if self._fresh is not None:
+            self._fresh.take(self.address + start, self.address + end)
 
     def shrink(self, size_bytes: int) -> None:
         """Use the first so many bytes only: what was reserved behind them and never touched takes no memory."""

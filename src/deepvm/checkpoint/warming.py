@@ -60,9 +60,10 @@ class Warming:
         """The memory, whole: what is not touched yet is touched now. None where there is none of that size."""
         self.close()
         staging, self._staging = self._staging, None
-        if staging is None or staging.size_bytes < size_bytes:
+        busy = self._thread is not None and self._thread.is_alive()  # it would write zeros into what is copied
+        if staging is None or staging.size_bytes < size_bytes or busy:
             return None
-        staging.touch(0, size_bytes)
+        staging.warm(size_bytes)
         staging.shrink(size_bytes)
         return staging
 
@@ -74,7 +75,7 @@ class Warming:
 
     def _touch(self, staging: Staging, size_bytes: int) -> None:
         stand_back()
-        staging.touch(0, size_bytes, self._may_continue)
+        staging.warm(size_bytes, self._may_continue)
 
     def _may_continue(self) -> bool:
         self._running.wait(PAUSE_S)
