@@ -13,7 +13,7 @@ from memnode_client import BLOCK, wait_until
 from deepvm.errors import UsageError
 from deepvm.memnode import MemoryNode
 from deepvm.memnode.arena import Arena, NoRoom
-from deepvm.memnode.share import Share
+from deepvm.store.homes import Share
 
 MOVES = st.tuples(st.sampled_from(["reserve", "take", "free", "hold", "drop"]), st.integers(0, 7))
 

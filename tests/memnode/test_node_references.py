@@ -18,11 +18,11 @@ from deepvm.memnode.refusal import Refused
 from deepvm.memnode.registry import Runs
 from deepvm.memnode.runs import Run
 from deepvm.memnode.settings import Settings
-from deepvm.memnode.share import Share
 from deepvm.memnode.sharing import MOST_FALSE, Sharing
 from deepvm.memnode.status import Counters
 from deepvm.memnode.uploads import Begin, Upload
 from deepvm.store.base import Manifest
+from deepvm.store.homes import Share
 
 BLOCKS, BUFFERS = 10, 2
 CONTENTS = [content(seed, BLOCK) for seed in range(5)]

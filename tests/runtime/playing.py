@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepvm.runtime.backend import Backend, Change, Job
+from deepvm.runtime.backend import Backend, Change
 from deepvm.runtime.cluster import Machine
+from deepvm.runtime.run_spec import Job
 
 NASTY = str(Path(__file__).with_name("nasty.py"))
 PATIENCE_S = 30.0

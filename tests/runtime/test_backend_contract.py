@@ -20,9 +20,10 @@ from playing import changes, job, machine, marked, wait_until
 from sky_stand_in import Sky
 
 from deepvm.errors import UsageError
-from deepvm.runtime.backend import Backend, Change, Job, NoCapacity
+from deepvm.runtime.backend import Backend, Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.local import LocalBackend
+from deepvm.runtime.run_spec import Job
 
 MACHINES = (machine("memory/0", "on-demand"), machine("worker/0"), machine("worker/1"))
 NAMES = [m.name for m in MACHINES]

@@ -15,11 +15,12 @@ import pytest
 from deepvm.errors import Infeasible, MissingExtra, SourceFailed, UnknownName, UsageError
 from deepvm.runtime import ec2 as ec2_module
 from deepvm.runtime import ec2_calls, ec2_cleanup
-from deepvm.runtime.backend import Job, NoCapacity
+from deepvm.runtime.backend import NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.ec2 import Ec2Backend, Ec2Settings
 from deepvm.runtime.ec2_requests import Group
 from deepvm.runtime.ec2_userdata import user_data
+from deepvm.runtime.run_spec import Job
 
 boto3 = pytest.importorskip("boto3")
 import ec2_server  # noqa: E402

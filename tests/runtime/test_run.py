@@ -28,9 +28,9 @@ from running import (
 )
 
 from deepvm.cli.app import run as deepvm
-from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import load_cluster, scaled
 from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.run_spec import Job, job_document
 
 STEPS = 60
 pytestmark = pytest.mark.timeout(300)  # whole runs, on machines that may be busy

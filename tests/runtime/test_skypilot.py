@@ -22,8 +22,9 @@ from sky_stand_in import Sky
 
 import deepvm
 from deepvm.errors import MissingExtra, SourceFailed, UnknownName, UsageError
-from deepvm.runtime.backend import Job, NoCapacity
+from deepvm.runtime.backend import NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.run_spec import Job
 from deepvm.runtime.skypilot import SkyPilotBackend, SkyPilotSettings, task_files
 
 TOKEN = "a-token-nobody-may-see"
@@ -480,7 +481,7 @@ def test_a_real_server_without_a_cloud_refuses_the_launch_and_has_nothing_left(s
     program = """
         import time
         from deepvm.errors import DeepvmError
-        from deepvm.runtime.backend import Job
+        from deepvm.runtime.run_spec import Job
         from deepvm.runtime.cluster import Cluster, Machine
         from deepvm.runtime.skypilot import SkyPilotBackend, SkyPilotSettings
         script, folder, token = map(Path, sys.argv[1:])

@@ -7,8 +7,7 @@ import threading
 import time
 from types import TracebackType
 
-from deepvm.memnode.channel import Gone
-from deepvm.memnode.refusal import Refused
+from deepvm.memnode.refusal import Gone, Refused
 from deepvm.store.base import Manifest
 from deepvm.units import format_bytes
 

@@ -11,14 +11,11 @@ import time
 import xxhash
 
 from deepvm.memnode.auth import local_address
+from deepvm.memnode.refusal import Gone
 from deepvm.memnode.sockets import HASHED_BYTES, tune
 
 _TICK_S = 1.0  # how often a thread that waits for its client looks up
 _JUNK = bytearray(2**18)  # what nobody wants is received here, by everybody at once
-
-
-class Gone(Exception):
-    """The client left, or was too slow."""
 
 
 class Channel:

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from deepvm.errors import NotFound
 from deepvm.memnode.arena import Arena, NoRoom
-from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest
+from deepvm.store.homes import Share
 
 
 class Copy(Protocol):
@@ -146,3 +146,8 @@ def spare_memory(arena: Arena, length: int) -> Iterator[memoryview]:
             yield view
     finally:
         arena.drop(block)
+
+
+def share_of(manifest: Manifest, index: int) -> Share:
+    """Which chunks of a checkpoint a node of this index keeps."""
+    return Share(nodes=max(1, len(manifest.nodes)), index=index, replicas=manifest.replicas)

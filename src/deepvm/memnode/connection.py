@@ -13,9 +13,9 @@ from deepvm.memnode import fields, wire
 from deepvm.memnode.admission import Place
 from deepvm.memnode.arena import NoRoom
 from deepvm.memnode.auth import Meeting
-from deepvm.memnode.channel import Channel, Gone
+from deepvm.memnode.channel import Channel
 from deepvm.memnode.frames import Frames
-from deepvm.memnode.refusal import Refused
+from deepvm.memnode.refusal import Gone, Refused
 from deepvm.memnode.requests import Answer, Requests
 from deepvm.memnode.uploads import Upload
 from deepvm.memnode.wire import Kind

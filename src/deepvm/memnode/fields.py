@@ -8,9 +8,9 @@ from typing import Any
 
 from deepvm.errors import UsageError
 from deepvm.memnode import wire
-from deepvm.memnode.share import Share
 from deepvm.memnode.uploads import Begin
 from deepvm.store.base import MOST_CHUNKS, check_run
+from deepvm.store.homes import Share
 
 MOST_STEP = 2**63 - 1
 MOST_WORLD_SIZE = 2**20

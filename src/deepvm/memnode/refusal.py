@@ -7,3 +7,7 @@ class Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         self.code, self.message = code, message
         super().__init__(f"{code}: {message}")
+
+
+class Gone(Exception):
+    """The client left, or was too slow."""

@@ -13,9 +13,8 @@ from typing import Protocol
 from deepvm.errors import Corrupt
 from deepvm.memnode.arena import Arena, NoRoom
 from deepvm.memnode.budgets import Kept, cost_of
-from deepvm.memnode.checkpoints import Checkpoint
+from deepvm.memnode.checkpoints import Checkpoint, share_of
 from deepvm.memnode.refusal import Refused
-from deepvm.memnode.share import Share
 from deepvm.memnode.status import Counters
 from deepvm.memnode.uploads import Begin, Upload, too_large
 from deepvm.store.base import Manifest, chunk_count
@@ -230,7 +229,7 @@ class Run:
             raise Refused("failed", str(error)) from None
         if manifest.run != self.name or manifest.step != step:
             raise Refused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
-        share = Share.of(manifest, index)
+        share = share_of(manifest, index)
         if not 0 <= index < share.nodes or not 1 <= share.replicas <= share.nodes:
             raise Refused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
         with self.writing(session):

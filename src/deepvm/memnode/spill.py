@@ -18,13 +18,12 @@ from pathlib import Path
 
 from deepvm.errors import StoreError, UsageError
 from deepvm.memnode.arena import Arena
-from deepvm.memnode.checkpoints import Checkpoint
+from deepvm.memnode.checkpoints import Checkpoint, share_of
 from deepvm.memnode.leftovers import tidy
 from deepvm.memnode.log import Log
 from deepvm.memnode.registry import Runs
 from deepvm.memnode.run_files import PARTS, RunFiles, make_private
 from deepvm.memnode.runs import Run
-from deepvm.memnode.share import Share
 from deepvm.memnode.source import Source
 from deepvm.store.base import Manifest
 from deepvm.store.files import FileStore, explained
@@ -233,11 +232,11 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
     if "part_of" in manifest.facts:
         document = json.dumps(manifest.facts["part_of"], indent=1).encode()
         whole = Manifest.from_bytes(document)
-        share = Share.of(whole, int(manifest.facts["node_index"]))
+        share = share_of(whole, int(manifest.facts["node_index"]))
         mine = [chunk for chunk in range(len(whole.digests)) if share.has(chunk)]
         places = {chunk: place for place, chunk in enumerate(mine)}
     else:
-        whole, share, places, document = manifest, Share.of(manifest, 0), None, manifest.to_bytes()
+        whole, share, places, document = manifest, share_of(manifest, 0), None, manifest.to_bytes()
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
     checkpoint.copy = SpilledCopy(store, replace(manifest, facts={}), places)
     return checkpoint

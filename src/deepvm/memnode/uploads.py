@@ -17,8 +17,8 @@ from deepvm.memnode.arena import Arena, NoRoom
 from deepvm.memnode.budgets import Kept
 from deepvm.memnode.checkpoints import Checkpoint
 from deepvm.memnode.refusal import Refused
-from deepvm.memnode.share import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
+from deepvm.store.homes import Share
 from deepvm.units import format_bytes
 
 MOST_FACTS_BYTES = 4 * 2**20  # of a manifest, beside its chunks' digests

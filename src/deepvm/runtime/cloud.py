@@ -16,7 +16,7 @@ from typing import Any
 
 from deepvm.errors import DeepvmError, UnknownName, UsageError
 from deepvm.memnode.access import read_token
-from deepvm.runtime.backend import Backend, Job
+from deepvm.runtime.backend import Backend
 from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.events import Event
 from deepvm.runtime.folder import RunFolder, new_name
@@ -25,6 +25,7 @@ from deepvm.runtime.here import STATES_IN_MEMORY, Settings
 from deepvm.runtime.isolation import sweep
 from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.ledger_file import LedgerError, being_written
+from deepvm.runtime.run_spec import Job
 
 HUB_PORT = 7071
 LEAVES_S = 30.0  # what who follows a run may take to see that another process ends it

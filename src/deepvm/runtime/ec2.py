@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 
 from deepvm.errors import DeepvmError, Infeasible, UnknownName, UsageError
-from deepvm.runtime.backend import Change, Job, NoCapacity
+from deepvm.runtime.backend import Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.ec2_calls import Call, Calls
 from deepvm.runtime.ec2_cleanup import release
@@ -23,6 +23,7 @@ from deepvm.runtime.ec2_launch import Launcher
 from deepvm.runtime.ec2_place import region_of
 from deepvm.runtime.ec2_requests import MACHINE_TAG, Group, group_of, groups_of, hub_of
 from deepvm.runtime.ec2_settings import Ec2Settings, check_run_name, end_s
+from deepvm.runtime.run_spec import Job
 
 APPEARS_S = 300.0  # EC2 may tell of a new machine some seconds after it gave its name
 STRAY_S = 120.0  # a machine that no place is free for is ended then: its fleet may be in the middle of a replacement

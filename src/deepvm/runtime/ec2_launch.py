@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deepvm.errors import DeepvmError, SourceFailed
-from deepvm.runtime.backend import Job, NoCapacity
+from deepvm.runtime.backend import NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.ec2_calls import Calls, Ec2Refused
 from deepvm.runtime.ec2_instances import NO_CAPACITY
@@ -26,6 +26,7 @@ from deepvm.runtime.ec2_requests import (
 )
 from deepvm.runtime.ec2_settings import Ec2Settings
 from deepvm.runtime.ec2_userdata import user_data
+from deepvm.runtime.run_spec import Job
 
 ADDRESS_WITHIN_S = 60.0  # a new machine has one at once; EC2 tells of new machines some seconds later
 

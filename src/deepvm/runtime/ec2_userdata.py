@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from deepvm.errors import UsageError
-from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.ec2_requests import Group
+from deepvm.runtime.run_spec import Job, job_document
 
 MOST_BYTES = 16 * 1024  # of user data, as EC2 documents it; before they are encoded
 TORCH = "torch>=2.4,<3"

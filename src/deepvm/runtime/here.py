@@ -15,7 +15,6 @@ from deepvm.memnode.access import read_token
 from deepvm.policy import parse_policy
 from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
 from deepvm.policy.loss import parse_after_loss
-from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Cluster, cluster_of, scaled
 from deepvm.runtime.durability import Durability
 from deepvm.runtime.entry import Entry
@@ -27,6 +26,7 @@ from deepvm.runtime.ledger import Ledger
 from deepvm.runtime.local import LocalBackend
 from deepvm.runtime.replan import Replanner
 from deepvm.runtime.report import Report, make_report
+from deepvm.runtime.run_spec import Job, job_document
 from deepvm.runtime.supervisor import Outcome, Supervisor
 from deepvm.runtime.tail import last_words
 from deepvm.runtime.view import View

@@ -19,13 +19,13 @@ from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, MalformedFile
 from deepvm.memnode.access import read_token
 from deepvm.policy.loss import parse_after_loss
-from deepvm.runtime.backend import TOLD
 from deepvm.runtime.cluster import Cluster, Machine, billing_facts
 from deepvm.runtime.durability import Durability
 from deepvm.runtime.events import Event
 from deepvm.runtime.hub import Hub
 from deepvm.runtime.journal import Journal
 from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.run_spec import JOB_FIELDS
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -117,6 +117,6 @@ def _read(path: Path) -> tuple[dict[str, Any], tuple[Machine, ...]]:
     try:
         document = strict.read_file(path, most_bytes=64 * 2**20, hint="deepvm run writes it")
         machines = tuple(Machine(**machine) for machine in document.pop("machines"))
-        return {name: document[name] for name in TOLD}, machines
+        return {name: document[name] for name in JOB_FIELDS}, machines
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedFile(path, f"it is no job that deepvm run wrote ({type(error).__name__}: {error})") from None

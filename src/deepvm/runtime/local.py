@@ -13,12 +13,13 @@ from typing import Literal
 
 from deepvm.errors import DeepvmError, UnknownName, UsageError
 from deepvm.fetch import segment
-from deepvm.runtime.backend import Change, Job
+from deepvm.runtime.backend import Change
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.fetching import segment_of
 from deepvm.runtime.interfaces import VARIABLES
 from deepvm.runtime.isolation import INTERFACE, Isolation, Network
 from deepvm.runtime.notices.files import write_notice
+from deepvm.runtime.run_spec import Job
 from deepvm.runtime.trees import Tree
 
 LOOPBACK = "127.0.0.1"

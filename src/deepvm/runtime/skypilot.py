@@ -13,8 +13,9 @@ from typing import Any
 
 from deepvm import variables
 from deepvm.errors import DeepvmError, MissingExtra, SourceFailed, UnknownName, UsageError
-from deepvm.runtime.backend import Change, Job, NoCapacity
+from deepvm.runtime.backend import Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.run_spec import Job
 from deepvm.runtime.skypilot_tasks import (
     HUB_VARIABLE,
     SkyPilotSettings,

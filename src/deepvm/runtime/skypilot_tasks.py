@@ -20,8 +20,8 @@ from typing import Any
 
 from deepvm import variables
 from deepvm.errors import UsageError
-from deepvm.runtime.backend import Job, job_document
 from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.run_spec import Job, job_document
 
 HUB_VARIABLE = "DEEPVM_HUB"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 
 def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
     """The nodes that keep a chunk, its first home first."""
@@ -11,3 +13,19 @@ def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
 def fewest_nodes(nodes: int, replicas: int) -> int:
     """How many nodes must be left: with fewer, some chunk has none."""
     return max(1, nodes - replicas + 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """Which chunks are this node's: those k for which (k + j) % nodes is its index, j < replicas."""
+
+    nodes: int = 1
+    index: int = 0
+    replicas: int = 1
+
+    def has(self, chunk: int) -> bool:
+        return (self.index - chunk) % self.nodes < self.replicas
+
+    def count(self, chunks: int) -> int:
+        whole, rest = divmod(chunks, self.nodes)
+        return whole * min(self.replicas, self.nodes) + sum(self.has(chunk) for chunk in range(rest))
