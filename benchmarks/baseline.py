@@ -34,7 +34,7 @@ import torch
 
 from benchmarks.limits import warm_memory
 from benchmarks.workloads import State
-from deepvm.memnode.sockets import tune
+from deepvm.protocol.sockets import tune
 
 SLICE_BYTES = 4 * 2**20
 PIECE_BYTES = 2**20

@@ -33,7 +33,7 @@ def wake_memory(size_bytes: int) -> None:
 
     The hypervisor of a small test machine takes free memory back within seconds, and then gives it again at 0.4 GB/s,
     which is measured instead of whatever takes it. A rented machine has its memory from the start."""
-    from deepvm.checkpoint.staging import Staging  # not above: it brings torch
+    from deepvm.checkpoint.buffers.staging import Staging  # not above: it brings torch
 
     Staging(size_bytes)  # touched, and let go of
 
@@ -50,7 +50,7 @@ class AwakeMemory:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> None:
-        from deepvm.checkpoint.staging import Staging
+        from deepvm.checkpoint.buffers.staging import Staging
 
         while len(self._slabs) < self.SLABS:
             self._slabs.append(Staging(self.SLAB_BYTES))

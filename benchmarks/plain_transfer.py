@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 import xxhash
 
 from benchmarks import limits
-from deepvm.memnode.sockets import HASHED_BYTES, tune
+from deepvm.protocol.sockets import HASHED_BYTES, tune
 
 CONNECTIONS = 2
 CHUNK_BYTES = 4 * 2**20  # what is hashed to one digest

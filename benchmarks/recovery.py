@@ -25,8 +25,8 @@ from typing import Any
 
 from benchmarks import Options, Result, Table, measurement
 from benchmarks.checkpoint_contest.contest import REPOSITORY, scratch_folder
-from deepvm.runtime.events import Event
-from deepvm.runtime.ledger import Ledger
+from deepvm.events import Event
+from deepvm.runtime.ledger.ledger import Ledger
 
 SEED = 7
 ROUNDS, QUICK_ROUNDS = 7, 1
@@ -233,7 +233,7 @@ def _started(command: list[str], scratch: Path, env: dict[str, str]) -> Iterator
 def _machine(root: int, name: str) -> int:
     for pid in _tree(root):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"deepvm.runtime.machine" in words and name.encode() in words:
+        if b"deepvm.runtime.agent" in words and name.encode() in words:
             return pid
     raise RuntimeError(f"no process of {name} was found")
 

@@ -20,7 +20,7 @@ def measure(places: dict[str, Path], rounds: int, seed: int) -> dict[str, list[f
     """Seconds from asking for a process until it has its first loss, by way."""
     from benchmarks import limits
     from deepvm.runtime import Template
-    from deepvm.runtime.worker import run_script
+    from deepvm.runtime.workers.forked_worker import run_script
 
     script = str(Path(__file__).resolve())
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # a worker finds the benchmarks, too

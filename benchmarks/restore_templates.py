@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deepvm.runtime import Template
-from deepvm.runtime.worker import run_script
+from deepvm.runtime.workers.forked_worker import run_script
 
 TARGET = 0.02  # of a fresh interpreter's time
 FRESH, FORKED = "fresh interpreter with import torch", "worker from a template"

@@ -20,8 +20,8 @@ import torch
 import deepvm
 from benchmarks import Options, Result, measurement
 from benchmarks.checkpoint_contest.contest import scratch_folder
-from deepvm.checkpoint.transfer import MemoryTransfer
-from deepvm.store.memory import MemoryStore
+from deepvm.checkpoint.save.memory_transfer import MemoryTransfer
+from deepvm.store.memory.store import MemoryStore
 
 SEED = 11
 ROUNDS, QUICK_ROUNDS = 21, 3

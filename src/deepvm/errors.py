@@ -12,8 +12,8 @@ DeepvmError
 │   ├── NotFound          no such run, step or chunk
 │   └── Corrupt           bytes that are not those that were saved
 ├── TemplateError         a template cannot start or fork workers    exit code 1
-├── NoCapacity            a market has no such machine now          exit code 1 (deepvm.runtime.backend)
-├── LedgerError           a run's ledger cannot be read or written   exit code 1 (deepvm.runtime.ledger_file)
+├── NoCapacity            a market has no such machine now          exit code 1 (deepvm.runtime.backends.base)
+├── LedgerError           a run's ledger cannot be read or written   exit code 1 (deepvm.runtime.ledger.sqlite_file)
 ├── CheckpointError       a checkpoint cannot be made or restored    exit code 1
 │   └── OverBudget        it would take more memory than it may
 └── MissingExtra          an optional dependency is not installed    exit code 1

@@ -7,9 +7,10 @@ from datetime import datetime, timezone
 
 import pytest
 
-from deepvm.catalog import Market, aws, library
-from deepvm.catalog.aws_names import QUOTAS
+from deepvm.catalog import Market, library
 from deepvm.catalog.check import Severity, check
+from deepvm.catalog.sources import aws
+from deepvm.catalog.sources.aws_names import QUOTAS
 from deepvm.catalog.update import update
 from deepvm.errors import MissingExtra, SourceFailed, UsageError
 

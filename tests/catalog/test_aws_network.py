@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from deepvm import plan as planning
-from deepvm.catalog import Catalog, load, skypilot
-from deepvm.catalog.aws_network import sustained_by_family
-from deepvm.plan.instances import analyse_instances
+from deepvm.catalog import Catalog, load
+from deepvm.catalog.sources import skypilot
+from deepvm.catalog.sources.aws_network import sustained_by_family
+from deepvm.plan.search.instances import analyse_instances
 
 BURSTABLE = {
     "nano": 0.032,

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from deepvm.catalog.download import download, public_address
+from deepvm.catalog.sources.download import download, public_address
 from deepvm.errors import SourceFailed, UsageError
 
 

@@ -46,7 +46,7 @@ class Source(ThreadingHTTPServer):
 @pytest.fixture
 def source(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPVM_HOME", str(tmp_path))
-    monkeypatch.setattr("deepvm.catalog.download.time.sleep", lambda _: None)
+    monkeypatch.setattr("deepvm.catalog.sources.download.time.sleep", lambda _: None)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     server = Source(("127.0.0.1", 0), Handler)

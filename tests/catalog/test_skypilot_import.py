@@ -10,8 +10,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from deepvm.catalog import Market, files, library, skypilot
-from deepvm.catalog.aws_names import architecture_of, family_of, quota_family_of
+from deepvm.catalog import Market, files, library
+from deepvm.catalog.sources import skypilot
+from deepvm.catalog.sources.aws_names import architecture_of, family_of, quota_family_of
 from deepvm.catalog.update import import_file
 from deepvm.errors import DeepvmError, MalformedFile, UnknownName, UsageError
 

@@ -25,11 +25,11 @@ from running import (
     write_plan,
 )
 
-from deepvm.runtime import here
-from deepvm.runtime.backend import NoCapacity
+from deepvm.runtime.backends.base import NoCapacity
+from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Machine, load_cluster
-from deepvm.runtime.ledger import Ledger
-from deepvm.runtime.local import LocalBackend
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.supervise import local_run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
@@ -178,14 +178,14 @@ def test_where_the_market_has_none_another_type_is_taken_or_it_is_asked_again(
     gone: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(here, "LocalBackend", type("Market", (Bare,), {"gone": gone}))
+    monkeypatch.setattr(local_run, "LocalBackend", type("Market", (Bare,), {"gone": gone}))
     (tmp_path / "out").mkdir()
     cluster = load_cluster(write_plan(tmp_path))
-    settings = here.Settings(
+    settings = local_run.Settings(
         script=TOY, args=("60", str(tmp_path / "out")), policy="every 10 steps", workers=2, memory_bytes=64_000_000,
         preempt="at:step:25:worker/1:notice=0s",
     )  # fmt: skip
-    ended = here.start(cluster, settings, name="run")
+    ended = local_run.start(cluster, settings, name="run")
     assert ended.outcome.outcome == "finished"
     with Ledger.open(ended.folder / "ledger.sqlite") as ledger:
         events = list(ledger.events())

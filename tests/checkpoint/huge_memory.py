@@ -8,7 +8,7 @@ import mmap
 import pytest
 import torch
 
-from deepvm.checkpoint.write_watch import shared_watch
+from deepvm.checkpoint.buffers.write_watch import shared_watch
 
 HUGE = 2**21
 

@@ -24,8 +24,9 @@ import xxhash
 from killable import PATIENCE_S, template
 from torch.utils.data import DataLoader, TensorDataset
 
-from deepvm.checkpoint import Checkpointer, generators, resumable
-from deepvm.checkpoint.state import Tensors, flatten
+from deepvm.checkpoint import Checkpointer, resumable
+from deepvm.checkpoint.determinism import rng_state
+from deepvm.checkpoint.state.skeleton import Tensors, flatten
 from deepvm.policy import EverySteps
 
 SAMPLES, BATCH = 40, 4
@@ -104,7 +105,7 @@ class Job:
     def digest(self) -> str:
         """A hash of all of it: weights, optimizer, schedule, scaler, position in the data, generators."""
         tensors = Tensors()
-        parts = {name: part.state_dict() for name, part in self.state.items()} | {"generators": generators.take()}
+        parts = {name: part.state_dict() for name, part in self.state.items()} | {"generators": rng_state.take()}
         skeleton = json.dumps(flatten(parts, "all", tensors))
         digest = xxhash.xxh3_128(skeleton.encode())
         for tensor in tensors.values():
@@ -144,10 +145,10 @@ def _run(plan: Plan, options: dict[str, Any], tell: Any) -> None:
     policy = EverySteps(options["every"])
     on_busy = "skip" if options["every"] == 1 else "wait"
     with Checkpointer(state, options["url"], run=options["run"], policy=policy, on_busy=on_busy) as ckpt:
-        before = generators.take()
+        before = rng_state.take()
         step = ckpt.restore(options["from_step"], lazy=options["lazy"])
         if left_out in GENERATORS:
-            generators.put({**generators.take(), left_out: before[left_out]})
+            rng_state.put({**rng_state.take(), left_out: before[left_out]})
         tell(restored=step, drift=ckpt.status().drift)
         job.train(ckpt, step or 0, tell, options["pace_s"])
         tell(digest=job.digest())

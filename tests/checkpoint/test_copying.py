@@ -13,9 +13,9 @@ import torch
 from huge_memory import in_huge_pages, watched
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.copying import SMALL_BYTES, Copier
-from deepvm.checkpoint.snapshot import Snapshot
-from deepvm.checkpoint.sources import Sources
+from deepvm.checkpoint.buffers.copying import SMALL_BYTES, Copier
+from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
 

@@ -25,7 +25,7 @@ from deepvm.checkpoint.dcp.metadata import decode, decode_object, encode
 from deepvm.errors import Corrupt, UsageError
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
-from deepvm.store.header import Header, TensorEntry
+from deepvm.store.safetensors import Header, TensorEntry
 from deepvm.store.urls import open_store
 from deepvm.store.verify import copy
 

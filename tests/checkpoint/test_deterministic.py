@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from deepvm.checkpoint import deterministic
-from deepvm.checkpoint.seeding import CUBLAS, _environment_at_start, _look_at_hashes
+from deepvm.checkpoint.determinism.seeding import CUBLAS, _environment_at_start, _look_at_hashes
 from deepvm.errors import UsageError
 
 

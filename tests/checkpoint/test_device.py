@@ -13,8 +13,9 @@ import pytest
 import torch
 from thread_device import ThreadDevice
 
-from deepvm.checkpoint import Checkpointer, device
-from deepvm.checkpoint.device import Cuda, Device, DeviceCopies
+from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.snapshot import device
+from deepvm.checkpoint.snapshot.device import Cuda, Device, DeviceCopies
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
 

@@ -15,7 +15,8 @@ import pytest
 import torch
 from huge_memory import in_huge_pages, watched
 
-from deepvm.checkpoint import Checkpointer, taking
+from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.snapshot import snapshotter
 from deepvm.errors import CheckpointError
 from deepvm.memnode import Limits, MemoryNode
 
@@ -180,7 +181,7 @@ def committed_and_torn(url: str, change: Any, saves: int, seed: int = 0) -> tupl
 def test_what_is_committed_is_the_state_at_save_whatever_writes(
     node: MemoryNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: Any
 ) -> None:
-    monkeypatch.setattr(taking, "MOST_DISTURBED", 10**9)  # or the fourth save, and all after it, would be copied
+    monkeypatch.setattr(snapshotter, "MOST_DISTURBED", 10**9)  # or the fourth save, and all after it, would be copied
     url = f"memory://{node.address}?connections=2" if kind == "memory" else f"file://{tmp_path}"
     committed, torn, in_place = committed_and_torn(url, change, saves=4)
     assert (torn, committed >= 1, in_place >= 2) == (0, True, True)
@@ -194,7 +195,7 @@ def test_what_is_committed_is_the_state_at_save_whatever_writes(
 def test_200_saves_are_the_state_at_save_whatever_writes(
     node: MemoryNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: Any
 ) -> None:
-    monkeypatch.setattr(taking, "MOST_DISTURBED", 10**9)
+    monkeypatch.setattr(snapshotter, "MOST_DISTURBED", 10**9)
     url = f"memory://{node.address}?connections=2" if kind == "memory" else f"file://{tmp_path}"
     committed, torn, in_place = committed_and_torn(url, change, saves=200, seed=1)
     assert (torn, committed >= 60, in_place >= 60) == (0, True, True)
@@ -236,7 +237,7 @@ def test_a_disturbed_save_fails_with_a_reason_and_is_taken_again_at_the_next_ste
 def test_after_several_disturbed_saves_all_are_copied_and_none_is_disturbed(
     node: MemoryNode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(taking, "MOST_DISTURBED", 1)
+    monkeypatch.setattr(snapshotter, "MOST_DISTURBED", 1)
     work = Training()
     with Checkpointer(work.state, slow(node), run="copied", policy=NEVER, on_busy="wait") as ckpt:
         assert ckpt.save(0).state == "taken"

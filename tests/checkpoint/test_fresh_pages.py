@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deepvm.checkpoint import fresh_pages
-from deepvm.checkpoint.fresh_pages import EXTENT_BYTES, LOOK_AGAIN, PageChoice
-from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.buffers import fresh_pages
+from deepvm.checkpoint.buffers.fresh_pages import EXTENT_BYTES, LOOK_AGAIN, PageChoice
+from deepvm.checkpoint.buffers.staging import Staging
 
 
 def _taken(cost_s: Callable[[bool, int], float], extents: int) -> list[bool]:

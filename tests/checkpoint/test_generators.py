@@ -21,8 +21,9 @@ import xxhash
 from ranked import run_ranks
 from torch.utils.data import DataLoader, TensorDataset
 
-from deepvm.checkpoint import Checkpointer, circumstances, generators
-from deepvm.checkpoint.determinism import DETERMINISM, Determinism
+from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.determinism import rng_state, run_environment
+from deepvm.checkpoint.determinism.component import DETERMINISM, Determinism
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest
@@ -59,20 +60,20 @@ def drawn() -> list[float]:
 
 def test_every_generator_goes_on_where_it_was_taken() -> None:
     drawn()
-    taken = generators.take()
-    assert generators.names(taken) == ["python", "numpy", "torch"]
+    taken = rng_state.take()
+    assert rng_state.names(taken) == ["python", "numpy", "torch"]
     expected = [drawn() for _ in range(3)]
     ranked.seed_all(8)
-    assert generators.put(taken) == []
+    assert rng_state.put(taken) == []
     assert [drawn() for _ in range(3)] == expected
 
 
 def test_a_generator_of_another_kind_is_told_and_the_others_are_set() -> None:
-    taken = generators.take()
+    taken = rng_state.take()
     expected = random.random()
     taken["numpy"] = {**taken["numpy"], "bit_generator": "PCG64"}
     taken["torch"] = taken["torch"][:-8]
-    of_torch, of_numpy = generators.put(taken)
+    of_torch, of_numpy = rng_state.put(taken)
     assert "torch's generator cannot be set" in of_torch
     assert "PCG64" in of_numpy
     assert random.random() == expected
@@ -126,7 +127,7 @@ def test_saving_them_costs_far_less_than_a_millisecond() -> None:
         state = component.state_dict()
         taken_s.append(time.perf_counter() - began)
     assert statistics.median(taken_s) < 0.5e-3, f"{statistics.median(taken_s) * 1e6:.0f} µs"
-    assert len(json.dumps(generators.names(state["generators"]))) < 100
+    assert len(json.dumps(rng_state.names(state["generators"]))) < 100
 
 
 # --- iterators ----------------------------------------------------------------------------------------------------
@@ -340,9 +341,9 @@ def test_another_environment_is_told(url: str, monkeypatch: pytest.MonkeyPatch) 
     [("torch", "1.0"), ("python", "2.7"), ("numpy", "0.9"), ("devices", ["cpu AVX", "cuda A100"]), ("world_size", 9)],
 )
 def test_another_version_or_device_is_told(name: str, value: Any) -> None:
-    now = circumstances.take(1)
-    assert circumstances.differences(now, now) == []
-    (reason,) = circumstances.differences({**now, name: value}, now)
+    now = run_environment.take(1)
+    assert run_environment.differences(now, now) == []
+    (reason,) = run_environment.differences({**now, name: value}, now)
     assert (value[1] if isinstance(value, list) else str(value)) in reason
 
 

@@ -15,7 +15,7 @@ import torch
 import xxhash
 
 import deepvm
-from deepvm.checkpoint.layout import read_header
+from deepvm.checkpoint.state.layout import read_header
 from deepvm.errors import CheckpointError, Corrupt
 from deepvm.store.base import Manifest
 

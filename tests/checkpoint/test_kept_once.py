@@ -18,9 +18,10 @@ from tuned import Tuned, tune
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
-from deepvm.checkpoint.layout import HEADER_STEP_BYTES, LARGE_HEADER_BYTES, make_layout, read_header
-from deepvm.checkpoint.offers import AGAIN_SAVES, Offers
-from deepvm.memnode import Limits, MemoryNode, wire
+from deepvm.checkpoint.save.dedup import AGAIN_SAVES, Offers
+from deepvm.checkpoint.state.layout import HEADER_STEP_BYTES, LARGE_HEADER_BYTES, make_layout, read_header
+from deepvm.memnode import Limits, MemoryNode
+from deepvm.protocol import frames
 from deepvm.store.urls import open_store
 
 BLOCK = 64 * 1024
@@ -261,7 +262,7 @@ def test_a_run_with_nothing_in_common_is_told_that_there_is_no_room(start_node: 
 
 
 def test_a_node_that_takes_no_offers_is_offered_none(start_node: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "FEATURES", ())
+    monkeypatch.setattr(frames, "FEATURES", ())
     node = start_node()
     url = f"memory://{node.address}"
     first, second = Tuned(seed=1), Tuned(seed=2)

@@ -43,7 +43,7 @@ class Work:
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Work, Path]:
     """On one core nobody verifies a mapped file but whoever waits for it; on more, others help."""
     monkeypatch.setattr("os.cpu_count", lambda: request.param)
-    monkeypatch.setattr("deepvm.checkpoint.plain.DEFAULT_CHUNK_BYTES", CHUNK_BYTES)
+    monkeypatch.setattr("deepvm.checkpoint.save.store_transfer.DEFAULT_CHUNK_BYTES", CHUNK_BYTES)
     torch.manual_seed(0)
     work = Work(3.0)
     work.step()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.optimizer_state import with_numbers
+from deepvm.checkpoint.state.optimizer_state import with_numbers
 
 
 def made(count: int) -> dict[str, Any]:

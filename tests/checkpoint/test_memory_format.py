@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.state import Tensors
+from deepvm.checkpoint.state.skeleton import Tensors
 from deepvm.memnode import MemoryNode
 
 WAIT_S = 20.0

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer, resumable
-from deepvm.checkpoint.awaited import Awaited
+from deepvm.checkpoint.restore.pending_parameter import Awaited
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
-from deepvm.store.files import FileStore
-from deepvm.store.header import read_header
+from deepvm.store.files.store import FileStore
+from deepvm.store.safetensors import read_header
 from deepvm.store.verify import copy
 
 BLOCK = 64 * 1024
@@ -125,7 +125,7 @@ def chunks_of(store: FileStore, *wanted: str) -> set[int]:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepvm.checkpoint.plain.DEFAULT_CHUNK_BYTES", BLOCK)
+    monkeypatch.setattr("deepvm.checkpoint.save.store_transfer.DEFAULT_CHUNK_BYTES", BLOCK)
 
 
 def test_a_run_goes_on_as_if_its_state_had_been_there(saved: tuple[Work, Path]) -> None:
@@ -185,7 +185,7 @@ def test_what_runs_first_is_fetched_first_and_what_never_ran_last(saved: tuple[W
 def test_what_would_come_within_a_moment_leaves_the_cores_to_the_first_forward(
     saved: tuple[Work, Path], monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:
-    monkeypatch.setattr("deepvm.checkpoint.arrival.MOMENT_S", 60.0 if fast else 0.0)
+    monkeypatch.setattr("deepvm.checkpoint.restore.chunk_reader.MOMENT_S", 60.0 if fast else 0.0)
     store = Gated(saved[1])
     again = Work(seed=1)
     moments = chunks_of(store, "optimizer.state")

@@ -10,8 +10,8 @@ import ranked
 from killable import BLOCK, Node, nodes, url_of
 from ranked import run_ranks
 
-from deepvm.checkpoint.deciding import MOST_STEPS
-from deepvm.runtime.events import Event
+from deepvm.checkpoint.save.schedule import MOST_STEPS
+from deepvm.events import Event
 
 
 @pytest.fixture

@@ -17,11 +17,13 @@ import pytest
 import torch
 from killable import BLOCK, Forked, Work, digest_of, nodes, train, url_of, wait_until
 
-from deepvm.checkpoint import Checkpointer, at_exit
+from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.ending import at_exit
 from deepvm.errors import CheckpointError, UsageError
-from deepvm.memnode import Limits, MemoryNode, wire
-from deepvm.memnode.wire import Kind
-from deepvm.store.memory import MemoryStore
+from deepvm.memnode import Limits, MemoryNode
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
+from deepvm.store.memory.store import MemoryStore
 
 SMALL = Limits(stop_s=0.0, room_s=0.1, failure_delay_s=0.01)
 
@@ -127,13 +129,13 @@ def impostor(speak: Callable[[socket.socket], None]) -> Iterator[str]:
 
 def hello(**changes: object) -> bytes:
     greeting = {
-        "version": wire.VERSION,
+        "version": frames.VERSION,
         "block_bytes": BLOCK,
-        "nonce": wire.new_nonce(),
+        "nonce": frames.new_nonce(),
         "token": False,
         "features": [],
     }
-    return wire.encode(Kind.HELLO, 0, {**greeting, **changes})
+    return frames.encode(Kind.HELLO, 0, {**greeting, **changes})
 
 
 @pytest.mark.parametrize(
@@ -146,8 +148,8 @@ def hello(**changes: object) -> bytes:
         (b"DVM9" + hello()[4:], "no deepvm memory node's protocol, or of another version"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40, "no deepvm memory node's protocol"),
         (b"", "closed the connection"),
-        (hello() + wire.encode(Kind.OK, 7), "answers what was not asked"),
-        (hello() + wire.encode(Kind.HELLO, 1), "answers what was not asked"),
+        (hello() + frames.encode(Kind.OK, 7), "answers what was not asked"),
+        (hello() + frames.encode(Kind.HELLO, 1), "answers what was not asked"),
     ],
 )
 def test_what_is_no_node_of_this_version_is_told(greeting: bytes, match: str) -> None:

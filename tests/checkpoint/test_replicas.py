@@ -14,12 +14,13 @@ import torch
 import xxhash
 from killable import BLOCK, MIB, Node, Work, digest_of, nodes, url_of, wait_until
 
-from deepvm.checkpoint import Checkpointer, at_exit
+from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.ending import at_exit
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.memnode import Limits, MemoryNode
-from deepvm.memnode.wire import Kind
-from deepvm.store.memory import MemoryStore
-from deepvm.store.repair import repair
+from deepvm.protocol.frames import Kind
+from deepvm.store.memory.repair import repair
+from deepvm.store.memory.store import MemoryStore
 
 
 @pytest.fixture

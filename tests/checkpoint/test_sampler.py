@@ -15,8 +15,8 @@ from torch.utils.data import BatchSampler, DataLoader
 
 import deepvm
 from deepvm.checkpoint import ResumableSampler, resumable
-from deepvm.checkpoint.sampler import Division, shuffled
-from deepvm.checkpoint.state import Tensors, flatten, rebuild
+from deepvm.checkpoint.data.sampler import Division, shuffled
+from deepvm.checkpoint.state.skeleton import Tensors, flatten, rebuild
 from deepvm.errors import CheckpointError, UsageError
 
 Step = list[list[int]]  # each rank's batch

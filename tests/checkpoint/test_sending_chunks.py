@@ -12,14 +12,14 @@ from contextlib import closing
 import pytest
 import xxhash
 
-from deepvm.checkpoint.senders import Job, Senders
+from deepvm.checkpoint.save.sender_threads import Job, Senders
 from deepvm.errors import Corrupt
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest, chunk_span
-from deepvm.store.connection import Connection, Send
-from deepvm.store.memory import MemoryStore
-from deepvm.store.strips import cut
-from deepvm.store.uploading import begin, seal, seal_and_publish
+from deepvm.store.memory.buffers import cut
+from deepvm.store.memory.connection import Connection, Send
+from deepvm.store.memory.store import MemoryStore
+from deepvm.store.memory.upload import begin, seal, seal_and_publish
 
 BLOCK = 2**20
 SIZE = 5 * BLOCK + 4321

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepvm.checkpoint.fresh_pages import PageChoice
-from deepvm.checkpoint.staging import Staging
+from deepvm.checkpoint.buffers.fresh_pages import PageChoice
+from deepvm.checkpoint.buffers.staging import Staging
 
 SIZE = 64 * 4096
 HUGE = 2**21

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from deepvm.checkpoint.layout import make_layout, read_header, spec_of
-from deepvm.checkpoint.state import Tensors, flatten, rebuild
+from deepvm.checkpoint.state.layout import make_layout, read_header, spec_of
+from deepvm.checkpoint.state.skeleton import Tensors, flatten, rebuild
 from deepvm.errors import CheckpointError, Corrupt
 
 plain = st.recursive(

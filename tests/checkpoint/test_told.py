@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint import told as told_module
-from deepvm.checkpoint.deciding import Deciding, NoticeFile
 from deepvm.checkpoint.handle import SaveHandle
-from deepvm.checkpoint.told import Told
+from deepvm.checkpoint.save import event_log as told_module
+from deepvm.checkpoint.save.event_log import Told
+from deepvm.checkpoint.save.schedule import Deciding, NoticeFile
+from deepvm.events import Event
 from deepvm.policy import EverySteps, Moment
-from deepvm.runtime.events import Event
 from deepvm.runtime.notices.files import FileNotices, write_notice
 
 

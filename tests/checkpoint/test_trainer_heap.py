@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepvm import Checkpointer
-from deepvm.checkpoint.apart import apart
+from deepvm.checkpoint.buffers.off_heap import apart
 from deepvm.errors import CheckpointError
 
 SMALL_BYTES = 512  # the interpreter has memory of its own for these

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.unwrapping import matched
+from deepvm.checkpoint.state.unwrapping import matched
 from deepvm.errors import CheckpointError
 
 WAIT_S = 20.0
@@ -140,7 +140,7 @@ def test_an_older_checkpoint_with_the_names_of_a_wrapper_is_restored(
 ) -> None:
     truth = make(1)
     with monkeypatch.context() as older:
-        older.setattr("deepvm.checkpoint.capture.without_wrappers", lambda _, state: state)
+        older.setattr("deepvm.checkpoint.state.capture.without_wrappers", lambda _, state: state)
         save(tmp_path / "a", model=WRAPS[wrap](truth))
     assert all("module." in name or "_orig_mod." in name for name in names(tmp_path / "a"))
     for live in ("plain", wrap, "ddp"):

@@ -13,8 +13,8 @@ import pytest
 import torch
 from huge_memory import HUGE, in_huge_pages, watched
 
-from deepvm.checkpoint.live_pages import LivePages, whole_pages, within
-from deepvm.checkpoint.write_watch import WriteWatch, collapse, plain_memory, shared_watch
+from deepvm.checkpoint.buffers.write_watch import WriteWatch, collapse, plain_memory, shared_watch
+from deepvm.checkpoint.snapshot.live_pages import LivePages, whole_pages, within
 
 PAGE = 4096
 

@@ -15,7 +15,7 @@ from deepvm.catalog import load
 from deepvm.cli.app import run
 from deepvm.cli.options import with_quotas
 from deepvm.plan import Request
-from deepvm.plan.instances import analyse_instances
+from deepvm.plan.search.instances import analyse_instances
 
 DEEPVM = str(Path(sys.executable).with_name("deepvm"))
 TABLE_IV = "plan --budget 3 --catalog paper-aws-2023 --checkpoint-size 300MB --buffers 2 --objective flopp"

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import typer.main
 
-from deepvm.catalog import library, skypilot
+from deepvm.catalog import library
+from deepvm.catalog.sources import skypilot
 from deepvm.cli.app import app, run
 from deepvm.fetch import command as fetch_command
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from deepvm.cli import render
-from deepvm.cli.run_display import sentence
-from deepvm.cli.run_report import show_report, usd_texts
+from deepvm.cli.run.display import sentence
+from deepvm.cli.run.report import show_report, usd_texts
+from deepvm.events import Event
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.events import Event
-from deepvm.runtime.report import Report, make_report
+from deepvm.runtime.ledger.report import Report, make_report
 
 STORE = "memory://ip-10-0-0-9.ec2.internal:7070,ip-10-0-0-10.ec2.internal:7070?replicas=2"
 

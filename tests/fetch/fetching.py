@@ -16,7 +16,7 @@ import xxhash
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.fetch import segment
-from deepvm.fetch.reading import Segment, find_segment
+from deepvm.fetch.segment_reader import Segment, find_segment
 
 MIB = 2**20
 BLOCK = 2**16

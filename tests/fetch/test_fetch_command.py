@@ -17,8 +17,8 @@ from fetching import Fetcher, opened, restore, save, wait_until
 
 from deepvm.errors import AccessDenied, Corrupt
 from deepvm.fetch import segment
-from deepvm.fetch.filling import Filling
-from deepvm.fetch.reading import find_segment
+from deepvm.fetch.segment_reader import find_segment
+from deepvm.fetch.segment_writer import Filling
 from deepvm.memnode import MemoryNode
 from deepvm.store import open_store
 

@@ -18,8 +18,8 @@ from relay import Relay
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.errors import NotFound, StoreError
-from deepvm.fetch import reading, segment
-from deepvm.fetch.fetched import FetchedStore, fetched_before
+from deepvm.fetch import segment, segment_reader
+from deepvm.fetch.fetched_store import FetchedStore, fetched_before
 from deepvm.memnode import MemoryNode
 from deepvm.store.urls import open_stores
 
@@ -74,7 +74,7 @@ def test_a_restore_begins_while_the_fetcher_still_fills(node_of: NodeOf, run: st
 def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
     node_of: NodeOf, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "STALL_S", 25.0)  # its death is seen by its lock, long before
+    monkeypatch.setattr(segment_reader, "STALL_S", 25.0)  # its death is seen by its lock, long before
     with Relay(node_of().address) as relay:
         url = f"memory://{relay.address}?connections=1"
         truth = save(url, run, 1)
@@ -98,7 +98,7 @@ def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
 def test_a_fetcher_that_stalls_is_not_waited_for_without_end(
     node_of: NodeOf, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "STALL_S", 0.3)
+    monkeypatch.setattr(segment_reader, "STALL_S", 0.3)
     with Relay(node_of().address) as relay:
         url = f"memory://{relay.address}?connections=1"
         truth = save(url, run, 1)
@@ -119,7 +119,7 @@ def test_a_trainer_waits_for_a_fetcher_that_has_not_chosen_yet(node_of: NodeOf, 
         relay.hold_after = 0
         fetcher = fetch(url)
         wait_until(fetcher.path.exists)
-        assert reading.find_segment(run, wait_s=0.1) is None
+        assert segment_reader.find_segment(run, wait_s=0.1) is None
         threading.Timer(0.2, relay.release).start()
         opened(run).close()
 

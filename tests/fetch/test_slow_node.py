@@ -10,9 +10,9 @@ from relay import Relay
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.memnode import MemoryNode
-from deepvm.memnode.wire import Kind
-from deepvm.store.connection import Connection
-from deepvm.store.memory import MemoryStore
+from deepvm.protocol.frames import Kind
+from deepvm.store.memory.connection import Connection
+from deepvm.store.memory.store import MemoryStore
 
 PROGRESS_S = 0.3
 

@@ -20,18 +20,19 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "memnode"))
 from memnode_client import BLOCK, Client, content, digest_of, manifest_of
 
 from deepvm.errors import DeepvmError, StoreError
-from deepvm.memnode import Limits, MemoryNode, wire
-from deepvm.memnode.log import Log
-from deepvm.memnode.refusal import Refused
-from deepvm.memnode.requests import Requests
-from deepvm.memnode.wire import Kind
+from deepvm.memnode import Limits, MemoryNode
+from deepvm.memnode.errors import Refused
+from deepvm.memnode.monitoring.log import Log
+from deepvm.memnode.serving.requests import Requests
 from deepvm.policy.loss import parse_after_loss
+from deepvm.protocol import frames as wire
+from deepvm.protocol.frames import Kind
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub import Hub
-from deepvm.runtime.lines import Gone, Lines, introduce
-from deepvm.store.answers import rank_states, run_names, step_rows
+from deepvm.runtime.hub.hub import Hub
+from deepvm.runtime.hub.json_lines import Gone, Lines, introduce
 from deepvm.store.chunks import read_manifest
-from deepvm.store.connection import Connection
+from deepvm.store.memory.answers import rank_states, run_names, step_rows
+from deepvm.store.memory.connection import Connection
 
 TOKEN = "secret"
 WAIT_S = 5.0

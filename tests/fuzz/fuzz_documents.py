@@ -11,14 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from deepvm.checkpoint.documents import skeleton_of_rank, witness_rows
-from deepvm.checkpoint.layout import read_header
+from deepvm.checkpoint.state.documents import skeleton_of_rank, witness_rows
+from deepvm.checkpoint.state.layout import read_header
 from deepvm.errors import Corrupt, DeepvmError, UsageError
+from deepvm.events import Event
 from deepvm.fetch.segment import About, Head, State
 from deepvm.runtime.cluster import load_cluster
-from deepvm.runtime.events import Event
 from deepvm.store.base import PART_OF, Manifest
-from deepvm.store.header import parse_header
+from deepvm.store.safetensors import parse_header
 
 WITNESS = "deepvm-witness/1"
 

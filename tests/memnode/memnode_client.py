@@ -17,8 +17,8 @@ from typing import Any
 import xxhash
 from plain_client import PlainClient
 
-from deepvm.memnode import wire
-from deepvm.memnode.wire import Kind
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
 from deepvm.store.base import Manifest
 
 BLOCK = 64 * 2**10
@@ -66,11 +66,11 @@ class Client(PlainClient):
         self, run: str, *, key: str = "key", session: str = "s1", write: bool = True, both: bool = True
     ) -> None:
         self.run = run
-        verifier = wire.run_verifier(run, key)
+        verifier = frames.run_verifier(run, key)
         nonces = self.node_nonce, self.client_nonce
-        meta = {"run": run, "session": session, "write": write, "proof": wire.proof(verifier, f"run/{run}", *nonces)}
+        meta = {"run": run, "session": session, "write": write, "proof": frames.proof(verifier, f"run/{run}", *nonces)}
         if both:
-            meta["verifier"] = wire.masked(verifier, self._token, *nonces)
+            meta["verifier"] = frames.masked(verifier, self._token, *nonces)
         self.ask(Kind.OPEN, meta)
 
     def begin(self, step: int, size: int, **fields: Any) -> None:
@@ -90,11 +90,11 @@ class Client(PlainClient):
     ) -> None:
         """Several chunks in one frame; with the digests of others, or tags of other digests, where they are given."""
         found = {chunk: digest_of(data) for chunk, data in chunks.items()} | (digests or {})
-        length = sum(map(len, chunks.values())) + len(chunks) * wire.DIGEST.size
+        length = sum(map(len, chunks.values())) + len(chunks) * frames.DIGEST.size
         frame = self.head_of(Kind.PUTS, {"step": step, "chunks": list(chunks)}, length, 0)
         for chunk, data in chunks.items():
-            frame += data + wire.DIGEST.pack(found[chunk])
-            frame += self._tag(wire.DIGEST.pack((tagged or found)[chunk]))
+            frame += data + frames.DIGEST.pack(found[chunk])
+            frame += self._tag(frames.DIGEST.pack((tagged or found)[chunk]))
         self._put(frame)
 
     def send_document(
@@ -106,13 +106,13 @@ class Client(PlainClient):
 
     def head_of(self, kind: Kind, meta: dict[str, Any], body_bytes: int = 0, digest: int = 0) -> bytes:
         self._request += 1
-        return self.tagged(wire.encode(kind, self._request, meta, body_bytes, digest))
+        return self.tagged(frames.encode(kind, self._request, meta, body_bytes, digest))
 
     def _put(self, frame: bytes) -> None:
         self.send(frame)
         found, answer, _ = self._receive()
         if found is Kind.ERROR:
-            wire.raise_error(answer)
+            frames.raise_error(answer)
         assert found is Kind.OK
 
     def send(self, data: bytes) -> None:
@@ -137,8 +137,8 @@ class Client(PlainClient):
     def link(self, step: int, chunks: dict[int, bytes], *, digests: dict[int, int] | None = None) -> list[int]:
         """Claim to have these chunks; with the digests of others, where they are given."""
         found = {chunk: digest_of(data) for chunk, data in chunks.items()} | (digests or {})
-        key = wire.content_key(self.node_nonce, self.client_nonce)
-        proofs = [wire.content_proof(key, [memoryview(data)]) for data in chunks.values()]
+        key = frames.content_key(self.node_nonce, self.client_nonce)
+        proofs = [frames.content_proof(key, [memoryview(data)]) for data in chunks.values()]
         return self.link_with(step, found, proofs)
 
     def link_with(self, step: int, digests: dict[int, int], proofs: list[bytes]) -> list[int]:

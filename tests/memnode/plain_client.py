@@ -17,9 +17,9 @@ from typing import Any
 import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
-from deepvm.memnode import wire
-from deepvm.memnode.addresses import split_address
-from deepvm.memnode.wire import Kind
+from deepvm.protocol import frames
+from deepvm.protocol.addresses import split_address
+from deepvm.protocol.frames import Kind
 
 
 class PlainClient:
@@ -65,7 +65,7 @@ class PlainClient:
         kind, hello, _ = self._receive()
         greeting = self._head
         assert (kind, hello["version"]) == (Kind.HELLO, 2)
-        self.node_nonce, self.client_nonce = hello["nonce"], wire.new_nonce()
+        self.node_nonce, self.client_nonce = hello["nonce"], frames.new_nonce()
         self.block_bytes = hello["block_bytes"]
         host, port = self._sock.getpeername()[:2]
         dialled = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -118,7 +118,7 @@ class PlainClient:
         what it must have."""
         self._request += 1
         try:
-            head = wire.encode(kind, self._request, meta, len(body), xxhash.xxh3_64_intdigest(body) if body else 0)
+            head = frames.encode(kind, self._request, meta, len(body), xxhash.xxh3_64_intdigest(body) if body else 0)
             self._of_chunks = kind is Kind.GET
             is_document = bool(body) and kind is not Kind.MEND
             self._sock.sendall(self.tagged(head) + body)
@@ -127,16 +127,16 @@ class PlainClient:
         except OSError as error:
             raise StoreUnavailable(f"the memory node at {self.address} does not answer: {error}") from None
         if answer is Kind.ERROR:
-            wire.raise_error(fields)
+            frames.raise_error(fields)
         return answer, fields, found
 
     def _receive(self, into: memoryview | None = None, digest: int | None = None) -> tuple[Kind, dict[str, Any], bytes]:
-        header = self._exactly(wire.HEADER.size)
-        frame = wire.decode_header(header)
+        header = self._exactly(frames.HEADER.size)
+        frame = frames.decode_header(header)
         tag = self._take_tag()
         self._head = header + self._exactly(frame.meta_bytes)
         self._check(self._head, tag)
-        meta = wire.decode_meta(self._head[wire.HEADER.size :])
+        meta = frames.decode_meta(self._head[frames.HEADER.size :])
         body = b""
         if frame.body_bytes:
             if into is None:
@@ -144,7 +144,7 @@ class PlainClient:
             elif frame.body_bytes == len(into):
                 self._fill(into)
             else:
-                raise wire.ProtocolError(f"{frame.body_bytes} bytes came, {len(into)} were asked for")
+                raise frames.ProtocolError(f"{frame.body_bytes} bytes came, {len(into)} were asked for")
             if not self._of_chunks:
                 self._check(hashlib.sha256(body).digest(), self._take_tag())
             wanted = frame.digest if digest is None else digest

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepvm.errors import DeepvmError, StoreUnavailable, UsageError
-from deepvm.memnode.addresses import join_address, split_address
 from deepvm.memnode.settings import Settings
-from deepvm.runtime.link import Link
-from deepvm.store.connection import Connection
-from deepvm.store.memory import MemoryStore
+from deepvm.protocol.addresses import join_address, split_address
+from deepvm.runtime.hub.client import Link
+from deepvm.store.memory.connection import Connection
+from deepvm.store.memory.store import MemoryStore
 
 
 @pytest.mark.parametrize(

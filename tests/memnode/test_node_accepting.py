@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memnode_client import NodeProcess, wait_until
 
-from deepvm.store.memory import MemoryStore
+from deepvm.store.memory.store import MemoryStore
 
 
 def limit_memory(pid: int, size_bytes: int) -> None:

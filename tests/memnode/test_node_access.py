@@ -14,11 +14,12 @@ import pytest
 from memnode_client import DEEPVM, Client, content, wait_until
 
 from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
-from deepvm.memnode import MemoryNode, wire
-from deepvm.memnode.access import read_token
-from deepvm.memnode.log import Log
-from deepvm.memnode.wire import Kind, ProtocolError
-from deepvm.store.connection import Connection
+from deepvm.memnode import MemoryNode
+from deepvm.memnode.monitoring.log import Log
+from deepvm.protocol import frames
+from deepvm.protocol.credentials import read_token
+from deepvm.protocol.frames import Kind, ProtocolError
+from deepvm.store.memory.connection import Connection
 
 SIZE = 1000
 
@@ -37,7 +38,7 @@ class Lines:
 def raw(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=5)
-    sock.recv(wire.HEADER.size, socket.MSG_WAITALL)
+    sock.recv(frames.HEADER.size, socket.MSG_WAITALL)
     return sock
 
 
@@ -64,11 +65,11 @@ def false_node(hello: dict[str, Any], answer: dict[str, Any]) -> Iterator[str]:
         def serve() -> None:
             sock, _ = listener.accept()
             with sock:
-                sock.sendall(wire.encode(Kind.HELLO, 0, hello))
-                auth = sock.recv(wire.HEADER.size, socket.MSG_WAITALL)
+                sock.sendall(frames.encode(Kind.HELLO, 0, hello))
+                auth = sock.recv(frames.HEADER.size, socket.MSG_WAITALL)
                 if auth:
-                    sock.recv(wire.decode_header(auth).meta_bytes, socket.MSG_WAITALL)
-                    sock.sendall(wire.encode(Kind.OK, 1, answer))
+                    sock.recv(frames.decode_header(auth).meta_bytes, socket.MSG_WAITALL)
+                    sock.sendall(frames.encode(Kind.OK, 1, answer))
                     sock.recv(1)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -115,14 +116,14 @@ def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(no
 
 def test_another_version_is_told_so(node: MemoryNode) -> None:
     with raw(node.address) as sock:
-        sock.sendall(wire.encode(Kind.AUTH, 1, {"version": 3, "nonce": wire.new_nonce(), "proof": ""}))
+        sock.sendall(frames.encode(Kind.AUTH, 1, {"version": 3, "nonce": frames.new_nonce(), "proof": ""}))
         assert b"the client speaks version 3, this node version 2" in sock.recv(9999) + sock.recv(9999)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.AUTH])
 def test_nothing_is_done_before_the_handshake(node: MemoryNode, kind: Kind) -> None:
     with raw(node.address) as sock:
-        sock.sendall(wire.encode(kind, 1, {}))
+        sock.sendall(frames.encode(kind, 1, {}))
         answer = b""
         while piece := sock.recv(9999):
             answer += piece
@@ -141,7 +142,7 @@ def test_a_frame_that_never_ends_is_given_up(start_node: Any, connect: Any) -> N
     node = start_node(limits={"frame_s": 0.3})
     client = connect(node.address, "run")
     client.begin(1, SIZE)
-    client.send(wire.encode(Kind.PUT, 1, {"step": 1, "chunk": 0}, SIZE, 0) + bytes(10))
+    client.send(frames.encode(Kind.PUT, 1, {"step": 1, "chunk": 0}, SIZE, 0) + bytes(10))
     wait_until(lambda: node.connections == 0)
     assert node.arena.used == 0
 
@@ -164,8 +165,8 @@ def test_a_run_opens_with_its_key_only(node: MemoryNode, connect: Callable[..., 
 def test_a_captured_proof_opens_nothing(node: MemoryNode, connect: Callable[..., Client]) -> None:
     first = connect(node.address, "run")
     first.save(1, content(1, SIZE))
-    verifier = wire.run_verifier("run", "key")
-    captured = wire.proof(verifier, "run/run", first.node_nonce, first.client_nonce)
+    verifier = frames.run_verifier("run", "key")
+    captured = frames.proof(verifier, "run/run", first.node_nonce, first.client_nonce)
     with pytest.raises(AccessDenied):
         connect(node.address).ask(Kind.OPEN, {"run": "run", "session": "", "write": False, "proof": captured})
 
@@ -247,7 +248,7 @@ def test_no_secret_is_logged(start_node: Any, connect: Any) -> None:
             connect(node.address, "run", **words)
     assert "published" in lines.text
     assert not [
-        word for word in ("secret", "my-wrong", wire.run_verifier("run", "my-secret-key")) if word in lines.text
+        word for word in ("secret", "my-wrong", frames.run_verifier("run", "my-secret-key")) if word in lines.text
     ]
     assert "secret" not in repr(node.settings)
 
@@ -256,4 +257,4 @@ def test_malformed_frames_close_the_connection(node: MemoryNode, connect: Callab
     client = connect(node.address)
     client.send(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(40))
     with pytest.raises(ProtocolError, match="no deepvm memory node's protocol"):
-        wire.raise_error(client.answer()[1])
+        frames.raise_error(client.answer()[1])

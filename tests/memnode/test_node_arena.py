@@ -12,8 +12,8 @@ from memnode_client import BLOCK, wait_until
 
 from deepvm.errors import UsageError
 from deepvm.memnode import MemoryNode
-from deepvm.memnode.arena import Arena, NoRoom
-from deepvm.store.homes import Share
+from deepvm.memnode.storage.arena import Arena, NoRoom
+from deepvm.protocol.placement import Share
 
 MOVES = st.tuples(st.sampled_from(["reserve", "take", "free", "hold", "drop"]), st.integers(0, 7))
 

@@ -17,9 +17,9 @@ from memnode_client import BLOCK, DEEPVM, Client, NodeProcess, chunks_of, conten
 
 from deepvm.cli import app
 from deepvm.errors import StoreError, StoreUnavailable
-from deepvm.memnode import wire
-from deepvm.memnode.wire import Kind
-from deepvm.store.files import FileStore
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
+from deepvm.store.files.store import FileStore
 
 SIZE = 3 * BLOCK + 100
 
@@ -159,4 +159,4 @@ def test_the_wire_s_answers_fit_into_its_limits(tmp_path: Path) -> None:
         with Client(node.address) as client:
             answer = client.ask(Kind.RUNS)[1]
         assert len(answer["runs"]) + answer["more"] == 700
-        assert len(json.dumps(answer)) < wire.MOST_META_BYTES
+        assert len(json.dumps(answer)) < frames.MOST_META_BYTES

@@ -16,9 +16,9 @@ import pytest
 from memnode_client import BLOCK, Client, chunks_of, content, digest_of, manifest_of, wait_until
 
 from deepvm.errors import AccessDenied
-from deepvm.memnode.log import Log
-from deepvm.memnode.wire import Kind
-from deepvm.store.files import FileStore
+from deepvm.memnode.monitoring.log import Log
+from deepvm.protocol.frames import Kind
+from deepvm.store.files.store import FileStore
 
 SIZE = 3 * BLOCK + 100
 STEP_1, STEP_2 = "step-000000000001", "step-000000000002"

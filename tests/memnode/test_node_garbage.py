@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from memnode_client import BLOCK, Client, NodeProcess, chunks_of, content, digest_of, wait_until
 
 from deepvm.errors import StoreError
-from deepvm.memnode import MemoryNode, wire
-from deepvm.memnode.wire import HEADER, MAGIC, Kind
+from deepvm.memnode import MemoryNode
+from deepvm.protocol import frames as wire
+from deepvm.protocol.frames import HEADER, MAGIC, Kind
 
 SIZE = 3 * BLOCK + 100
 VALUES = st.one_of(

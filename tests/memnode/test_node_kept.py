@@ -10,7 +10,7 @@ import pytest
 from memnode_client import BLOCK, Client, NodeProcess, content, manifest_of, wait_until
 
 from deepvm.errors import StoreError, StoreUnavailable
-from deepvm.memnode.wire import Kind
+from deepvm.protocol.frames import Kind
 
 SIZE = 3 * BLOCK + 100
 

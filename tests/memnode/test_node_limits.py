@@ -17,12 +17,12 @@ from memnode_client import BLOCK, Client, NodeProcess, chunks_of, content, manif
 from test_tls import make_certificate
 
 from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
-from deepvm.memnode import wire
-from deepvm.memnode.admission import Admission
 from deepvm.memnode.peer_rule import PeerRule
+from deepvm.memnode.serving.admission import Admission
 from deepvm.memnode.settings import Limits
-from deepvm.memnode.wire import Kind
-from deepvm.store.memory import MemoryStore
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
+from deepvm.store.memory.store import MemoryStore
 
 SIZE = 3 * BLOCK + 100
 
@@ -185,7 +185,7 @@ def test_announced_documents_hold_up_nobody(start_node: Any, connect: Any) -> No
     client = connect(node.address, "run")
     greedy = [connect(node.address, "greedy") for _ in range(8)]
     for one in greedy:  # announced, and never sent
-        one.send(wire.encode(Kind.PUBLISH, 2, {"step": 1}, wire.MOST_DOCUMENT_BYTES, 0))
+        one.send(frames.encode(Kind.PUBLISH, 2, {"step": 1}, frames.MOST_DOCUMENT_BYTES, 0))
     began = time.monotonic()
     client.save(1, content(1, SIZE))
     assert time.monotonic() - began < 5

@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from memnode_client import BLOCK, content, digest_of
 
-from deepvm.memnode import wire
-from deepvm.memnode.arena import Arena
-from deepvm.memnode.budgets import Kept
-from deepvm.memnode.flow import Flow
-from deepvm.memnode.log import Log
-from deepvm.memnode.refusal import Refused
-from deepvm.memnode.registry import Runs
-from deepvm.memnode.runs import Run
+from deepvm.memnode.errors import Refused
+from deepvm.memnode.monitoring.counters import Counters
+from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.settings import Settings
-from deepvm.memnode.sharing import MOST_FALSE, Sharing
-from deepvm.memnode.status import Counters
-from deepvm.memnode.uploads import Begin, Upload
+from deepvm.memnode.storage.arena import Arena
+from deepvm.memnode.storage.budgets import Kept
+from deepvm.memnode.storage.dedup import MOST_FALSE, Sharing
+from deepvm.memnode.storage.registry import Runs
+from deepvm.memnode.storage.run import Run
+from deepvm.memnode.storage.upload import Begin, Upload
+from deepvm.memnode.writeback.writeback import Flow
+from deepvm.protocol import frames
+from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
-from deepvm.store.homes import Share
 
 BLOCKS, BUFFERS = 10, 2
 CONTENTS = [content(seed, BLOCK) for seed in range(5)]
-KEY = wire.content_key("node", "client")
+KEY = frames.content_key("node", "client")
 RUN = st.sampled_from(["one", "two", "three"])
 CHUNK = st.integers(0, 3)
 SEED = st.integers(0, len(CONTENTS) - 1)
@@ -118,7 +118,7 @@ class Node(RuleBasedStateMachine):
         for chunk, seed in seeds.items():
             if chunk < upload.chunks:
                 bytes_had = CONTENTS[seed] if honest else b"something else"
-                offers.append((chunk, digest_of(CONTENTS[seed]), wire.content_proof(KEY, [memoryview(bytes_had)])))
+                offers.append((chunk, digest_of(CONTENTS[seed]), frames.content_proof(KEY, [memoryview(bytes_had)])))
         linked = Sharing(self.arena, KEY, self.counters, Log(None)).link(upload, offers)
         assert len(offers) <= MOST_FALSE
         known = self.arena.known((digest, BLOCK) for _, digest, _ in offers)

@@ -12,7 +12,7 @@ from memnode_client import BLOCK, Client, chunks_of, content, digest_of, manifes
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.memnode import MemoryNode
-from deepvm.memnode.wire import MOST_PUT, Kind, ProtocolError
+from deepvm.protocol.frames import MOST_PUT, Kind, ProtocolError
 from deepvm.store.base import Manifest
 
 SIZE = 3 * BLOCK + 100
@@ -353,9 +353,9 @@ def test_a_chunk_on_its_way_when_the_session_ends_is_thrown_away(node: MemoryNod
     old = connect(node.address, "run", session="old")
     old.begin(1, SIZE)
     data = bytes(BLOCK)
-    from deepvm.memnode import wire
+    from deepvm.protocol import frames
 
-    frame = wire.encode(Kind.PUT, 9, {"step": 1, "chunk": 0}, len(data), digest_of(data)) + data
+    frame = frames.encode(Kind.PUT, 9, {"step": 1, "chunk": 0}, len(data), digest_of(data)) + data
     old.send(frame[:-10])
     wait_until(lambda: any(upload.receiving for run in node.runs for upload in run.uploads.values()))
     connect(node.address, "run", session="new")
@@ -444,10 +444,10 @@ def test_a_block_is_not_reused_while_it_is_being_sent(node: MemoryNode, connect:
     writer, reader = connect(node.address, "run"), connect(node.address, "run", write=False)
     data = content(1, 30 * BLOCK)
     writer.save(1, data)
-    from deepvm.memnode import wire
+    from deepvm.protocol import frames
 
     for chunk in range(30):  # asked for, and not taken off the wire
-        reader.send(wire.encode(Kind.GET, chunk, {"step": 1, "chunk": chunk}))
+        reader.send(frames.encode(Kind.GET, chunk, {"step": 1, "chunk": chunk}))
     time.sleep(0.1)
     for step in (2, 3, 4):
         writer.save(step, content(step, 16 * BLOCK))

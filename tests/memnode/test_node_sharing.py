@@ -12,9 +12,10 @@ import pytest
 from memnode_client import BLOCK, Client, NodeProcess, chunks_of, content, digest_of, manifest_of, wait_until
 
 from deepvm.errors import NotFound, StoreError, StoreUnavailable
-from deepvm.memnode import MemoryNode, wire
-from deepvm.memnode.sharing import MOST_FALSE, MOST_OFFERED
-from deepvm.memnode.wire import Kind
+from deepvm.memnode import MemoryNode
+from deepvm.memnode.storage.dedup import MOST_FALSE, MOST_OFFERED
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
 
 Start = Callable[..., MemoryNode]
 Connect = Callable[..., Client]
@@ -93,8 +94,8 @@ def test_a_proof_is_of_no_use_on_another_connection(node: MemoryNode, connect: C
     connect(node.address, "first").save(1, BASE)
     one, other = connect(node.address, "second"), connect(node.address, "second")
     one.begin(1, len(BASE))
-    key = wire.content_key(one.node_nonce, one.client_nonce)
-    proof = wire.content_proof(key, [memoryview(content(10, BLOCK))])
+    key = frames.content_key(one.node_nonce, one.client_nonce)
+    proof = frames.content_proof(key, [memoryview(content(10, BLOCK))])
     digests = {0: digest_of(content(10, BLOCK))}
     assert other.link_with(1, digests, [proof]) == []
     assert one.link_with(1, digests, [proof]) == [0]
@@ -211,7 +212,7 @@ def test_offers_that_are_cut_off_are_malformed(
 ) -> None:
     client = connect(node.address, "run")
     client.begin(1, BLOCK)
-    with pytest.raises(wire.ProtocolError, match=words):
+    with pytest.raises(frames.ProtocolError, match=words):
         client.ask(kind, {"step": 1}, body)
 
 

@@ -18,9 +18,9 @@ from memnode_client import BLOCK, Client, NodeProcess, chunks_of, content, diges
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable, UsageError
 from deepvm.memnode import MemoryNode
-from deepvm.memnode.wire import Kind
+from deepvm.protocol.frames import Kind
 from deepvm.store.base import Manifest
-from deepvm.store.files import FileStore
+from deepvm.store.files.store import FileStore
 
 SIZE = 3 * BLOCK + 100
 

@@ -11,10 +11,11 @@ import pytest
 from memnode_client import BLOCK, Client, content, manifest_of
 
 from deepvm.errors import AccessDenied, StoreError
-from deepvm.memnode import Limits, MemoryNode, wire
-from deepvm.memnode.fields import MOST_TIMEOUT_S
-from deepvm.memnode.sharing import MOST_FALSE, MOST_OFFERED
-from deepvm.memnode.wire import Kind
+from deepvm.memnode import Limits, MemoryNode
+from deepvm.memnode.serving.fields import MOST_TIMEOUT_S
+from deepvm.memnode.storage.dedup import MOST_FALSE, MOST_OFFERED
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")
 SIZE = 2 * BLOCK + 5
@@ -26,18 +27,18 @@ def test_the_page_names_every_kind_by_its_number() -> None:
 
 
 def test_the_page_names_version_magic_and_errors() -> None:
-    assert PAGE.startswith(f"# The memory node's protocol, version {wire.VERSION}\n")
-    assert f"| 4 | magic | `{wire.MAGIC.decode()}` |" in PAGE
+    assert PAGE.startswith(f"# The memory node's protocol, version {frames.VERSION}\n")
+    assert f"| 4 | magic | `{frames.MAGIC.decode()}` |" in PAGE
     errors = PAGE[PAGE.index("## Errors") : PAGE.index("## Limits")]
-    assert set(re.findall(r"^\| `([a-z-]+)` \|", errors, re.M)) == set(wire._ERRORS)
+    assert set(re.findall(r"^\| `([a-z-]+)` \|", errors, re.M)) == set(frames._ERRORS)
 
 
 def test_the_page_names_the_limits_as_they_are() -> None:
     limits, text = Limits(), " ".join(PAGE.split())
     for words in (
-        f"at most {wire.MOST_META_BYTES // 2**10} KiB",
-        f"at most {wire.MOST_BLOCK_BYTES // 2**20} MiB for PUT and MEND, {wire.MOST_PUT} times",
-        f"{wire.MOST_DOCUMENT_BYTES // 2**20} MiB for KEEP",
+        f"at most {frames.MOST_META_BYTES // 2**10} KiB",
+        f"at most {frames.MOST_BLOCK_BYTES // 2**20} MiB for PUT and MEND, {frames.MOST_PUT} times",
+        f"{frames.MOST_DOCUMENT_BYTES // 2**20} MiB for KEEP",
         f"Connections: {limits.connections} of clients",
         f"{limits.connections_of_a_host} of them from one host",
         f"{limits.handshakes} that are shaking hands, for {limits.handshake_s:g} s",
@@ -76,7 +77,7 @@ def test_requests_are_answered_in_order_before_the_next_is_awaited(start_node: A
 def test_what_is_malformed_is_answered_with_request_0_and_the_end(node: MemoryNode, connect: Any) -> None:
     client = connect(node.address, "run")
     client.send(client.head_of(Kind.BEGIN, {"step": True}))
-    header = wire.decode_header(client._exactly(wire.HEADER.size))
+    header = frames.decode_header(client._exactly(frames.HEADER.size))
     assert (header.kind, header.request) == (Kind.ERROR, 0)
     client._exactly(header.meta_bytes)
     assert client._sock.recv(1) == b""
@@ -89,7 +90,7 @@ def test_a_document_whose_digest_is_wrong_is_corrupt_and_the_connection_goes_on(
         body = b'{"a": 1}'
         client.send_document(Kind.EXTRA, {"step": 1, "rank": 0}, body, tagged=body, digest=4711)
         with pytest.raises(StoreError, match="its digest differs"):
-            wire.raise_error(client.answer()[1])
+            frames.raise_error(client.answer()[1])
         client.save_chunks(1, content(1, SIZE))
         client.publish(manifest_of(content(1, SIZE), "run", 1))
         assert client.steps() == {1: "remote"}
@@ -155,8 +156,8 @@ def test_a_node_tells_whether_checkpoints_become_more_than_remote(
 def test_a_verifier_is_not_readable_on_the_wire_where_there_is_a_token(start_node: Any, connect: Any) -> None:
     node = start_node(token="t")
     client = connect(node.address, token="t")
-    verifier = wire.run_verifier("run", "key")
-    hidden = wire.masked(verifier, "t", client.node_nonce, client.client_nonce)
+    verifier = frames.run_verifier("run", "key")
+    hidden = frames.masked(verifier, "t", client.node_nonce, client.client_nonce)
     assert hidden != verifier
     with pytest.raises(AccessDenied):
         client.ask(Kind.OPEN, {"run": "run", "session": "s", "write": True, "proof": "", "verifier": ""})

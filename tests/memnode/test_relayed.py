@@ -12,9 +12,10 @@ from memnode_client import Client, content, wait_until
 from middle import Harm, Middle
 
 from deepvm.errors import AccessDenied, UsageError
-from deepvm.memnode import MemoryNode, wire
-from deepvm.memnode.wire import HEADER, Kind, ProtocolError
-from deepvm.store.connection import Connection
+from deepvm.memnode import MemoryNode
+from deepvm.protocol import frames
+from deepvm.protocol.frames import HEADER, Kind, ProtocolError
+from deepvm.store.memory.connection import Connection
 
 SIZE = 3 * 2**16 + 5
 StartNode = Callable[..., MemoryNode]
@@ -64,7 +65,7 @@ def test_whoever_relayed_a_handshake_cannot_speak_for_the_client(start_node: Sta
     """Somebody passes the handshake on, and then says what he likes."""
 
     def take_over(number: int, head: bytes) -> bytes:
-        return head if number == 0 else wire.encode(Kind.STATUS, 1) + bytes(16)
+        return head if number == 0 else frames.encode(Kind.STATUS, 1) + bytes(16)
 
     with (
         harmed(start_node, take_over) as (node, middle),
@@ -106,7 +107,7 @@ def test_a_frame_that_was_changed_left_out_or_repeated_ends_the_connection(
         while (answer := client.answer())[0] is Kind.OK:
             answers += 1
         with pytest.raises(ProtocolError, match="tag is wrong"):
-            wire.raise_error(answer[1])
+            frames.raise_error(answer[1])
         assert answers < 4
         assert node.counters.malformed_frames == 1
 
@@ -137,7 +138,7 @@ def test_a_document_that_was_changed_is_refused_though_its_digest_fits(start_nod
     body = b'{"a": 1}'
     client.send_document(Kind.EXTRA, {"step": 1, "rank": 0}, body, tagged=b'{"a": 2}')
     with pytest.raises(ProtocolError, match="tag"):
-        wire.raise_error(client.answer()[1])
+        frames.raise_error(client.answer()[1])
 
 
 def test_a_chunk_of_several_whose_digest_was_changed_is_refused(start_node: StartNode, connect: Any) -> None:
@@ -163,7 +164,7 @@ def test_what_was_recorded_opens_nothing_later(start_node: StartNode) -> None:
             connection.call(Kind.STATUS)
         host, _, port = node.address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=10) as sock:
-            hello = wire.decode_header(sock.recv(HEADER.size, socket.MSG_WAITALL))
+            hello = frames.decode_header(sock.recv(HEADER.size, socket.MSG_WAITALL))
             sock.recv(hello.meta_bytes, socket.MSG_WAITALL)
             sock.sendall(recorded[0])
             answer = b""

@@ -15,8 +15,8 @@ from memnode_client import BLOCK, DEEPVM, NodeProcess, content, manifest_of
 from deepvm.errors import StoreError, UsageError
 from deepvm.store import open_store
 from deepvm.store.base import Store
-from deepvm.store.connection import Connection
-from deepvm.store.memory import MemoryStore
+from deepvm.store.memory.connection import Connection
+from deepvm.store.memory.store import MemoryStore
 
 DATA = content(1, 3 * 2**16 + 77)
 BY_BOTH = "IP:127.0.0.1,DNS:localhost"
@@ -113,7 +113,7 @@ def test_another_certificate_is_not_trusted(node: NodeProcess, tmp_path: Path) -
 
 
 def test_the_system_certificates_are_not_trusted_beside_the_given_one(pair: tuple[Path, Path]) -> None:
-    from deepvm.memnode.access import client_tls
+    from deepvm.protocol.credentials import client_tls
 
     context = client_tls(pair[0])
     assert context is not None

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from deepvm.catalog import Catalog, Instance, Market, Prices, Quota
 from deepvm.performance import table_workers
 from deepvm.plan import OBJECTIVES, POLICIES, Request
-from deepvm.plan.board import USABLE_MEMORY
-from deepvm.plan.instances import analyse_instances, eflops_of
+from deepvm.plan.search.board import USABLE_MEMORY
+from deepvm.plan.search.instances import analyse_instances, eflops_of
 
 DAY = date(2026, 8, 22).toordinal()
 TOLERANCE_USD = 1e-6

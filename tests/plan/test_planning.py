@@ -19,7 +19,7 @@ from deepvm import plan as planning
 from deepvm.catalog import Catalog, Instance, Market, Quota
 from deepvm.errors import DeepvmError, Infeasible, UnknownName, UsageError
 from deepvm.plan import Request
-from deepvm.plan.instances import analyse_instances
+from deepvm.plan.search.instances import analyse_instances
 
 TABLE_IV = Request(budget_usd=3, objective="flopp", checkpoint_bytes=300_000_000, buffers=2)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepvm.runtime.backend import Backend, Change
+from deepvm.runtime.backends.base import Backend, Change
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.run_spec import Job
 

@@ -19,10 +19,10 @@ from typing import Any
 from playing import MARK, wait_until
 
 from deepvm.catalog import library
+from deepvm.events import Event
 from deepvm.plan import Request, plan
-from deepvm.runtime.events import Event
-from deepvm.runtime.fetching import segment_of
-from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.agent.prefetch import segment_of
+from deepvm.runtime.ledger.ledger import Ledger
 
 TOY = str(Path(__file__).with_name("toy.py"))
 RUN_S = 100.0  # a run that takes longer hangs

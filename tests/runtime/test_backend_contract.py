@@ -20,9 +20,9 @@ from playing import changes, job, machine, marked, wait_until
 from sky_stand_in import Sky
 
 from deepvm.errors import UsageError
-from deepvm.runtime.backend import Backend, Change, NoCapacity
+from deepvm.runtime.backends.base import Backend, Change, NoCapacity
+from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.local import LocalBackend
 from deepvm.runtime.run_spec import Job
 
 MACHINES = (machine("memory/0", "on-demand"), machine("worker/0"), machine("worker/1"))
@@ -96,8 +96,8 @@ def relay() -> Iterator[ec2_server.Relay]:
 def ec2(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
     relay: ec2_server.Relay = request.getfixturevalue("relay")
     relay.tidy()
-    from deepvm.runtime import ec2 as module
-    from deepvm.runtime.ec2 import Ec2Backend, Ec2Settings
+    from deepvm.runtime.backends.ec2 import backend as module
+    from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "TROUBLE_EVERY_S", 0.0)
@@ -121,7 +121,7 @@ def ec2(folder: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @contextmanager
 def skypilot(folder: Path, _: pytest.FixtureRequest) -> Iterator[Place]:
-    from deepvm.runtime.skypilot import SkyPilotBackend, SkyPilotSettings
+    from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings
 
     sky = Sky(arrives=True)
     with pytest.MonkeyPatch.context() as patch:

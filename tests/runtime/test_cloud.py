@@ -27,12 +27,12 @@ from sky_stand_in import Sky
 import deepvm
 from deepvm.cli.app import run as deepvm_command
 from deepvm.errors import DeepvmError
-from deepvm.runtime import cloud, following
-from deepvm.runtime import ec2 as ec2_module
+from deepvm.events import Event
+from deepvm.runtime.backends.ec2 import backend as ec2_module
 from deepvm.runtime.cluster import load_cluster
-from deepvm.runtime.events import Event
-from deepvm.runtime.here import Settings
-from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.supervise import cloud_run, cloud_supervisor
+from deepvm.runtime.supervise.local_run import Settings
 
 NAMES = ["memory/0", "worker/0", "worker/1", "worker/2"]
 RANK = 2  # three spot g4dn.xlarge and a memory node for $1.2461/h
@@ -75,8 +75,8 @@ def here(
     (tmp_path / "train.py").write_text("print('trains')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(following, "LOOK_S", 0.1)
-    monkeypatch.setattr(following, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(cloud_supervisor, "LOOK_S", 0.1)
+    monkeypatch.setattr(cloud_supervisor, "ASK_AGAIN_S", 0.05)
     monkeypatch.setattr(ec2_module, "TROUBLE_EVERY_S", 0.0)
     return tmp_path
 
@@ -125,7 +125,7 @@ def started(on: str, options: list[str], here: Path) -> Iterator[list[str]]:
     def follow() -> None:
         try:
             cluster = load_cluster("plan.json", rank=RANK)
-            cloud.start(on, cluster, settings, name="r1", options=options, dry_run=False, say=said.append)
+            cloud_run.start(on, cluster, settings, name="r1", options=options, dry_run=False, say=said.append)
         except BaseException as error:
             errors.append(error)
 
@@ -161,7 +161,7 @@ def test_a_dry_run_prints_every_call_that_a_start_makes_and_leaves_nothing(
         made = [action for action in ec2.actions if CHANGES.match(action)]
     assert [word.replace("_", "") for word in shown] == [action.lower() for action in made[: len(shown)]]
     assert set(made[len(shown) :]) == {"CreateTags"}  # names, for machines that came by themselves
-    cloud.end("r1")
+    cloud_run.end("r1")
 
 
 def test_a_dry_run_on_skypilot_prints_its_task_files(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,12 +199,12 @@ def test_a_wrong_setting_gets_one_sentence_and_leaves_no_folder(
 
 
 def test_settings_become_what_their_fields_are() -> None:
-    from deepvm.runtime.ec2_settings import Ec2Settings
-    from deepvm.runtime.skypilot_tasks import SkyPilotSettings
+    from deepvm.runtime.backends.ec2.settings import Ec2Settings
+    from deepvm.runtime.backends.skypilot.tasks import SkyPilotSettings
 
-    given = cloud.parse_options(Ec2Settings, ["volume-gb=50", "max_usd=2.5", "package=a==1"])
+    given = cloud_run.parse_options(Ec2Settings, ["volume-gb=50", "max_usd=2.5", "package=a==1"])
     assert given == Ec2Settings(volume_gb=50, max_usd=2.5, package="a==1")
-    given = cloud.parse_options(SkyPilotSettings, ["packages=torch,./a.whl", "workdir=/src", "cloud=gcp"])
+    given = cloud_run.parse_options(SkyPilotSettings, ["packages=torch,./a.whl", "workdir=/src", "cloud=gcp"])
     assert given == SkyPilotSettings(packages=("torch", "./a.whl"), workdir=Path("/src"), cloud="gcp")
 
 
@@ -309,7 +309,7 @@ def test_a_run_of_another_process_is_not_ended_by_a_start_under_its_name(
             assert deepvm_command(words("ec2", on_moto(ec2))) == 2
         assert "has 4 machines in us-east-1 from before" in capsys.readouterr().err
         assert len(ec2_server.machines_of(ec2, "r1")) == 4
-        cloud.end("r1")
+        cloud_run.end("r1")
 
 
 # --- when the market has none -------------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_a_fleet_that_finds_none_is_replanned_with_another_type(ec2: ec2_server.
         types = {name: row["InstanceType"] for name, row in ec2_server.machines_of(ec2, "r1").items()}
         assert types == up(here)
         assert sorted(types.values()) == ["g4dn.2xlarge", "g4dn.xlarge", "g4dn.xlarge", "t3.xlarge"]
-        cloud.end("r1")
+        cloud_run.end("r1")
     assert ec2_server.remains() == []
 
 
@@ -339,7 +339,7 @@ def test_a_place_to_meet_that_is_not_to_be_had_is_replanned_first(ec2: ec2_serve
     with started("ec2", on_moto(ec2), here):
         assert [event.machine for event in events(here, "replanned")] == ["memory/0"]
         assert up(here)["memory/0"] == ec2_server.machines_of(ec2, "r1")["memory/0"]["InstanceType"] != "t3.xlarge"
-        cloud.end("r1")
+        cloud_run.end("r1")
     assert ec2_server.remains() == []
 
 
@@ -357,7 +357,7 @@ def test_a_start_without_capacity_is_replanned_too(ec2: ec2_server.Relay, here: 
         assert up(here) == {
             "memory/0": "t3.xlarge", "worker/0": "g4dn.2xlarge", "worker/1": "g4dn.xlarge", "worker/2": "g4dn.xlarge",
         }  # fmt: skip
-        cloud.end("r1")
+        cloud_run.end("r1")
     assert ec2_server.remains() == []
 
 
@@ -373,7 +373,7 @@ def test_skypilots_machines_are_replaced_from_here_and_waited_for_where_there_ar
         eventually(lambda: len(sky.of("launch")) > launches, "another attempt")
         sky.sold_out.clear()
         eventually(lambda: "worker/1" in up(here), "its replacement")
-        cloud.end("r1")
+        cloud_run.end("r1")
     assert sky.alive == {}
     assert up(here) == {}
     capsys.readouterr()
@@ -390,10 +390,10 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
             sky.alive.pop("deepvm-r1-memory-0", None)
 
     with pytest.raises(DeepvmError, match=r"memory/0 is down, .* deepvm run --down r1$"):
-        cloud.start(
+        cloud_run.start(
             "skypilot", load_cluster("plan.json", rank=RANK), Settings(script="train.py", rank=RANK), name="r1",
             options=SKY, dry_run=False, say=say,
         )  # fmt: skip
     assert said[-1] == "memory/0 is down (lost)"
-    cloud.end("r1")
+    cloud_run.end("r1")
     assert sky.alive == {}

@@ -13,13 +13,13 @@ from dataclasses import replace
 import pytest
 
 from deepvm.errors import Infeasible, MissingExtra, SourceFailed, UnknownName, UsageError
-from deepvm.runtime import ec2 as ec2_module
-from deepvm.runtime import ec2_calls, ec2_cleanup
-from deepvm.runtime.backend import NoCapacity
+from deepvm.runtime.backends.base import NoCapacity
+from deepvm.runtime.backends.ec2 import backend as ec2_module
+from deepvm.runtime.backends.ec2 import calls, cleanup
+from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
+from deepvm.runtime.backends.ec2.requests import Group
+from deepvm.runtime.backends.ec2.user_data import user_data
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.ec2 import Ec2Backend, Ec2Settings
-from deepvm.runtime.ec2_requests import Group
-from deepvm.runtime.ec2_userdata import user_data
 from deepvm.runtime.run_spec import Job
 
 boto3 = pytest.importorskip("boto3")
@@ -203,7 +203,7 @@ def test_user_data_install_write_and_start_or_end_the_machine(job, tmp_path, bre
     ]
     hub, joined = ((root / f"etc/systemd/system/deepvm-{n}.service").read_text() for n in ("hub", "machine"))
     assert "-m deepvm.runtime.hub --listen 10.0.0.7:7069 --job" in hub
-    assert "-m deepvm.runtime.machine --hub 10.0.0.7:7069 --name memory/0 --token-file" in joined
+    assert "-m deepvm.runtime.agent --hub 10.0.0.7:7069 --name memory/0 --token-file" in joined
 
 
 def test_machines_get_names_in_tags_and_are_told_once(ec2, job):
@@ -440,7 +440,7 @@ def test_down_cleans_up_after_an_up_that_failed_in_the_middle(ec2, job, monkeypa
 
 
 def test_what_could_not_be_deleted_is_named_and_tried_again(ec2, job, monkeypatch):
-    monkeypatch.setattr(ec2_cleanup, "PAUSE_S", 0.05)
+    monkeypatch.setattr(cleanup, "PAUSE_S", 0.05)
     made = started(ec2, job, release_s=0.01)
     group = ec2.client.describe_security_groups(Filters=[{"Name": "tag:deepvm:run", "Values": [RUN]}])
     group_id = group["SecurityGroups"][0]["GroupId"]
@@ -461,7 +461,7 @@ def test_what_could_not_be_deleted_is_named_and_tried_again(ec2, job, monkeypatc
 
 def test_a_call_that_nobody_knows_the_end_of_does_not_double_a_fleet(ec2, job, monkeypatch):
     """The relay loses requests; to EC2, which does a client token's request once, the next one is the same."""
-    monkeypatch.setattr(ec2_calls, "ATTEMPTS", 2)
+    monkeypatch.setattr(calls, "ATTEMPTS", 2)
     made, machines = backend(ec2, job, max_usd=5.0), tiering().machines
     ec2.lose = ["CreateFleet"] * 2
     with pytest.raises(SourceFailed, match="could not be reached"):

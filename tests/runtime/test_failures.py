@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deepvm.runtime.failures import Restarts, ended_by, error_line, error_text
+from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
 
 LOGGED = "2026-11-18 03:20:48,123 deepvm.runtime: worker/0 joins\n"
 IMPORTS = """Traceback (most recent call last):

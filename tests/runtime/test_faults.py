@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from playing import machine
 
 from deepvm.errors import MalformedFile, UsageError
-from deepvm.runtime.faults import DEFAULT_NOTICE_S, Fault, Faults, parse_faults
+from deepvm.runtime.supervise.fault_injection import DEFAULT_NOTICE_S, Fault, Faults, parse_faults
 
 CLUSTER = (machine("anchor/0", "on-demand"), machine("worker/0"), machine("worker/1"), machine("worker/2"))
 WORKERS = ("worker/0", "worker/1", "worker/2")

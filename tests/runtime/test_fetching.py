@@ -12,10 +12,10 @@ import torch
 from playing import wait_until
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.fetch.reading import Segment, find_segment
 from deepvm.fetch.segment import PATH_VARIABLE, remove
+from deepvm.fetch.segment_reader import Segment, find_segment
 from deepvm.memnode import Limits, MemoryNode
-from deepvm.runtime.fetching import Fetching, segment_of, store_urls
+from deepvm.runtime.agent.prefetch import Fetching, segment_of, store_urls
 
 RUN, TOKEN = "fetched-run", "what-all-of-them-know"
 PATIENCE_S = 20.0

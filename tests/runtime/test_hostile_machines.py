@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from deepvm.events import Event
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.events import Event
-from deepvm.runtime.hub import Hub
-from deepvm.runtime.lines import Gone, Lines, introduce
+from deepvm.runtime.hub.hub import Hub
+from deepvm.runtime.hub.json_lines import Gone, Lines, introduce
 
 TOKEN = "secret"
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from deepvm.errors import AccessDenied, UsageError
+from deepvm.events import Event
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.events import Event
-from deepvm.runtime.hub import Hub
-from deepvm.runtime.link import Link
+from deepvm.runtime.hub.client import Link
+from deepvm.runtime.hub.hub import Hub
 
 TOKEN = "t" * 32
 WAIT_S = 10.0
@@ -279,8 +279,8 @@ def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiti
 def test_a_machine_that_says_nothing_any_more_is_missed(
     hub: Hub, come: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepvm.runtime.hub.DEAD_S", 0.5)
-    monkeypatch.setattr("deepvm.runtime.link.BEAT_S", 0.05)
+    monkeypatch.setattr("deepvm.runtime.hub.hub.DEAD_S", 0.5)
+    monkeypatch.setattr("deepvm.runtime.hub.client.BEAT_S", 0.05)
     _, first, second = group(come)
     second.ended = "mute"  # it beats no more
     assert first.await_broken(1, WAIT_S) == "worker/1"

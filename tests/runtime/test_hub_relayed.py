@@ -14,9 +14,9 @@ import pytest
 from deepvm.errors import AccessDenied
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub import Hub
-from deepvm.runtime.lines import Gone, Lines, greet, introduce
-from deepvm.runtime.link import Link
+from deepvm.runtime.hub.client import Link
+from deepvm.runtime.hub.hub import Hub
+from deepvm.runtime.hub.json_lines import Gone, Lines, greet, introduce
 
 TOKEN = "t" * 32
 
@@ -85,8 +85,8 @@ def test_a_machine_that_comes_through_a_relay_is_refused(hub: Hub) -> None:
 
 def met(change: Callable[[int, bytes], bytes], monkeypatch: pytest.MonkeyPatch) -> tuple[Lines, Lines, Any, Any]:
     """Both ends of a connection, with somebody in between who owns the hub's address: all see the same one."""
-    monkeypatch.setattr("deepvm.runtime.lines.local_address", lambda _: "10.0.0.9:7071")
-    monkeypatch.setattr("deepvm.runtime.lines.dialled_address", lambda _: "10.0.0.9:7071")
+    monkeypatch.setattr("deepvm.runtime.hub.json_lines.local_address", lambda _: "10.0.0.9:7071")
+    monkeypatch.setattr("deepvm.runtime.hub.json_lines.dialled_address", lambda _: "10.0.0.9:7071")
     listener = socket.create_server(("127.0.0.1", 0))
     relay = LineRelay(f"127.0.0.1:{listener.getsockname()[1]}", change)
     found: list[Any] = []

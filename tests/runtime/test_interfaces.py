@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from deepvm.runtime.interfaces import VARIABLES, interface_of, socket_variables
-from deepvm.runtime.isolation import Isolation, Network
+from deepvm.runtime.agent.interfaces import VARIABLES, interface_of, socket_variables
+from deepvm.runtime.backends.local.network import Isolation, Network
 
 RANK = """
 import datetime, os, sys
-from deepvm.runtime.interfaces import socket_variables
+from deepvm.runtime.agent.interfaces import socket_variables
 rank, own, first, told = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "told"
 if told:
     os.environ.update(socket_variables(own, f"{first}:29500"))

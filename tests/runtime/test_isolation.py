@@ -19,10 +19,10 @@ from playing import PATIENCE_S, changes, job, machine, marked, python, told, wai
 
 from deepvm.cli.app import run as deepvm_command
 from deepvm.errors import UsageError
+from deepvm.runtime.backends.local.backend import LocalBackend
+from deepvm.runtime.backends.local.network import Isolation, sweep
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.folder import RunFolder
-from deepvm.runtime.isolation import Isolation, sweep
-from deepvm.runtime.local import LocalBackend
+from deepvm.runtime.supervise.run_folder import RunFolder
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
 
@@ -153,8 +153,8 @@ def kill_a_run(folder: Path) -> None:
     sys.path.insert(0, {str(Path(__file__).parent)!r})
     from pathlib import Path
     from playing import job, machine, python
-    from deepvm.runtime.isolation import Isolation
-    from deepvm.runtime.local import LocalBackend
+    from deepvm.runtime.backends.local.network import Isolation
+    from deepvm.runtime.backends.local.backend import LocalBackend
     command = python("import time; time.sleep(600)")
     backend = LocalBackend(job(Path({str(folder)!r})), isolate=Isolation(), command=command)
     backend.up([machine("worker/0")])
@@ -250,7 +250,7 @@ def test_who_is_not_root_is_told_so() -> None:
     code = """
     import os
     from deepvm.errors import UsageError
-    from deepvm.runtime.isolation import Isolation, Network
+    from deepvm.runtime.backends.local.network import Isolation, Network
     if os.geteuid() == 0:
         os.setuid(65534)
     try:

@@ -13,11 +13,11 @@ import pytest
 from playing import machine
 from running import running, words_for
 
-from deepvm.runtime import journal as journal_module
+from deepvm.events import Event
 from deepvm.runtime.cluster import Cluster
-from deepvm.runtime.events import Event
-from deepvm.runtime.journal import Journal
-from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.ledger import journal as journal_module
+from deepvm.runtime.ledger.journal import Journal
+from deepvm.runtime.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.timeout(300)
 CLUSTER = Cluster(

@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepvm.errors import MalformedFile, UsageError
+from deepvm.events import KINDS, LATEST_S, Event
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.events import KINDS, LATEST_S, Event
-from deepvm.runtime.ledger import Ledger, LedgerError
+from deepvm.runtime.ledger.ledger import Ledger, LedgerError
 
 CLUSTER = Cluster(
     machines=(
@@ -147,7 +147,7 @@ def test_any_event_comes_back_as_it_was(ledger: Ledger, events: list[Event]) -> 
 def test_another_process_reads_while_it_is_written(ledger: Ledger, path: Path) -> None:
     follow = """
 import sys, time
-from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.ledger.ledger import Ledger
 seen, deadline = 0, time.monotonic() + 60
 with Ledger.open(sys.argv[1]) as ledger:
     print("ready", flush=True)
@@ -174,8 +174,8 @@ def test_what_was_appended_survives_a_kill_of_the_writer(ledger: Ledger, path: P
     ledger.close()
     write = """
 import itertools, sys
-from deepvm.runtime.events import Event
-from deepvm.runtime.ledger import Ledger
+from deepvm.events import Event
+from deepvm.runtime.ledger.ledger import Ledger
 ledger = Ledger.open(sys.argv[1], write=True)
 for n in itertools.count(1):
     ledger.append([Event(at_s=n, kind="step", data={"step": n})])
@@ -206,7 +206,7 @@ for n in itertools.count(1):
 def test_a_second_writer_is_refused_while_the_first_one_lives(
     ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deepvm.runtime.ledger_file.LOCK_S", 0.05)
+    monkeypatch.setattr("deepvm.runtime.ledger.sqlite_file.LOCK_S", 0.05)
     with pytest.raises(LedgerError, match="that run still goes on"):
         Ledger.open(path, write=True)
     ledger.close()
@@ -249,7 +249,7 @@ def test_a_ledger_that_exists_is_not_made_again(ledger: Ledger, path: Path) -> N
 def test_a_ledger_in_a_folder_that_cannot_be_written_is_read() -> None:
     read = """
 import os, sys
-from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.ledger.ledger import Ledger
 if os.getuid() == 0:  # who may write everywhere
     os.setuid(65534)
 with Ledger.open(sys.argv[1]) as ledger:

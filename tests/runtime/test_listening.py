@@ -51,7 +51,7 @@ def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
         found = listeners_of(run)
         run.interrupt()
         run.end()
-    for part in ("deepvm run", "deepvm.runtime.machine", "memory-node"):  # hub; store and gloo; checkpoints
+    for part in ("deepvm run", "deepvm.runtime.agent", "memory-node"):  # hub; store and gloo; checkpoints
         assert any(part in command for _, command in found), found
     assert [one for one in found if one[0] not in LOOPBACK] == []
 
@@ -60,7 +60,7 @@ def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
 def test_the_store_of_a_round_listens_at_the_address_of_its_machine(
     monkeypatch: pytest.MonkeyPatch, torch_version: tuple[int, int], libuv: bool
 ) -> None:
-    from deepvm.runtime import rendezvous
+    from deepvm.runtime.agent import rendezvous
 
     monkeypatch.setattr(rendezvous, "_TORCH", torch_version)
     before = set(listening())
@@ -73,7 +73,7 @@ def test_the_store_of_a_round_listens_at_the_address_of_its_machine(
 
 
 def test_a_machine_that_has_not_the_address_it_is_known_by_says_so() -> None:
-    from deepvm.runtime.rendezvous import listening_store
+    from deepvm.runtime.agent.rendezvous import listening_store
 
     with pytest.raises(DeepvmError, match=r"cannot listen on 203\.0\.113\.7:0: Cannot assign requested address"):
         listening_store("203.0.113.7")

@@ -18,8 +18,8 @@ from nasty import EXPECTED
 from playing import NASTY, changes, job, machine, marked, python, runs, told, wait_until
 
 from deepvm.errors import UsageError
+from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.local import LocalBackend
 from deepvm.runtime.notices.files import FileNotices
 
 WORKER = machine("worker/1")
@@ -57,7 +57,7 @@ def test_a_machine_is_told_where_to_meet_who_it_is_and_where_notices_come(tmp_pa
     backend = LocalBackend(job(tmp_path))
     folder = tmp_path / "machines" / "worker-1"
     assert backend.machine_command(WORKER) == [
-        sys.executable, "-m", "deepvm.runtime.machine", "--hub", "127.0.0.1:7000", "--name", "worker/1",
+        sys.executable, "-m", "deepvm.runtime.agent", "--hub", "127.0.0.1:7000", "--name", "worker/1",
         "--token-file", str(tmp_path / "token"), "--folder", str(folder), "--address", "127.0.0.1",
         "--notices", f"file:{folder / 'notice.json'}",
     ]  # fmt: skip
@@ -263,7 +263,7 @@ import sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {here!r})
 from playing import NASTY, job, machine
-from deepvm.runtime.local import LocalBackend
+from deepvm.runtime.backends.local.backend import LocalBackend
 
 folder = Path({folder!r})
 command = [sys.executable, "-I", "-S", NASTY, "workers", str(folder / "pids")]

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from deepvm.policy.loss import parse_after_loss
-from deepvm.runtime.membership import RETURN_S, START_S, Membership
+from deepvm.runtime.hub.membership import RETURN_S, START_S, Membership
 
 NAMES = ("worker/0", "worker/1", "worker/2")
 

@@ -13,14 +13,14 @@ import pytest
 from playing import wait_until
 from rich.console import Console
 
-from deepvm.cli.run_display import MOST_LINES, Display, Output, plain
+from deepvm.cli.run.display import MOST_LINES, Display, Output, plain
+from deepvm.events import Event
 from deepvm.runtime import Template
+from deepvm.runtime.backends.local.process_tree import Tree
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.events import Event
-from deepvm.runtime.tail import Tail, as_shown, last_words
-from deepvm.runtime.trees import Tree
-from deepvm.runtime.view import Place, View
-from deepvm.runtime.worker import run_script
+from deepvm.runtime.log_tail import Tail, as_shown, last_words
+from deepvm.runtime.supervise.view import Place, View
+from deepvm.runtime.workers.forked_worker import run_script
 
 BAR = """
 import sys, time

@@ -9,7 +9,7 @@ import pytest
 from running import write_plan
 
 from deepvm.runtime.cluster import Cluster, Machine, load_cluster, scaled
-from deepvm.runtime.replan import Replanner
+from deepvm.runtime.supervise.replan import Replanner
 
 
 @pytest.fixture

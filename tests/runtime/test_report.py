@@ -15,11 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from deepvm.errors import UsageError
+from deepvm.events import KINDS, Event, is_time
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.events import KINDS, Event, is_time
-from deepvm.runtime.ledger import Ledger
-from deepvm.runtime.report import Report, make_report
-from deepvm.runtime.steps import LARGEST
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.report import Report, make_report
+from deepvm.runtime.ledger.steps import LARGEST
 
 
 def machine(name: str, usd: float = 0.36, on_demand: float | None = 0.72) -> Machine:

@@ -29,7 +29,7 @@ from running import (
 
 from deepvm.cli.app import run as deepvm
 from deepvm.runtime.cluster import load_cluster, scaled
-from deepvm.runtime.ledger import Ledger
+from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.run_spec import Job, job_document
 
 STEPS = 60
@@ -124,7 +124,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
     hub_address = f"127.0.0.1:{free_port()}"
     common = ["--token-file", str(token)]
     hub = [sys.executable, "-m", "deepvm.runtime.hub", "--listen", hub_address, "--job", str(document), *common]
-    machine = [sys.executable, "-m", "deepvm.runtime.machine", "--hub", hub_address, "--notices", "none", *common]
+    machine = [sys.executable, "-m", "deepvm.runtime.agent", "--hub", hub_address, "--notices", "none", *common]
     processes = [
         subprocess.Popen([*machine, "--name", f"{role}/auto", "--folder", str(tmp_path / role)])
         for role in ("memory", "worker")

@@ -7,11 +7,11 @@ import time
 import pytest
 from playing import machine
 
-from deepvm.cli.run_display import _checkpoint, _step
-from deepvm.runtime import state as state_module
-from deepvm.runtime.events import Event
-from deepvm.runtime.progress import Progress
-from deepvm.runtime.state import RunState
+from deepvm.cli.run.display import _checkpoint, _step
+from deepvm.events import Event
+from deepvm.runtime.hub.progress import Progress
+from deepvm.runtime.supervise import run_state as state_module
+from deepvm.runtime.supervise.run_state import RunState
 
 GROUP = {"round": 1, "world_size": 1, "machines": ["worker/0"]}
 

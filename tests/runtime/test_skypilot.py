@@ -22,10 +22,10 @@ from sky_stand_in import Sky
 
 import deepvm
 from deepvm.errors import MissingExtra, SourceFailed, UnknownName, UsageError
-from deepvm.runtime.backend import NoCapacity
+from deepvm.runtime.backends.base import NoCapacity
+from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings, task_files
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.run_spec import Job
-from deepvm.runtime.skypilot import SkyPilotBackend, SkyPilotSettings, task_files
 
 TOKEN = "a-token-nobody-may-see"
 NASTY = (
@@ -182,7 +182,7 @@ def test_the_hub_gets_every_argument_as_it_was_and_dies_with_its_machine(job, tm
     named = ["--hub", "10.0.0.4:7171", "--name", "memory/0"]
     assert calls == {
         "deepvm.runtime.hub": [[*listen, *token], None],
-        "deepvm.runtime.machine": [[*named, *token, "--address", "10.0.0.4", "--notices", "none"], None],
+        "deepvm.runtime.agent": [[*named, *token, "--address", "10.0.0.4", "--notices", "none"], None],
     }
 
 
@@ -191,7 +191,7 @@ def test_a_second_memory_node_joins_the_first_ones_hub(job, tmp_path):
     text = task["run"].replace("runtime.hub", "runtime.never")
     ended, calls = run_on_a_machine(text, tmp_path, 1, **(task["envs"] | {"DEEPVM_TOKEN": TOKEN}))
     assert ended.returncode == 0, ended.stderr
-    assert calls["deepvm.runtime.machine"][0][:4] == ["--hub", "10.0.0.4:7171", "--name", "memory/1"]
+    assert calls["deepvm.runtime.agent"][0][:4] == ["--hub", "10.0.0.4:7171", "--name", "memory/1"]
 
 
 def test_a_worker_without_a_token_or_a_hub_says_what_is_missing(job, tmp_path):
@@ -483,7 +483,7 @@ def test_a_real_server_without_a_cloud_refuses_the_launch_and_has_nothing_left(s
         from deepvm.errors import DeepvmError
         from deepvm.runtime.run_spec import Job
         from deepvm.runtime.cluster import Cluster, Machine
-        from deepvm.runtime.skypilot import SkyPilotBackend, SkyPilotSettings
+        from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings
         script, folder, token = map(Path, sys.argv[1:])
         anchor = Machine(
             name="anchor/0", role="anchor", instance="r5.large", market="on-demand", usd_per_hour=1.0,

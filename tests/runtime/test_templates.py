@@ -18,7 +18,8 @@ import template_jobs
 import torch
 
 from deepvm.errors import TemplateError
-from deepvm.runtime import Template, guard
+from deepvm.runtime import Template
+from deepvm.runtime.workers import fork_safety
 
 HERE = str(Path(__file__).parent)
 PATIENCE_S = 30.0
@@ -282,8 +283,8 @@ def test_a_preload_that_rules_out_forking_is_refused_by_its_name(name: str, tmp_
 
 
 def test_a_gpus_context_is_seen_by_the_device_it_keeps_open() -> None:
-    assert guard._cuda(["/dev/null", "pipe:[1]"]) is None
-    assert "/dev/nvidia-uvm" in str(guard._cuda(["/dev/null", "/dev/nvidia-uvm"]))
+    assert fork_safety._cuda(["/dev/null", "pipe:[1]"]) is None
+    assert "/dev/nvidia-uvm" in str(fork_safety._cuda(["/dev/null", "/dev/nvidia-uvm"]))
 
 
 def test_an_import_that_takes_for_ever_is_given_up(tmp_path: Path) -> None:
@@ -319,7 +320,7 @@ if template is None:
     sys.exit(5)
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # the owner may have threads now
 with template:
-    path, run = sys.argv[1], "deepvm.runtime.worker:run_script"
+    path, run = sys.argv[1], "deepvm.runtime.workers.forked_worker:run_script"
     with open(path, "w") as file:
         file.write("import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd'))), __name__, sys.argv)")
     codes = [template.start(run, [path, ["a"], False]).wait(timeout_s=30) for _ in range(2)]

@@ -13,7 +13,7 @@ from places import FilePlace
 from saving import payload, read, safetensors_payload, save
 
 from deepvm.cli.app import run
-from deepvm.store.files import FileStore
+from deepvm.store.files.store import FileStore
 
 
 @pytest.fixture

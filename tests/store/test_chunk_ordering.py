@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepvm.errors import StoreError, StoreUnavailable
-from deepvm.store.ordering import InOrder
+from deepvm.store.objects.ordered_stream import InOrder
 
 
 @settings(deadline=None, max_examples=60)

@@ -19,8 +19,8 @@ import pytest
 from saving import CHUNK, manifest_of, payload, put, read, safetensors_payload, save
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
-from deepvm.store.aside import Aside
-from deepvm.store.files import FileStore
+from deepvm.store.files.staged_file import Aside
+from deepvm.store.files.store import FileStore
 
 
 def files(root: Path) -> list[str]:
@@ -42,7 +42,7 @@ def test_safetensors_opens_what_is_kept(tmp_path: Path) -> None:
 WRITER = """
     import sys; sys.path.insert(0, {here!r})
     from saving import *
-    from deepvm.store.files import FileStore
+    from deepvm.store.files.store import FileStore
     store = FileStore({root!r})
     data = payload(8 * CHUNK, 1)
     step = 0
@@ -317,7 +317,7 @@ def test_two_publications_of_a_step_wait_for_each_other(tmp_path: Path, monkeypa
 
 
 def test_a_lock_that_is_never_given_back_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepvm.store.files.LOCK_S", 0.1)
+    monkeypatch.setattr("deepvm.store.files.store.LOCK_S", 0.1)
     store = FileStore(tmp_path)
     save(store, payload(10), step=1)
     fd = os.open(tmp_path / "run-a", os.O_RDONLY)

@@ -15,9 +15,9 @@ from saving import manifest_of, put, safetensors_payload, save
 
 from deepvm.cli.app import run
 from deepvm.errors import Corrupt, printable
-from deepvm.memnode import wire
-from deepvm.memnode.wire import Kind
-from deepvm.store.files import FileStore
+from deepvm.protocol import frames
+from deepvm.protocol.frames import Kind
+from deepvm.store.files.store import FileStore
 
 NASTY = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202eevil[red]x[/red][/][link=http://e.vil]y[/link]"
 
@@ -113,8 +113,8 @@ def test_errors_show_control_characters_as_escapes() -> None:
 def test_the_status_of_a_hostile_node_is_shown_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """A node that answers STATUS with anything: numbers that are text, names that are escapes, markup."""
     status = {"used_bytes": NASTY, "uptime_s": [NASTY], "runs": None, NASTY: True, "bytes_in": 2**80, "idle_s": -1e300}
-    hello = {"version": wire.VERSION, "block_bytes": 2**16, "nonce": "0" * 64, "token": False, "features": []}
-    words = wire.encode(Kind.HELLO, 0, hello) + wire.encode(Kind.OK, 1, {}) + wire.encode(Kind.OK, 2, status)
+    hello = {"version": frames.VERSION, "block_bytes": 2**16, "nonce": "0" * 64, "token": False, "features": []}
+    words = frames.encode(Kind.HELLO, 0, hello) + frames.encode(Kind.OK, 1, {}) + frames.encode(Kind.OK, 2, status)
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from deepvm.errors import StoreUnavailable
 from deepvm.memnode import Limits, MemoryNode
-from deepvm.memnode.wire import Kind
-from deepvm.store.memory import MemoryStore
-from deepvm.store.uploading import begin
+from deepvm.protocol.frames import Kind
+from deepvm.store.memory.store import MemoryStore
+from deepvm.store.memory.upload import begin
 
 BLOCK = 64 * 2**10
 

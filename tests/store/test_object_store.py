@@ -17,7 +17,7 @@ from saving import manifest_of, payload, put, read, save
 
 from deepvm.errors import AccessDenied, MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from deepvm.store import Store, open_store
-from deepvm.store.objects import ObjectStore
+from deepvm.store.objects.store import ObjectStore
 
 MIB = 2**20
 

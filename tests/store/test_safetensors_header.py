@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from saving import safetensors_payload, save
 
 from deepvm.errors import Corrupt
-from deepvm.store.files import FileStore
-from deepvm.store.header import Header, parse_header, read_header
+from deepvm.store.files.store import FileStore
+from deepvm.store.safetensors import Header, parse_header, read_header
 
 
 def document(header: dict[str, Any] | bytes, body: bytes = b"") -> bytes:

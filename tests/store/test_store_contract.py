@@ -14,7 +14,7 @@ from saving import CHUNK, manifest_of, payload, put, read, safetensors_payload, 
 from deepvm.errors import Corrupt, NotFound, StoreError, UsageError
 from deepvm.policy import Retention
 from deepvm.store import Store
-from deepvm.store.files import FileStore
+from deepvm.store.files.store import FileStore
 from deepvm.store.verify import copy, export, verify
 
 SIZES = [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 13]

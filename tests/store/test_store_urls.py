@@ -8,8 +8,8 @@ import pytest
 
 from deepvm.errors import UsageError
 from deepvm.store import open_store, open_stores
-from deepvm.store.files import FileStore
-from deepvm.store.memory import MemoryStore
+from deepvm.store.files.store import FileStore
+from deepvm.store.memory.store import MemoryStore
 
 
 def test_directories_and_file_urls_open_the_same_store(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from saving import CHUNK, payload, read, save
 
 from deepvm.errors import Corrupt, StoreError
 from deepvm.store.base import MOST_MANIFEST_BYTES
-from deepvm.store.files import FileStore
+from deepvm.store.files.store import FileStore
 
 pytestmark = pytest.mark.timeout(20)  # an open of a FIFO waits for ever
 
@@ -95,7 +95,7 @@ def test_a_manifest_without_an_end_is_not_read(kept: FileStore) -> None:
     code = textwrap.dedent(f"""
         import resource
         from deepvm.errors import Corrupt
-        from deepvm.store.files import FileStore
+        from deepvm.store.files.store import FileStore
         resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
         try:
             FileStore({str(kept.root)!r}).manifest("run-a", 2)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from deepvm import strict_json as strict
 from deepvm.errors import Corrupt, MalformedFile, StoreError, UsageError
-from deepvm.memnode import wire
+from deepvm.protocol import frames
 from deepvm.store.base import MOST_FACTS_DEPTH, Manifest
-from deepvm.store.header import parse_header
+from deepvm.store.safetensors import parse_header
 
 # Strings that look like structure, so that a check which does not know strings would count them
 TEXT = st.text(st.sampled_from('[]{}",:\\/ \nab\u20ac\x7f') | st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -110,7 +110,7 @@ def test_files_have_their_own_errors(tmp_path: Any) -> None:
 )
 def test_a_refusal_without_words_still_says_something(meta: dict[str, Any]) -> None:
     with pytest.raises(StoreError, match="refused without a reason") as caught:
-        wire.raise_error(meta)
+        frames.raise_error(meta)
     assert str(caught.value).isprintable()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from deepvm.catalog import accelerators, aws_names
+from deepvm.catalog import accelerators
+from deepvm.catalog.sources import aws_names
 
 # Standard_D4ps_v5, Standard_E8pds_v5, Standard_B2pts_v2: a p among the small letters behind the number is Arm.
 _AZURE_ARM = re.compile(r"standard_[a-z]+\d+(?:-\d+)?[a-oq-z]*p[a-z]*(?:_|$)")

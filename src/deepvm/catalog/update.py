@@ -11,10 +11,11 @@ from datetime import date, datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from deepvm.catalog import aws, files, library, skypilot
+from deepvm.catalog import files, library
 from deepvm.catalog.check import Severity, check
 from deepvm.catalog.model import Catalog, Market
 from deepvm.catalog.report import ImportReport
+from deepvm.catalog.sources import aws, skypilot
 from deepvm.errors import MalformedFile, SourceFailed, UnknownName, UsageError
 from deepvm.units import USD_TOLERANCE
 
@@ -76,7 +77,7 @@ def update(
     """Read a source and keep the result under ``name``; ``fetch_options`` go to ``aws.fetch``.
 
     Without a name it is called after where it is from: ``aws-us-east-1``, ``skypilot-aws``."""
-    from deepvm.catalog.download import download, public_address  # 30 ms that no other command should pay
+    from deepvm.catalog.sources.download import download, public_address  # 30 ms that no other command should pay
 
     if source not in SOURCES:
         raise UnknownName("source of catalogues", source, SOURCES)

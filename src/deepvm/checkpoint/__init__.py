@@ -1,13 +1,13 @@
 """The trainer's side: snapshot, layout, transfer, commit, restore; data loaders that go on where they were."""
 
-from deepvm.checkpoint.batches import BatchShare, share_of_batch
-from deepvm.checkpoint.buckets import settled
 from deepvm.checkpoint.checkpointer import Checkpointer
+from deepvm.checkpoint.data.batch_share import BatchShare, share_of_batch
+from deepvm.checkpoint.data.loader import ResumableLoader, resumable
+from deepvm.checkpoint.data.sample_seed import SeededDataset, per_sample_seed
+from deepvm.checkpoint.data.sampler import ResumableSampler
+from deepvm.checkpoint.determinism.ddp_buckets import settled
+from deepvm.checkpoint.determinism.seeding import Determined, deterministic
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.loader import ResumableLoader, resumable
-from deepvm.checkpoint.per_sample import SeededDataset, per_sample_seed
-from deepvm.checkpoint.sampler import ResumableSampler
-from deepvm.checkpoint.seeding import Determined, deterministic
 
 __all__ = [
     "BatchShare",

@@ -9,27 +9,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from deepvm.checkpoint import at_exit, ranks
-from deepvm.checkpoint.deciding import Deciding, NoticeFile, Pace
-from deepvm.checkpoint.determinism import DETERMINISM, Determinism
-from deepvm.checkpoint.fetched import fetched_first
+from deepvm.checkpoint import ranks
+from deepvm.checkpoint.call_turns import WITHIN, Turns, in_turn
+from deepvm.checkpoint.determinism.component import DETERMINISM, Determinism
+from deepvm.checkpoint.determinism.replay import Step, Witnesses, replay_step
+from deepvm.checkpoint.ending import at_exit
+from deepvm.checkpoint.ending.unsaved import Unsaved
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.on_demand import OnDemand
-from deepvm.checkpoint.order import Order
-from deepvm.checkpoint.own_state import StepHooks, write_back
-from deepvm.checkpoint.owners import optimizers
-from deepvm.checkpoint.replay import Step, Witnesses, replay_step
-from deepvm.checkpoint.restore import Restored, restore_newest
-from deepvm.checkpoint.selection import Wanted
-from deepvm.checkpoint.sending import Sending
-from deepvm.checkpoint.starting import prepare, whole_step
-from deepvm.checkpoint.taking import Taking
-from deepvm.checkpoint.tiers import Tiers
+from deepvm.checkpoint.restore.lazy import OnDemand
+from deepvm.checkpoint.restore.prefetched import fetched_first
+from deepvm.checkpoint.restore.select import Restored, restore_newest
+from deepvm.checkpoint.restore.selection import Wanted
+from deepvm.checkpoint.restore.use_order import USE_ORDER, UseOrder
+from deepvm.checkpoint.save.durability import Tiers
+from deepvm.checkpoint.save.event_log import Told
+from deepvm.checkpoint.save.saver import Sending
+from deepvm.checkpoint.save.schedule import Deciding, NoticeFile, Pace
+from deepvm.checkpoint.save.step_order import Order
+from deepvm.checkpoint.setup import prepare, whole_step
+from deepvm.checkpoint.snapshot.snapshotter import Taking
+from deepvm.checkpoint.state.own_state import StepHooks, write_back
+from deepvm.checkpoint.state.owners import optimizers
 from deepvm.checkpoint.timeline import Start, Timeline
-from deepvm.checkpoint.told import Told
-from deepvm.checkpoint.turns import WITHIN, Turns, in_turn
-from deepvm.checkpoint.unsaved import Unsaved
-from deepvm.checkpoint.use_order import USE_ORDER, UseOrder
 from deepvm.errors import CheckpointError, OverBudget, UsageError
 from deepvm.policy import Retention, SavePolicy
 from deepvm.store.base import Store

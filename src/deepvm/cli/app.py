@@ -11,8 +11,8 @@ from rich.markup import escape
 
 import deepvm
 from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
-from deepvm.cli import run as run_plan
 from deepvm.cli.render import print_json, stderr
+from deepvm.cli.run import command as run_plan
 from deepvm.errors import DeepvmError, Infeasible, UsageError, printable
 
 app = typer.Typer(

@@ -55,7 +55,7 @@ def ls(url: Url, run: Run = None, token_file: TokenFile = None, json: JsonFlag =
 @app.command()
 def show(url: Url, run: Run = None, step: Step = None, token_file: TokenFile = None, json: JsonFlag = False) -> None:
     """One checkpoint: its tensors, its state and what is known about it."""
-    from deepvm.store.header import read_header
+    from deepvm.store.safetensors import read_header
 
     with _opened(url, token_file) as store:
         manifest = store.manifest(*_chosen(store, run, step))
@@ -201,7 +201,7 @@ def rm(
 
 @contextlib.contextmanager
 def _opened(url: str, token_file: Path | None) -> Iterator[Store]:
-    from deepvm.memnode.access import read_token
+    from deepvm.protocol.credentials import read_token
 
     token = read_token(token_file)
     store = open_store(url, token=token, key=os.environ.get(variables.RUN_KEY) or None)

@@ -79,8 +79,8 @@ def command(
 ) -> None:
     """Keep checkpoints in this machine's memory; SIGTERM stops it once what is under way is finished."""
     from deepvm.memnode import Limits, MemoryNode
-    from deepvm.memnode.access import read_token
-    from deepvm.memnode.log import Log
+    from deepvm.memnode.monitoring.log import Log
+    from deepvm.protocol.credentials import read_token
 
     token = read_token(token_file)
     if status is not None:
@@ -149,8 +149,8 @@ def _write_ready(path: Path, address: str) -> None:
 
 
 def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_json: bool) -> None:
-    from deepvm.memnode.access import client_tls
-    from deepvm.store.memory import MemoryStore
+    from deepvm.protocol.credentials import client_tls
+    from deepvm.store.memory.store import MemoryStore
 
     with contextlib.closing(MemoryStore([address], token=token, tls=client_tls(tls_cert))) as store:
         found = store.status(address)

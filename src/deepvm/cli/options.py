@@ -16,8 +16,8 @@ from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
 from deepvm.errors import UnknownName, UsageError
 from deepvm.plan import OBJECTIVES, POLICIES, Request
-from deepvm.plan.instances import eflops_of
 from deepvm.plan.request import PAPER_ARCHITECTURES
+from deepvm.plan.search.instances import eflops_of
 from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
 JOB, CLUSTER, MODEL = "The job", "What the cluster may be made of", "How it is modelled"

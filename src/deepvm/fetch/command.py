@@ -19,8 +19,8 @@ from pathlib import Path
 from deepvm import variables
 from deepvm.errors import DeepvmError, NotFound, UsageError
 from deepvm.fetch import segment
-from deepvm.fetch.filling import Filling
 from deepvm.fetch.pull import LOOK_S, Pulled, Unwanted, pull
+from deepvm.fetch.segment_writer import Filling
 from deepvm.store.base import check_run
 from deepvm.store.urls import KNOWN, open_stores
 from deepvm.units import format_bytes, parse_seconds

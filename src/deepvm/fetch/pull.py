@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepvm.errors import StoreError, StoreUnavailable
-from deepvm.fetch.filling import Filling, NoRoom
+from deepvm.fetch.segment_writer import Filling, NoRoom
 from deepvm.store.base import Manifest, Store
-from deepvm.store.memory import MemoryStore
+from deepvm.store.memory.store import MemoryStore
 
 log = logging.getLogger("deepvm.fetch")
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 
 from deepvm.errors import AccessDenied, StoreUnavailable, UsageError
-from deepvm.memnode.addresses import split_address
+from deepvm.protocol.addresses import split_address
 
 LEAST_PORT = 1024
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -10,22 +10,22 @@ import time
 from typing import Any
 
 import deepvm
-from deepvm.memnode import wire
-from deepvm.memnode.access import server_tls
-from deepvm.memnode.addresses import join_address
-from deepvm.memnode.admission import Admission, Place
-from deepvm.memnode.arena import Arena
-from deepvm.memnode.auth import resolve_all
-from deepvm.memnode.budgets import Budget, Kept
-from deepvm.memnode.channel import Channel
-from deepvm.memnode.connection import Connection
-from deepvm.memnode.flow import Flow
-from deepvm.memnode.log import Log
-from deepvm.memnode.metrics import MetricsServer
-from deepvm.memnode.registry import Runs
+from deepvm.memnode.monitoring.counters import Counters
+from deepvm.memnode.monitoring.log import Log
+from deepvm.memnode.monitoring.metrics import MetricsServer
+from deepvm.memnode.serving.admission import Admission, Place
+from deepvm.memnode.serving.connection import Connection
+from deepvm.memnode.serving.socket_io import Channel
 from deepvm.memnode.settings import Settings
-from deepvm.memnode.sockets import accept_each, listen_at
-from deepvm.memnode.status import Counters
+from deepvm.memnode.storage.arena import Arena
+from deepvm.memnode.storage.budgets import Budget, Kept
+from deepvm.memnode.storage.registry import Runs
+from deepvm.memnode.writeback.writeback import Flow
+from deepvm.protocol import frames
+from deepvm.protocol.addresses import join_address
+from deepvm.protocol.auth import resolve_all
+from deepvm.protocol.credentials import server_tls
+from deepvm.protocol.sockets import accept_each, listen_at
 
 _TICK_S = 0.5
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
@@ -208,7 +208,7 @@ class MemoryNode:
         block = self.arena.block_bytes
         return {
             "version": deepvm.__version__,
-            "protocol": wire.VERSION,
+            "protocol": frames.VERSION,
             "address": self._address,
             "uptime_s": round(time.time() - self._started_s, 3),
             "stopping": self.stopping,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepvm.errors import UsageError
-from deepvm.memnode import wire
-from deepvm.memnode.addresses import split_address
 from deepvm.memnode.peer_rule import PeerRule
-from deepvm.memnode.sockets import is_loopback
+from deepvm.protocol import frames
+from deepvm.protocol.addresses import split_address
+from deepvm.protocol.sockets import is_loopback
 from deepvm.store.base import DEFAULT_CHUNK_BYTES
 from deepvm.units import format_bytes
 
@@ -63,10 +63,10 @@ class Settings:
         host, _ = split_address(self.listen, listen=True)
         for address in self.advertise:
             split_address(address)
-        if not wire.LEAST_BLOCK_BYTES <= self.block_bytes <= wire.MOST_BLOCK_BYTES or self.block_bytes % 4096:
+        if not frames.LEAST_BLOCK_BYTES <= self.block_bytes <= frames.MOST_BLOCK_BYTES or self.block_bytes % 4096:
             raise UsageError(
                 f"a block of {self.block_bytes} bytes: take a multiple of 4096 from "
-                f"{wire.LEAST_BLOCK_BYTES} to {wire.MOST_BLOCK_BYTES}"
+                f"{frames.LEAST_BLOCK_BYTES} to {frames.MOST_BLOCK_BYTES}"
             )
         if self.capacity_bytes < self.block_bytes:
             raise UsageError(
@@ -99,7 +99,7 @@ class Settings:
 
     @property
     def incoming_documents_bytes(self) -> int:
-        return min(self.limits.documents_bytes, max(wire.MOST_DOCUMENT_BYTES, self.capacity_bytes))
+        return min(self.limits.documents_bytes, max(frames.MOST_DOCUMENT_BYTES, self.capacity_bytes))
 
     @property
     def kept_documents_bytes(self) -> int:

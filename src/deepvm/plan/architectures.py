@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from deepvm.catalog import Market
 from deepvm.errors import DeepvmError, UnknownName
-from deepvm.plan.board import Board, Floats, Ints
+from deepvm.plan.search.board import Board, Floats, Ints
 
 RoleName = Literal["worker", "anchor", "memory"]
 ENTRY_POINTS = "deepvm.architectures"

@@ -6,14 +6,15 @@ import numpy as np
 
 from deepvm.catalog import Catalog
 from deepvm.catalog.check import is_bid_floor
-from deepvm.plan import architectures, mixed, objectives
-from deepvm.plan.board import Board
+from deepvm.plan import architectures, objectives
 from deepvm.plan.forecast import restore_forecast
 from deepvm.plan.infeasible import infeasible
-from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Curve, InstanceAnalysis, Plan, Recommendation, role_of
-from deepvm.plan.space import Candidate, Space
+from deepvm.plan.search import mixed
+from deepvm.plan.search.board import Board
+from deepvm.plan.search.instances import analyse_instances
+from deepvm.plan.search.space import Candidate, Space
 
 
 def plan(catalog: Catalog, request: Request) -> Plan:

@@ -13,13 +13,13 @@ from deepvm.catalog import Catalog, Quota, binding_quotas
 from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import Infeasible
 from deepvm.plan import objectives
-from deepvm.plan.board import Board
 from deepvm.plan.decide import plan as make_plan
 from deepvm.plan.decide import recommendation
-from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
-from deepvm.plan.space import Space
+from deepvm.plan.search.board import Board
+from deepvm.plan.search.instances import analyse_instances
+from deepvm.plan.search.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
 
 _FLIP_TOLERANCE_USD = 1e-5

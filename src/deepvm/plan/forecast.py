@@ -8,10 +8,10 @@ import numpy as np
 
 from deepvm.performance.restore import RestorePath, restore_s, restore_time
 from deepvm.plan.architectures import Part
-from deepvm.plan.board import Board
 from deepvm.plan.request import CHECKPOINT_OVER_GRADIENTS
 from deepvm.plan.result import RestoreForecast
-from deepvm.plan.space import Candidate
+from deepvm.plan.search.board import Board
+from deepvm.plan.search.space import Candidate
 
 _BYTES_PER_GBIT = 1e9 / 8
 

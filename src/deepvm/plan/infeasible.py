@@ -9,9 +9,9 @@ import numpy as np
 from deepvm.errors import Infeasible
 from deepvm.plan import objectives
 from deepvm.plan.architectures import AllOnDemand, AllSpot
-from deepvm.plan.board import Board
-from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
+from deepvm.plan.search.board import Board
+from deepvm.plan.search.instances import analyse_instances
 from deepvm.units import format_bytes, format_seconds, format_usd
 
 ANY_PRICE_USD = 1e12

@@ -11,9 +11,9 @@ import numpy as np
 
 from deepvm.plan import architectures
 from deepvm.plan.architectures import Architecture, SingleAnchor
-from deepvm.plan.board import Board, Floats, Ints
 from deepvm.plan.request import Request
-from deepvm.plan.space import Space, node_counts, prices
+from deepvm.plan.search.board import Board, Floats, Ints
+from deepvm.plan.search.space import Space, node_counts, prices
 
 Values = Callable[[Board, Floats, Floats], Floats]
 

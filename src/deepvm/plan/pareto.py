@@ -8,9 +8,9 @@ from deepvm.catalog import Catalog
 from deepvm.plan import objectives
 from deepvm.plan.decide import recommendation
 from deepvm.plan.infeasible import infeasible
-from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import Request
 from deepvm.plan.result import Recommendation
+from deepvm.plan.search.instances import analyse_instances
 
 
 def pareto(catalog: Catalog, request: Request) -> tuple[Recommendation, ...]:

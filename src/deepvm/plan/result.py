@@ -11,8 +11,8 @@ import numpy as np
 from deepvm.catalog import Catalog, Instance, Market
 from deepvm.performance.restore import RestoreTime
 from deepvm.plan.architectures import Part, RoleName
-from deepvm.plan.board import LeftOut
 from deepvm.plan.request import Request
+from deepvm.plan.search.board import LeftOut
 
 FORMAT = "deepvm-plan/1"
 

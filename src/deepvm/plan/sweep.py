@@ -11,8 +11,8 @@ import numpy as np
 from deepvm.catalog import Catalog
 from deepvm.errors import UsageError
 from deepvm.plan import objectives
-from deepvm.plan.instances import analyse_instances
 from deepvm.plan.request import POLICIES, Request
+from deepvm.plan.search.instances import analyse_instances
 
 MOST_BUDGETS = 100_000
 

@@ -1,5 +1,5 @@
 """A plan made real: machines, their hub and their ledger, and templates that fork workers."""
 
-from deepvm.runtime.templates import DEFAULT_PRELOAD, Template, Worker
+from deepvm.runtime.workers.template import DEFAULT_PRELOAD, Template, Worker
 
 __all__ = ["DEFAULT_PRELOAD", "Template", "Worker"]

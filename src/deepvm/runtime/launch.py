@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deepvm.errors import DeepvmError, MissingExtra, UsageError
-from deepvm.runtime.templates import DEFAULT_PRELOAD, Template
+from deepvm.runtime.workers.template import DEFAULT_PRELOAD, Template
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # which the agent takes for itself
 
@@ -126,7 +126,7 @@ def run(what: Launch) -> None:
 
 def _elastic() -> Any:
     try:
-        from deepvm.runtime import elastic
+        from deepvm.runtime.workers import elastic
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

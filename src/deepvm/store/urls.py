@@ -25,12 +25,12 @@ def open_store(url: str | os.PathLike[str], *, token: str | None = None, key: st
     if scheme == "file":
         return _file_store(_path_of(text))
     if scheme == "memory":
-        from deepvm.store.memory import MemoryStore
+        from deepvm.store.memory.store import MemoryStore
 
         memory: Store = MemoryStore.from_url(text, token=token, key=key)
         return memory
     if scheme in _OBJECTS:
-        from deepvm.store.objects import ObjectStore
+        from deepvm.store.objects.store import ObjectStore
 
         return ObjectStore.from_url(f"{scheme}://{rest}")
     raise UsageError(f"no store is known for {scheme}://: write it like {', '.join(KNOWN)} or a directory")
@@ -55,7 +55,7 @@ def open_stores(
 
 
 def _file_store(path: str) -> Store:
-    from deepvm.store.files import FileStore
+    from deepvm.store.files.store import FileStore
 
     return FileStore(path)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepvm.errors import Corrupt, NotFound
-from deepvm.store.aside import Aside
 from deepvm.store.base import Manifest, Store
-from deepvm.store.files import explained
-from deepvm.store.header import read_header
+from deepvm.store.files.staged_file import Aside
+from deepvm.store.files.store import explained
+from deepvm.store.safetensors import read_header
 
 THREADS = 4  # as many chunks are in memory at once
 

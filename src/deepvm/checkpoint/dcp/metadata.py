@@ -25,10 +25,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from deepvm.checkpoint.documents import parse
-from deepvm.checkpoint.state import Tensors, flatten, rebuild
+from deepvm.checkpoint.state.documents import parse
+from deepvm.checkpoint.state.skeleton import Tensors, flatten, rebuild
 from deepvm.errors import CheckpointError, Corrupt
-from deepvm.store.header import Header, TensorEntry
+from deepvm.store.safetensors import Header, TensorEntry
 
 FORMAT = "deepvm-dcp/1"
 

@@ -15,13 +15,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
+from deepvm.checkpoint.dcp.checkpoint_id import step_of, tells_step
 from deepvm.checkpoint.dcp.metadata import Contents, decode, decode_object
-from deepvm.checkpoint.dcp.reads import Read, read_all
-from deepvm.checkpoint.dcp.steps import step_of, tells_step
+from deepvm.checkpoint.dcp.tensor_reads import Read, read_all
 from deepvm.checkpoint.environment import the_secrets
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.store.base import Manifest, Store, check_run
-from deepvm.store.header import read_header
+from deepvm.store.safetensors import read_header
 from deepvm.store.urls import open_stores
 
 

@@ -20,18 +20,18 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
+from deepvm.checkpoint.dcp.checkpoint_id import step_of, tells_step
+from deepvm.checkpoint.dcp.file_plan import FilePlan, RankShare, plan_file, tensor_items
 from deepvm.checkpoint.dcp.metadata import FORMAT, encode, encode_object
-from deepvm.checkpoint.dcp.plan import FilePlan, RankShare, plan_file, tensor_items
-from deepvm.checkpoint.dcp.region import Segment, filled
-from deepvm.checkpoint.dcp.steps import step_of, tells_step
-from deepvm.checkpoint.dcp.ways import Way, way_into
+from deepvm.checkpoint.dcp.rank_region import Segment, filled
+from deepvm.checkpoint.dcp.transports import Way, way_into
 from deepvm.checkpoint.environment import the_secrets
-from deepvm.checkpoint.layout import disguise
-from deepvm.checkpoint.senders import Base
-from deepvm.checkpoint.transfer import MemoryTransfer, Sent
+from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, Sent
+from deepvm.checkpoint.save.sender_threads import Base
+from deepvm.checkpoint.state.layout import disguise
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Store, check_run
-from deepvm.store.memory import MemoryStore
+from deepvm.store.memory.store import MemoryStore
 from deepvm.store.urls import open_store
 
 OBJECT_BYTES = 2**20

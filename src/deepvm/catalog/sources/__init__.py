@@ -1,0 +1,1 @@
+"""Sources of catalogues: AWS, SkyPilot, downloads."""

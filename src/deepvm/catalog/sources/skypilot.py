@@ -1,0 +1,263 @@
+"""SkyPilot's catalogue CSV made into a catalogue, with an account of every row.
+
+Columns are found by name, since their order and extras differ by provider. A row is kept, kept and flagged,
+or left out with a reason; nothing is dropped in silence and nothing missing is made up.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import date, datetime, timezone
+from operator import itemgetter
+from pathlib import Path
+
+import numpy as np
+
+from deepvm.catalog import library
+from deepvm.catalog.model import Catalog, Instance, Market, Place, Prices
+from deepvm.catalog.report import ImportReport, Reasons
+from deepvm.catalog.sources.skypilot_types import Types
+from deepvm.errors import MalformedFile, UnknownName
+
+URL = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/{provider}/vms.csv"
+MAX_BYTES = 256 * 2**20  # fifty times the largest file published; more is no catalogue
+_NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "Price", "Region")
+_OPTIONAL = ("GpuInfo", "SpotPrice", "AvailabilityZone", "Arch")
+_FACTS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "GpuInfo", "Arch")
+_BAD = -1.0  # marks a price that is no amount; NaN marks one that is absent
+
+
+def read(
+    path: Path, *, provider: str, name: str, seen: date | None = None, region: str | None = None
+) -> tuple[Catalog, ImportReport]:
+    """A CSV file. Its prices were seen on the day of its last change, unless ``seen`` says otherwise."""
+    try:
+        status = path.stat()
+        if status.st_size > MAX_BYTES:
+            raise MalformedFile(path, f"is no catalogue: {status.st_size:,} bytes, {MAX_BYTES:,} are read at most")
+        content = path.read_bytes()
+    except OSError as error:
+        raise MalformedFile(path, f"cannot be read ({error.strerror or error})") from None
+    day = seen or datetime.fromtimestamp(status.st_mtime, tz=timezone.utc).date()
+    return parse(content, path, provider=provider, name=name, seen=day, region=region, origin=path.name)
+
+
+def default_name(provider: str, region: str | None = None) -> str:
+    """What a catalogue of the provider is called, where the user names none: ``skypilot-aws``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(("skypilot", provider, *([region] if region else []))))
+
+
+def description(provider: str, origin: str, region: str | None) -> str:
+    return f"SkyPilot's catalogue of {provider}{f' in {region}' if region else ''}, from {origin}."
+
+
+def parse(
+    content: bytes,
+    source: Path | str,
+    *,
+    provider: str,
+    name: str,
+    seen: date,
+    region: str | None = None,
+    origin: str,
+) -> tuple[Catalog, ImportReport]:
+    """``source`` is how errors call the file, ``origin`` how the catalogue tells where it is from."""
+    types, table = _rows(content, source, provider, region)
+    instances, completed = _complete(types.instances, provider)
+    note = "SkyPilot's file tells neither bandwidth nor interruption rates"
+    note += f"; those of {completed} types are from {library.DEFAULT}." if completed else "."
+    catalog = Catalog(
+        name=name,
+        provider=provider,
+        description=description(provider, origin, region),
+        instances=instances,
+        places=tuple(table.places),
+        prices={market: table.prices(market, seen) for market in Market},
+        notes=(note,),
+    )
+    report = ImportReport(
+        rows=table.rows,
+        kept=len(table.taken),
+        types=len(instances),
+        offers=sum(map(len, catalog.prices.values())),
+        completed_types=completed,
+        flagged=table.flagged.tallies(),
+        left_out=table.left_out.tallies(),
+    )
+    return catalog, report
+
+
+class _Table:
+    """The price columns while they grow."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.places: dict[Place, int] = {}
+        self.taken: set[tuple[int, int]] = set()
+        self.flagged, self.left_out = Reasons(), Reasons()
+        self._columns: dict[Market, tuple[list[int], list[int], list[float]]] = {m: ([], [], []) for m in Market}
+        self._amounts: dict[str, float] = {"": math.nan}
+
+    def amount(self, text: str) -> float:
+        found = self._amounts.get(text)
+        if found is None:
+            try:
+                found = float(text)
+            except ValueError:
+                found = _BAD
+            if not (math.isfinite(found) and found >= 0):
+                found = _BAD
+            self._amounts[text] = found
+        return found
+
+    def add(self, market: Market, instance: int, place: int, usd: float) -> None:
+        instances, places, amounts = self._columns[market]
+        instances.append(instance)
+        places.append(place)
+        amounts.append(usd)
+
+    def prices(self, market: Market, seen: date) -> Prices:
+        instances, places, amounts = self._columns[market]
+        return Prices(
+            instance=np.array(instances, dtype=np.int32),
+            place=np.array(places, dtype=np.int32),
+            usd_per_hour=np.array(amounts, dtype=np.float64),
+            seen=np.full(len(amounts), seen.toordinal(), dtype=np.int32),
+        )
+
+
+def _rows(content: bytes, source: Path | str, provider: str, region: str | None) -> tuple[Types, _Table]:
+    reader = csv.reader(io.StringIO(_text(content, source), newline=""), strict=True)
+    types, table = Types(provider), _Table()
+    other_regions: set[str] = set()
+    try:
+        header = next(reader, [])
+        columns = _columns(header, source)
+        facts = itemgetter(*(columns[name] for name in _FACTS))
+        offer = itemgetter(*(columns[name] for name in ("Price", "SpotPrice", "Region", "AvailabilityZone")))
+        for row in reader:
+            if not row:
+                continue
+            table.rows += 1
+            if len(row) != len(header):
+                table.left_out.add("not as many fields as the header has", reader.line_num)
+                continue
+            row.append("")  # what a column that the file lacks reads as
+            price, spot, row_region, zone = offer(row)
+            if region is not None and row_region != region:
+                other_regions.add(row_region)
+                table.left_out.add("in another region than asked", reader.line_num)
+                continue
+            reason = _take(types, table, facts(row), price, spot, row_region, zone, reader.line_num)
+            if reason is not None:
+                table.left_out.add(reason, reader.line_num)
+    except csv.Error as error:
+        raise MalformedFile(source, f"is no CSV ({error})", line=max(1, reader.line_num)) from None
+    if region is not None and not table.taken and other_regions:
+        raise UnknownName("region of this file", region, other_regions)
+    if not table.taken:
+        first = table.left_out.tallies()
+        if not first:
+            raise MalformedFile(source, "has column names but no rows", line=1)
+        raise MalformedFile(source, f"holds no usable row: {first[0].reason}", line=first[0].first_line)
+    return types, table
+
+
+def _take(
+    types: Types,
+    table: _Table,
+    facts: tuple[str, ...],
+    price: str,
+    spot: str,
+    region: str,
+    zone: str,
+    line: int,
+) -> str | None:
+    """Take a row's offers into the table, or say why not."""
+    usd, spot_usd = table.amount(price), table.amount(spot)
+    if usd == _BAD or spot_usd == _BAD:
+        return "a price that is no amount of zero or more"
+    # Nobody rents machines for nothing: files write 0.00 where a market has no price.
+    free_on_demand, free_spot = usd == 0, spot_usd == 0
+    usd, spot_usd = usd or math.nan, spot_usd or math.nan
+    if usd != usd and spot_usd != spot_usd:
+        return "no price at all"
+    if not region or "/" in region:
+        return "no region, or one with a slash in its name"
+    found = types.index_of(facts)
+    if isinstance(found, str):
+        return found
+    index, flags = found
+    place = (region, zone or None)
+    place_index = table.places.setdefault(place, len(table.places))
+    if (index, place_index) in table.taken:
+        return "the same type and place as an earlier row"
+    table.taken.add((index, place_index))
+    for flag in flags:
+        table.flagged.add(flag, line)
+    if free_on_demand:
+        table.flagged.add("on-demand price of zero (taken as none)", line)
+    if free_spot:
+        table.flagged.add("spot price of zero (taken as none)", line)
+    if usd == usd:
+        table.add(Market.ON_DEMAND, index, place_index, usd)
+        if spot_usd >= usd:
+            table.flagged.add("spot at or above on-demand", line)
+    else:
+        table.flagged.add("no on-demand price", line)
+    if spot_usd == spot_usd:
+        table.add(Market.SPOT, index, place_index, spot_usd)
+    else:
+        table.flagged.add("no spot price", line)
+    return None
+
+
+def _text(content: bytes, source: Path | str) -> str:
+    if not content.strip():
+        raise MalformedFile(source, "is empty, a SkyPilot catalogue starts with its column names", line=1)
+    nul = content.find(b"\0")
+    if nul >= 0:
+        raise MalformedFile(source, "is binary, a SkyPilot catalogue is CSV", line=content.count(b"\n", 0, nul) + 1)
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise MalformedFile(source, "is no UTF-8 text, a SkyPilot catalogue is CSV", line=line) from None
+
+
+def _columns(header: list[str], source: Path | str) -> dict[str, int]:
+    names = [name.strip() for name in header]
+    absent = [name for name in _NEEDED if name not in names]
+    if absent:
+        raise MalformedFile(source, f"is no SkyPilot catalogue: column {', '.join(absent)} is missing", line=1)
+    twice = [name for name in (*_NEEDED, *_OPTIONAL) if names.count(name) > 1]
+    if twice:
+        raise MalformedFile(source, f"has the column {twice[0]} twice", line=1)
+    return {name: names.index(name) if name in names else len(names) for name in (*_NEEDED, *_OPTIONAL)}
+
+
+def _complete(instances: Iterable[Instance], provider: str) -> tuple[tuple[Instance, ...], int]:
+    """Add what SkyPilot's file does not tell, for the types that the built-in catalogue knows."""
+    if provider != "aws":
+        return tuple(instances), 0
+    built_in = library.load(library.DEFAULT)
+    known = {instance.name: instance for instance in built_in.instances}
+    completed = 0
+    result = []
+    for instance in instances:
+        more = known.get(instance.name)
+        if more is not None:
+            completed += 1
+            instance = replace(
+                instance,
+                burst_gbps=more.burst_gbps,
+                sustained_gbps=more.sustained_gbps,
+                interruption_percent=more.interruption_percent,
+            )
+        result.append(instance)
+    return tuple(result), completed

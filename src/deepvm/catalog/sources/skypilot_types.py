@@ -1,0 +1,106 @@
+"""The machine types of a SkyPilot file: what its rows say of each, read once per distinct wording."""
+
+from __future__ import annotations
+
+import math
+
+from deepvm.catalog import accelerators
+from deepvm.catalog.cpu_names import architecture_of
+from deepvm.catalog.gpu_memory import Gpu, gpu_of
+from deepvm.catalog.model import Instance
+from deepvm.catalog.sources.aws_names import quota_family_of
+
+_ARCHITECTURES = {
+    "x86_64": "x86_64",
+    "x86_64_mac": "x86_64",
+    "i386": "x86_64",  # EC2 lists 32-bit first for old types; all of them run 64-bit too
+    "arm64": "arm64",
+    "arm64_mac": "arm64",
+}
+# GCP lists the hosts of these series without their accelerators, which it prices apart: half of a machine.
+_HOSTS_WITHOUT_ACCELERATORS = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
+
+Found = tuple[int, tuple[str, ...]]  # the type's index, and the flags of a row that says this
+
+
+class Types:
+    """Every type is what its first row says; later rows may repeat it or contradict it."""
+
+    def __init__(self, provider: str) -> None:
+        self.instances: list[Instance] = []
+        self._provider = provider
+        self._by_wording: dict[tuple[str, ...], Found | str] = {}
+        self._by_name: dict[str, int] = {}
+
+    def index_of(self, wording: tuple[str, ...]) -> Found | str:
+        """The type of a row with these fields and its flags, or why the row cannot be used."""
+        found = self._by_wording.get(wording)
+        if found is None:
+            found = self._by_wording[wording] = self._read(wording)
+        return found
+
+    def _read(self, wording: tuple[str, ...]) -> Found | str:
+        name, accelerator, count_text, vcpus_text, memory_text, gpu_info, arch = (text.strip() for text in wording)
+        if not name:
+            return "no instance type: an accelerator that is priced apart from its host"
+        count, vcpus, memory_gib = _number(count_text), _number(vcpus_text), _number(memory_text)
+        for column, value in (("AcceleratorCount", count), ("vCPUs", vcpus), ("MemoryGiB", memory_gib)):
+            if value is not None and math.isnan(value):
+                return f"a bad number in {column}"
+        if bool(accelerator) != bool(count):
+            return "an accelerator without a count, or a count without an accelerator"
+        if not accelerator and self._provider == "gcp" and name.startswith(_HOSTS_WITHOUT_ACCELERATORS):
+            return "a host whose price leaves out its accelerators"
+        if vcpus == 0 or memory_gib == 0:
+            return "no vCPUs or no memory"
+        aws = self._provider == "aws"
+        gpu = gpu_of(self._provider, accelerator, count, gpu_info) if accelerator and count else None
+        instance = Instance(
+            name=name,
+            family=quota_family_of(name) if aws else None,
+            vcpus=vcpus,
+            memory_gib=memory_gib,
+            accelerator=gpu.name if gpu else None,
+            accelerator_count=count or 0.0,
+            accelerator_memory_gib=gpu.memory_gib if gpu else None,
+            architecture=_ARCHITECTURES.get(arch) or architecture_of(self._provider, name, gpu.name if gpu else None),
+        )
+        return self._match(instance, gpu)
+
+    def _match(self, instance: Instance, gpu: Gpu | None) -> Found | str:
+        flags = _flags(instance, gpu)
+        index = self._by_name.get(instance.name)
+        if index is None:
+            index = self._by_name[instance.name] = len(self.instances)
+            self.instances.append(instance)
+        elif self.instances[index] != instance:
+            first = self.instances[index]
+            if (first.accelerator, first.accelerator_count) != (
+                instance.accelerator,
+                instance.accelerator_count,
+            ):
+                return "another accelerator than earlier rows of the type have"
+            flags.append("contradicts earlier rows of the type (the first is believed)")
+        return index, tuple(flags)
+
+
+def _flags(instance: Instance, gpu: Gpu | None) -> list[str]:
+    if gpu is None:
+        return []
+    flags = []
+    if not float(instance.accelerator_count).is_integer():
+        flags.append("a fraction of an accelerator")
+    if accelerators.find(gpu.name) is None:
+        flags.append("accelerator not in the table of accelerators")
+    return [*flags, *gpu.flags]
+
+
+def _number(text: str) -> float | None:
+    """None where absent, NaN where it is no number of zero or more."""
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) and value >= 0 else math.nan

@@ -1,0 +1,1 @@
+"""Host memory and threads for copies: staging memory, page sizes, write protection, priorities."""

@@ -1,0 +1,1 @@
+"""Data loaders and samplers that resume in the middle of an epoch."""

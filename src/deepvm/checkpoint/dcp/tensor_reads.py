@@ -1,0 +1,118 @@
+"""Bringing the bytes that a load plan wants to where it wants them: the chunks that hold some, each once, verified.
+
+A chunk that lies whole in one tensor's memory is received straight into it. Anything else goes through a buffer: edges
+of shards, tensors on other devices, of other types, or cut along an inner dimension.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+
+import torch
+from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+
+from deepvm.checkpoint.buffers.staging import view_of
+from deepvm.checkpoint.dcp.metadata import Shard
+from deepvm.checkpoint.restore.chunk_reader import readers_for
+from deepvm.errors import CheckpointError
+from deepvm.store.base import Manifest, Store, chunk_count
+
+
+class Read:
+    """A part of a shard on its way into a tensor. ``start`` and ``end`` are where its rows lie in the file."""
+
+    def __init__(self, item: ReadItem, shard: Shard, tensor: torch.Tensor) -> None:
+        self.item, self.tensor = item, tensor
+        self._shard, self._lengths = shard, tuple(item.lengths)
+        if tuple(tensor.shape) != self._lengths:
+            raise CheckpointError(f"{item.dest_index.fqn} wants {tuple(tensor.shape)}, the plan has {self._lengths}")
+        inner, sizes = self._lengths[1:], shard.sizes
+        row_bytes = prod(sizes[1:]) * shard.dtype.itemsize
+        first, rows = (item.storage_offsets[0], self._lengths[0]) if sizes else (0, 1)
+        self.start = shard.entry.offset + first * row_bytes
+        self.end = self.start + rows * row_bytes
+        whole_rows = inner == sizes[1:]
+        plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        self._in_place = whole_rows and plain and tensor.dtype == shard.dtype
+        self._buffer: torch.Tensor | None = None
+        self.missing = 0  # chunks that are still to come
+
+    def chunks(self, chunk_bytes: int) -> range:
+        if self.start == self.end or not self.tensor.numel():
+            return range(0)
+        return range(self.start // chunk_bytes, chunk_count(self.end, chunk_bytes))
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """The memory for a part of the file that is all within this read."""
+        if self._in_place:
+            address = self.tensor.data_ptr()
+        else:
+            if self._buffer is None:
+                self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8)
+            address = self._buffer.data_ptr()
+        return view_of(address + offset - self.start, length)
+
+    def finish(self) -> None:
+        """Everything has arrived."""
+        if self._buffer is None:
+            return
+        rows = self._buffer.view(self._shard.dtype)
+        if self._lengths:
+            rows = rows.view(self._lengths[0], *self._shard.sizes[1:])
+            for dim in range(1, len(self._lengths)):
+                rows = rows.narrow(dim, self.item.storage_offsets[dim], self._lengths[dim])
+        self.tensor.copy_(rows.view(self._lengths) if not self._lengths else rows)
+        self._buffer = None
+
+
+def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: LoadPlanner) -> int:
+    """Fill all tensors; returns the bytes that came from the store."""
+    by_chunk: dict[int, list[Read]] = defaultdict(list)
+    for read in reads:
+        chunks = read.chunks(manifest.chunk_bytes)
+        read.missing = len(chunks)
+        for chunk in chunks:
+            by_chunk[chunk].append(read)
+        if not chunks:
+            planner.commit_tensor(read.item, read.tensor)
+    lock, local = threading.Lock(), threading.local()
+
+    def fetch(chunk: int) -> int:
+        offset, length = manifest.span(chunk)
+        wanted = by_chunk[chunk]
+        with lock:
+            straight = next((r for r in wanted if r.start <= offset and offset + length <= r.end), None)
+            if straight is not None:
+                view = straight.view(offset, length)
+            else:
+                if not hasattr(local, "buffer"):
+                    local.buffer = torch.empty(min(manifest.chunk_bytes, manifest.size_bytes), dtype=torch.uint8)
+                view = view_of(local.buffer.data_ptr(), length)
+        store.read_chunk(manifest, chunk, view)
+        for read in wanted:
+            if read is not straight:
+                _copy_part(read, view, offset, lock)
+        with lock:
+            done = []
+            for read in wanted:
+                read.missing -= 1
+                if not read.missing:
+                    done.append(read)
+            for read in done:
+                read.finish()
+                planner.commit_tensor(read.item, read.tensor)
+        return length
+
+    with ThreadPoolExecutor(max_workers=readers_for(store), thread_name_prefix="deepvm-read") as pool:
+        return sum(pool.map(fetch, sorted(by_chunk)))
+
+
+def _copy_part(read: Read, chunk: memoryview, offset: int, lock: threading.Lock) -> None:
+    begin, end = max(offset, read.start), min(offset + len(chunk), read.end)
+    with lock:  # it may have to make its buffer
+        target = read.view(begin, end - begin)
+    target[:] = chunk[begin - offset : end - offset]

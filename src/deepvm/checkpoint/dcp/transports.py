@@ -1,0 +1,126 @@
+"""The two ways of a rank's bytes into a store: memory nodes, which all ranks reach; or any store, from one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+from deepvm.checkpoint.dcp.file_plan import RankShare
+from deepvm.checkpoint.dcp.rank_region import Region, Segment
+from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, Sent
+from deepvm.checkpoint.save.sender_threads import Base
+from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.layout import Layout
+from deepvm.errors import StoreError
+from deepvm.store.base import Manifest, Store, Writer
+from deepvm.store.memory.store import MemoryStore
+
+
+class Way(Protocol):
+    def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
+        """Bring this rank's region to the store. Nothing becomes visible."""
+        ...
+
+    def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        """Send the header, wait until all ranks' bytes are there, and make the checkpoint exist."""
+        ...
+
+    def abort(self) -> None:
+        """Leave nothing behind. Never raises."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def way_into(store: Store, run: str, share: RankShare, deadline_s: float) -> Way:
+    if isinstance(store, MemoryStore):
+        store.session = share.session
+        return _IntoNodes(store, run, share, deadline_s)
+    return _IntoStore(store, run, share)
+
+
+class _IntoNodes:
+    def __init__(self, store: MemoryStore, run: str, share: RankShare, deadline_s: float) -> None:
+        self._store, self._run, self._share, self._deadline_s = store, run, share, deadline_s
+
+    def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
+        with self._transfer() as transfer:
+            ends = time.monotonic() + self._deadline_s
+            return self._send(transfer, segments, base, ends, offering=base is None)
+
+    def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        share, ends = self._share, time.monotonic() + self._deadline_s
+        with self._transfer() as transfer:
+            sent = self._send(transfer, [header], None, ends)
+            gone = sorted({*down, *sent.nodes_down})
+            transfer.commit(Pieces(layout, share.chunk_bytes), share.step, facts, gone, ends)
+
+    def abort(self) -> None:
+        with suppress(StoreError), self._transfer() as transfer:
+            transfer.block_bytes()  # which connects
+            transfer.abort(self._share.step)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def _send(
+        self,
+        transfer: MemoryTransfer,
+        segments: Sequence[Segment],
+        base: Base | None,
+        ends: float,
+        *,
+        offering: bool = False,
+    ) -> Sent:
+        share = self._share
+        region = Region(share.size_bytes, share.chunk_bytes, segments, self._store.replicas)
+        return transfer.send(
+            region, region.chunks, share.step, share.size_bytes, share.chunk_bytes,
+            layout=share.fingerprint, base=base, ends=ends, offering=offering,
+        )  # fmt: skip
+
+    @contextmanager
+    def _transfer(self) -> Iterator[MemoryTransfer]:
+        transfer = MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size)
+        try:
+            yield transfer
+        finally:
+            transfer.close()
+
+
+class _IntoStore:
+    def __init__(self, store: Store, run: str, share: RankShare) -> None:
+        self._store, self._run, self._share = store, run, share
+        self._digests: dict[int, int] = {}
+        self._writer: Writer = store.writer(run, share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes)
+
+    def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
+        del base
+        region = Region(self._share.size_bytes, self._share.chunk_bytes, segments, 1)
+        for chunk in region.chunks:
+            self._digests[chunk] = digest = region.digest(chunk)
+            self._writer.put(chunk, region.views(chunk), digest)
+            region.sent(chunk)
+        return Sent(digests=[])
+
+    def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        del layout, down
+        self.send([header], None)
+        manifest = Manifest(
+            run=self._run,
+            step=self._share.step,
+            size_bytes=self._share.size_bytes,
+            chunk_bytes=self._share.chunk_bytes,
+            digests=[digest for _, digest in sorted(self._digests.items())],
+            created_s=time.time(),
+            facts=facts,
+        )
+        self._writer.publish(manifest)
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+    def close(self) -> None:
+        self._store.close()

@@ -1,0 +1,1 @@
+"""Everything beside the state that makes a resumed step the same step."""

@@ -1,0 +1,192 @@
+"""What makes the next step the same step, beside the user's own state: a component that is saved with every checkpoint.
+
+It names the generators, the circumstances and every piece of state; after a restore it sets the generators, and tells
+why a run that goes on from here would drift.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from deepvm.checkpoint.determinism import rng_state, run_environment
+from deepvm.checkpoint.determinism.draws import Draws
+from deepvm.checkpoint.determinism.first_iterator import FirstIterators, is_loader
+from deepvm.checkpoint.determinism.forgotten import Forgotten
+from deepvm.checkpoint.state.owners import inner_optimizer
+from deepvm.errors import CheckpointError, Corrupt
+
+log = logging.getLogger("deepvm.checkpoint")
+
+DETERMINISM = "deepvm.determinism"  # its name among the components of a state
+VERSION = 1
+_SAVED = {"rank": int, "pieces": dict, "circumstances": dict, "generators": dict}
+
+
+class Determinism:
+    def __init__(
+        self, state: Mapping[str, Any], rank: int, world_size: int, positions: Mapping[str, str] | None = None
+    ) -> None:
+        """``positions`` are loaders whose position somebody else keeps, and who."""
+        self._state, self._rank, self._world_size = state, rank, world_size
+        self._positions = dict(positions or {})
+        self._forgotten, self._draws = Forgotten(state), Draws(state)
+        self._told: set[str] = set()  # what of it was logged
+        self._taken: dict[str, Any] = {}  # for the manifest
+        self._saved: Mapping[str, Any] | None = None
+        self._first_iterators = FirstIterators({}, list)
+        self._loaders_outside: int | None = None
+
+    # --- saving -------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        pieces, found = kinds(self._state), rng_state.take()
+        circumstances_now = run_environment.take(self._world_size)
+        forgotten = self._forgotten.sentences()
+        for sentence in forgotten:
+            if sentence not in self._told:
+                self._told.add(sentence)
+                log.warning("%s: give it to the Checkpointer", sentence)
+        self._taken = {"pieces": pieces, "circumstances": circumstances_now, "generators": rng_state.names(found)}
+        return {
+            "version": VERSION,
+            "rank": self._rank,
+            "pieces": pieces,
+            "circumstances": circumstances_now,
+            "generators": found,
+            "forgotten": forgotten,
+            "draws": self._draws.typical(),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """The newest that was taken, for people to read in the manifest. For the thread that sends it."""
+        taken = self._taken
+        pieces = taken["pieces"]
+        if self._loaders_outside is None:  # once: it looks at every object there is
+            elsewhere = self._positions or "loader" in pieces.values()
+            self._loaders_outside = 0 if elsewhere else _living_loaders()
+        return {
+            **taken["circumstances"],
+            "state": sorted(pieces),
+            "loaders": [name for name, kind in pieces.items() if kind == "loader"],
+            "loaders_outside": self._loaders_outside,
+            "positions": self._positions,
+            "generators": taken["generators"],
+        }
+
+    # --- restoring ----------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        """Before a restore: a checkpoint may have nothing for this component."""
+        self._saved = None
+        self.settle()
+
+    def check_state_dict(self, saved: Any) -> None:
+        if isinstance(saved, Mapping) and saved.get("version") != VERSION:
+            return  # of another version, and left alone
+        for name, kind in _SAVED.items():
+            if not isinstance(saved, Mapping) or not isinstance(saved.get(name), kind):
+                raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a {kind.__name__}")
+        for name, texts in (("forgotten", saved), ("devices", saved["circumstances"])):
+            if not _are_texts(texts.get(name, [])):
+                raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a list of texts")
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        self.check_state_dict(saved)
+        self._saved = saved if saved.get("version") == VERSION else None
+
+    def resume(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
+        """Once everything else is loaded: set the generators; the reasons why this run would drift."""
+        if self._saved is None:
+            return ("the checkpoint has no random generators: it was saved by another version of deepvm",)
+        then = self._saved["circumstances"]
+        reasons = run_environment.differences(then, run_environment.take(self._world_size, with_cuda=_had_cuda(then)))
+        reasons += _missing(self._saved["pieces"], kinds(self._state), {} if self._positions else facts)
+        reasons += self._saved.get("forgotten", [])
+        reasons += self._put()
+        typical = self._saved.get("draws")
+        self._draws.restored(typical if isinstance(typical, Mapping) else {})
+        self._first_iterators = FirstIterators(self._state, self._put)
+        return tuple(reasons)
+
+    def stepped(self) -> list[str]:
+        """A step is finished: why the run that was restored has drifted in it."""
+        return self._draws.stepped()
+
+    def close(self) -> None:
+        self._forgotten.close()
+
+    def restore_generators(self) -> None:
+        if self._saved is None:
+            raise CheckpointError("no generators were restored: restore() a checkpoint that has them first")
+        self._put()
+
+    def settle(self) -> None:
+        """Training goes on: iterators that are made from now on are new to the run."""
+        self._first_iterators.forget()
+
+    def _put(self) -> list[str]:
+        assert self._saved is not None  # noqa: S101 - asked before
+        saved, of_rank = self._saved["generators"], self._saved["rank"]
+        try:
+            if of_rank == self._rank:
+                return rng_state.put(saved)
+            rng_state.derive(saved, self._rank)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
+            return [f"the saved random generators cannot be set: {type(error).__name__} {error}"]
+        return [f"rank {self._rank} has no generators in the checkpoint: they are seeded from those of rank {of_rank}"]
+
+
+def kinds(state: Mapping[str, Any]) -> dict[str, str]:
+    """What kind of thing each piece of a state is."""
+    return {name: _kind(component) for name, component in state.items()}
+
+
+def _kind(component: Any) -> str:
+    if isinstance(component, torch.nn.Module):
+        return "module"
+    if inner_optimizer(component) is not None:
+        return "optimizer"
+    if isinstance(component, torch.optim.lr_scheduler.LRScheduler):
+        return "scheduler"
+    if isinstance(component, torch.amp.GradScaler):
+        return "scaler"
+    return "loader" if is_loader(component) else "values"
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _had_cuda(then: Mapping[str, Any]) -> bool:
+    return torch.cuda.is_available() and any(str(device).startswith("cuda") for device in then.get("devices", ()))
+
+
+def _missing(saved: Mapping[str, str], now: Mapping[str, str], facts: Mapping[str, Any]) -> list[str]:
+    reasons = [
+        f"the checkpoint has the state of {name} ({kind}), which is not among the state here: it begins anew"
+        for name, kind in saved.items()
+        if name not in now
+    ]
+    if facts.get("loaders_outside") and "loader" not in saved.values():
+        reasons.append(
+            "a DataLoader was in use, whose position is not in the checkpoint: where training reads from it, its data "
+            'begins anew; give deepvm.resumable(loader), or positions={"loader": "kept by ..."} where somebody else '
+            "keeps it"
+        )
+    return reasons
+
+
+def _living_loaders() -> int:
+    """How many DataLoaders this process has, wherever they are."""
+    classes: list[Any] = [DataLoader]
+    for known in classes:  # it grows while it is walked
+        classes += [sub for sub in known.__subclasses__() if sub not in classes]
+    loaders = set(classes)
+    return sum(type(found) in loaders for found in gc.get_referrers(*classes))  # one walk over the heap for all classes

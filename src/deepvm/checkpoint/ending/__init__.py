@@ -1,0 +1,1 @@
+"""How a checkpointer ends: the last save, and the interpreter's exit."""

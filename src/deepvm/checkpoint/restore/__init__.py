@@ -1,0 +1,1 @@
+"""A checkpoint from a store into the trainer's objects, at once or on demand."""

@@ -1,0 +1,94 @@
+"""What deepvm-fetch brought to this machine, before the stores of a restore."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from deepvm.checkpoint import ranks
+from deepvm.checkpoint.buffers.staging import Staging
+from deepvm.checkpoint.timeline import Start
+from deepvm.errors import StoreUnavailable
+from deepvm.fetch.clock import now_s
+from deepvm.fetch.fetched_store import FetchedStore, fetched_before
+from deepvm.store.base import Manifest, Store
+from deepvm.units import format_bytes
+
+log = logging.getLogger("deepvm.checkpoint")
+
+
+@contextmanager
+def fetched_first(stores: Sequence[Store], run: str, start: Start) -> Iterator[Sequence[Store]]:
+    """The stores, after what was fetched from them; it is let go of once a restore has succeeded."""
+    found = _find(stores, run)
+    if found is None:
+        yield stores
+        return
+    try:
+        yield (found, *stores)
+        if found.used and found.times is not None:
+            start.fetched(found.times.started_s, found.times.whole_s or now_s())
+            log.info("%s", found)
+        found.done()
+    finally:
+        found.close()
+
+
+def _find(stores: Sequence[Store], run: str) -> FetchedStore | None:
+    """Where one rank has something, all put a store in front: they name stores by their place."""
+    found = fetched_before(stores, run)
+    _, world_size = ranks.rank_and_world_size()
+    if world_size > 1 and ranks.any_of("restore()", found is not None, deadline_s=ranks.START_S) and found is None:
+        return FetchedStore(None, stores, run)
+    return found
+
+
+def memory_for(store: Store, manifest: Manifest) -> Staging:
+    """Where a checkpoint from this store is to come: the segment itself, where it was fetched into one."""
+    if isinstance(store, FetchedStore) and store.holds(manifest):
+        return FetchedMemory(store, manifest.size_bytes)
+    try:
+        return Staging(manifest.size_bytes, warm=False, inherited=True)  # tensors that stay in it are the trainer's
+    except (OSError, MemoryError, OverflowError, ValueError) as error:
+        size = format_bytes(manifest.size_bytes)
+        raise StoreUnavailable(
+            f"step {manifest.step} has {size}, which this machine's memory cannot hold: {error}"
+        ) from None
+
+
+def came_from(store: Store, manifest: Manifest) -> tuple[str, bool]:
+    """The store that keeps a checkpoint, and whether it had been fetched to this machine."""
+    if isinstance(store, FetchedStore):
+        return store.origin(manifest), store.holds(manifest)
+    return store.url, False
+
+
+class FetchedMemory(Staging):
+    """The memory of a segment. Tensors that a component keeps stay in it: they are copied no more."""
+
+    def __init__(self, store: FetchedStore, size_bytes: int) -> None:
+        self._keeps_pages = store.alone
+        super().__init__(size_bytes, warm=False, over=store.mapped())
+
+    def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
+        """In the background, little by little: the first step needs the cores, and can spare the memory."""
+        if self._keeps_pages:  # those of a file go when they are cut out of it, and not when one mapping forgets them
+            name, work = "deepvm-release", super().release_all_but
+            threading.Thread(target=work, args=(list(kept),), name=name, daemon=True).start()
+
+    def _release(self, start: int, length: int) -> None:
+        for at in range(start, start + length, _PIECE_BYTES):
+            piece = min(_PIECE_BYTES, start + length - at)
+            began_s = time.monotonic()
+            _libc.madvise(ctypes.c_void_p(self.address + at), ctypes.c_size_t(piece), _MADV_REMOVE)
+            time.sleep(_REST * (time.monotonic() - began_s))
+
+
+_libc = ctypes.CDLL(None)
+_MADV_REMOVE = 9
+_PIECE_BYTES = 2 * 2**20
+_REST = 20  # times as long as a piece took

@@ -1,0 +1,1 @@
+"""A snapshot into a store until it is committed and durable."""

@@ -1,0 +1,156 @@
+"""What becomes of a checkpoint once the first store has it: it goes on until it is durable, older ones are deleted, and
+nodes that missed it get it back."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from deepvm.checkpoint.determinism.replay import Witnesses, witness_run
+from deepvm.checkpoint.handle import SaveHandle, Status
+from deepvm.checkpoint.save.event_log import Told
+from deepvm.checkpoint.save.step_order import Order
+from deepvm.errors import StoreError
+from deepvm.store.base import Store
+from deepvm.store.memory.repair import repair
+from deepvm.store.memory.store import MemoryStore
+
+log = logging.getLogger("deepvm.checkpoint")
+
+DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
+REPAIR_S = 1.0  # how often a node that missed a checkpoint is looked for
+
+
+class Tiers:
+    """A thread that follows each committed checkpoint. Rank 0 copies, deletes and repairs; the others look."""
+
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        run: str,
+        rank: int,
+        told: Told,
+        *,
+        order: Order,
+        status: Status,
+        deadline_s: float,
+        witnesses: Witnesses | None,
+    ) -> None:
+        self._stores, self._run, self._rank, self._told = stores, run, rank, told
+        self._order, self._status, self._deadline_s = order, status, deadline_s
+        self._witnesses = witnesses
+        self._newest: SaveHandle | None = None
+        self._ends_s = math.inf
+        self._committed: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Before the first follows."""
+        self._thread = threading.Thread(target=self._loop, name="deepvm-tier", daemon=True)
+        self._thread.start()
+
+    def follow(self, handle: SaveHandle) -> None:
+        """The first store has this one."""
+        self._newest = handle
+        self._committed.put(handle)
+
+    def hurry(self, ends_s: float) -> None:
+        """Wait until then at most for memory nodes to write on by themselves what they have; not for those that do
+        not."""
+        self._ends_s = ends_s
+
+    def end(self) -> None:
+        """No other will follow."""
+        self._committed.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _loop(self) -> None:
+        while True:
+            try:
+                handle = self._committed.get(timeout=REPAIR_S)
+            except queue.Empty:
+                self._repair()
+                continue
+            if handle is None:
+                return
+            try:
+                place = self._make_durable(handle)
+                if place is not None:
+                    self._told.saved(handle, "durable", place=place)
+                    handle.advance("durable")
+                    self._status.durable += 1
+                    self._status.last_durable_step = handle.step
+            except Exception as error:
+                self._status.last_error = f"step {handle.step} is not durable: {error}"
+                log.warning("%s", self._status.last_error)
+
+    def _make_durable(self, handle: SaveHandle) -> str | None:
+        """Where it is durable now; None where it is not, or not in time."""
+        first, *further = self._stores
+        if self._rank == 0:
+            self._supersede(first, handle)
+        if first.durable:
+            if self._rank == 0:
+                self._retain(first)
+            return first.url
+        if further and self._rank == 0:
+            from deepvm.store.verify import copy
+
+            for store in further:
+                copy(first, store, self._run, handle.step)
+                self._supersede(store, handle)
+                self._retain(store)
+            return further[0].url
+        assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
+        ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
+        while time.monotonic() < min(ends, self._ends_s) and self._committed.empty():
+            if self._ends_s < math.inf and (self._rank != 0 or not first.writes_on(self._run)):
+                return None
+            if further:
+                if all(handle.step in store.steps(self._run) for store in further):
+                    return further[0].url
+            else:
+                states = first.states(self._run, handle.step)
+                if not states:  # overtaken by a newer one before it was written on
+                    return None
+                if first.outlives_the_nodes(states):
+                    return first.url
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, SLOWEST_POLL_S)
+            if pause_s == SLOWEST_POLL_S:
+                self._repair()
+        return None
+
+    def _repair(self) -> None:
+        """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""
+        first, newest = self._stores[0], self._newest
+        if not self._status.nodes_down or newest is None or self._rank != 0 or not isinstance(first, MemoryStore):
+            return
+        try:
+            whole = repair(first, self._run, newest.step, newest.attempt)
+        except StoreError as error:
+            log.info("step %d is not repaired yet: %s", newest.step, error)
+            return
+        if newest.step == self._status.last_remote_step:
+            self._status.nodes_down = tuple(node for node in self._status.nodes_down if node not in whole)
+
+    def _supersede(self, store: Store, handle: SaveHandle) -> None:
+        """Remove what a restore went back behind, and its witnesses."""
+        for step in self._order.committed(store, handle.step, handle.attempt):
+            if self._witnesses is not None:
+                with suppress(StoreError):
+                    store.delete(witness_run(self._run), step)
+
+    def _retain(self, store: Store) -> None:
+        self._order.prune(store)
+        if self._witnesses is not None:
+            with suppress(StoreError):
+                self._witnesses.forget_lonely(store)

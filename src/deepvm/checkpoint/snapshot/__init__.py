@@ -1,0 +1,1 @@
+"""One consistent picture of the state while training continues. Takes state/, gives chunks to save/."""

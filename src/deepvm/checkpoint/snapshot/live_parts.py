@@ -1,0 +1,109 @@
+"""Which bytes of a snapshot are read where they are, and which from staging memory.
+
+Input: the owned tensors of a plan and the address ranges that are protected. Output, for each chunk: the parts that
+are read in place, and the memory to send. All else is in staging memory when a save returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from deepvm.checkpoint.buffers.copying import SMALL_BYTES, Job, copy_one_by_one, in_pieces
+from deepvm.checkpoint.buffers.staging import Staging, view_of
+from deepvm.checkpoint.buffers.write_watch import Range
+from deepvm.checkpoint.snapshot.live_pages import PAGE_BYTES, whole_pages, within
+from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.store.memory.buffers import Strip, cut
+
+
+class Part(NamedTuple):
+    """Bytes from ``offset`` on in the file, and where they are in memory."""
+
+    offset: int
+    address: int
+    length: int
+
+
+class InPlace:
+    """For one set of protected ranges; made anew only when that set changes."""
+
+    def __init__(self, pieces: Pieces, staging: Staging, tensors: Sequence[Part], ranges: Sequence[Range]) -> None:
+        """``tensors``: the large ones, whole."""
+        self.pieces, self._staging, self.ranges = pieces, staging, ranges
+        self.parts: list[list[Part]] = [[] for _ in range(pieces.count)]  # by chunk
+        rest: list[Part] = []
+        for tensor in tensors:
+            self._place(tensor, rest)
+        self.in_chunk = bytearray(bool(parts) for parts in self.parts)
+        self.bytes = sum(part.length for parts in self.parts for part in parts)
+        self.rest_bytes = sum(part.length for part in rest)
+        self.rest = [(staging.address + part.offset, part.address, part.length) for part in rest]
+        self.copy_all = self._copies([part for parts in self.parts for part in parts])
+        self._strips: dict[tuple[int, bool], list[Strip]] = {}
+
+    def _place(self, tensor: Part, rest: list[Part]) -> None:
+        """Divide a tensor into what is read in place, chunk by chunk, and the rest."""
+        at = tensor.address
+        for start, end in within(self.ranges, *whole_pages(tensor.address, tensor.length)):
+            if start > at:
+                rest.append(_within(tensor, at, start))
+            self._cut(_within(tensor, start, end))
+            at = end
+        if at < tensor.address + tensor.length:
+            rest.append(_within(tensor, at, tensor.address + tensor.length))
+
+    def _cut(self, part: Part) -> None:
+        offset, end = part.offset, part.offset + part.length
+        while offset < end:
+            chunk = offset // self.pieces.chunk_bytes
+            until = min(end, (chunk + 1) * self.pieces.chunk_bytes)
+            self.parts[chunk].append(Part(offset, part.address + offset - part.offset, until - offset))
+            offset = until
+
+    def _copies(self, parts: Sequence[Part]) -> list[Job]:
+        spans = [(self._staging.address + part.offset, part.address, part.length) for part in parts]
+        small = [span for span in spans if span[2] < SMALL_BYTES]
+        large = [job for span in spans if span[2] >= SMALL_BYTES for job in in_pieces(span)]
+        return [*large, partial(copy_one_by_one, small)] if small else large
+
+    def copy_chunks(self, chunks: Sequence[int]) -> tuple[list[Job], int]:
+        """The copies of what some chunks have in place, and how many bytes that is."""
+        parts = [part for chunk in chunks for part in self.parts[chunk]]
+        return self._copies(parts), sum(part.length for part in parts)
+
+    def pages_of(self, chunk: int) -> list[Range]:
+        """The pages that a chunk is read from in place. They belong to its tensors alone."""
+        found: list[Range] = []
+        for _, address, length in self.parts[chunk]:
+            start = address // PAGE_BYTES * PAGE_BYTES
+            end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
+            found.append((found.pop()[0], end) if found and found[-1][1] == start else (start, end))
+        return found
+
+    def strips(self, chunk: int, *, moved: bool) -> list[Strip]:
+        """The memory of a chunk; ``moved``: what was in place is in staging memory now. Made once, since it takes
+        longer than to send what they show of small tensors. For whoever holds the chunk's lock."""
+        moved = moved or not self.parts[chunk]
+        found = self._strips.get((chunk, moved))
+        if found is None:
+            found = self._strips[chunk, moved] = self._make_strips(chunk, () if moved else self.parts[chunk])
+        return found
+
+    def _make_strips(self, chunk: int, parts: Sequence[Part]) -> list[Strip]:
+        at, length = self.pieces.span(chunk)
+        end, base = at + length, self._staging.address
+        spans: list[Range] = []  # address, length
+        for part in parts:
+            if part.offset > at:
+                spans.append((base + at, part.offset - at))
+            spans.append((part.address, part.length))
+            at = part.offset + part.length
+        if at < end:
+            spans.append((base + at, end - at))
+        return cut([view_of(address, length) for address, length in spans])
+
+
+def _within(tensor: Part, start: int, end: int) -> Part:
+    return Part(tensor.offset + start - tensor.address, start, end - start)

@@ -1,0 +1,171 @@
+"""One consistent picture of the state, taken while training goes on.
+
+A tensor's bytes come from one of two sources:
+
+- **in place**: memory that only an optimizer's step changes, and whose pages are protected. Its bytes are read where
+  they are; before the optimizer steps (``freeze``, called by its own pre-hook) what was not yet sent is copied into
+  staging memory, and the pages are unprotected.
+- **staged**: anything else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
+
+Every chunk is proven: after its bytes were read, and before it counts as sent, the kernel is asked whether one of its
+pages was written since the snapshot was taken. If one was, the snapshot is torn; the save fails and is never committed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import torch
+import xxhash
+
+from deepvm.checkpoint.buffers.staging import Staging, copy_bytes
+from deepvm.checkpoint.snapshot.device import Arrivals
+from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.state.layout import DTYPES, Layout
+from deepvm.errors import CheckpointError
+from deepvm.store.memory.buffers import Strip, from_offset, views_of
+from deepvm.store.memory.connection import Send
+
+_CHANGED = "a tensor was changed in place before it was saved, other than by the optimizer's step"
+GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its trainer
+
+
+class Snapshot:
+    """``sources`` have begun: what is not in place is staged."""
+
+    def __init__(self, sources: Sources, copies: Sequence[int], arrivals: Arrivals | None = None) -> None:
+        self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
+        self._arrivals = arrivals
+        self._in_place = sources.in_place
+        self._moved = bytearray(self.pieces.count)  # what was in place is in staging memory now
+        self._waiting = bytearray(copies)  # how many nodes still have to get the chunk from this rank
+        self._ending = threading.Lock()
+        self.frozen = False  # nothing is protected any more
+        self.torn: str | None = None
+
+    # --- the trainer's side -------------------------------------------------------------------------------------
+
+    def freeze(self) -> int:
+        """Copy what is in place and not yet sent; returns the bytes copied. After it, tensors may change."""
+        with self._ending:
+            return 0 if self.frozen else self._freeze()
+
+    def _freeze(self) -> int:
+        if self._arrivals is not None:
+            self._arrivals.hold()  # on the GPU; nothing waits here
+        self._sources.gate.clear()  # senders stand still
+        locks = self._sources.locks
+        held = [lock for lock, waiting in zip(locks, self._waiting, strict=True) if waiting and lock.acquire()]
+        try:
+            copied = 0
+            unsent = [c for c, n in enumerate(self._waiting) if n and self._in_place.in_chunk[c]]
+            if unsent and self.torn is None:
+                copied = self._copy(unsent)
+                self._prove(unsent)  # after the copy: it must not have been written until then
+            self._check_device()
+            if self.torn is None:
+                for chunk in unsent:
+                    self._moved[chunk] = 1
+            self.frozen = True
+            self._sources.unprotect()
+            return copied
+        finally:
+            for lock in held:
+                lock.release()
+            self._sources.gate.set()
+
+    def _copy(self, unsent: Sequence[int]) -> int:
+        everything = len(unsent) >= 0.9 * sum(self._in_place.in_chunk)
+        try:
+            return self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
+        except Exception as error:  # training goes on without this save
+            self.torn = f"the state could not be copied: {error}"
+            return 0
+
+    def _prove(self, chunks: Sequence[int]) -> None:
+        """That nothing which these chunks have in place was written since the snapshot was taken. Only before
+        ``frozen``, and after the bytes were read."""
+        if not all(map(self._sources.untouched, chunks)):
+            self.torn = self.torn or _CHANGED
+
+    def _check_device(self) -> None:
+        if not self.frozen and self._arrivals is not None and self._arrivals.changed():
+            self.torn = self.torn or _CHANGED
+
+    def raise_if_torn(self) -> None:
+        """Asked once all chunks are sent, each of them proven, and again right before the commit."""
+        self._check_device()
+        if self.torn is not None:
+            raise CheckpointError(self.torn)
+
+    def end(self) -> None:
+        """The save is over, whatever came of it: nothing is read any more, and nothing is to be protected."""
+        with self._ending:
+            if not self.frozen:
+                self.frozen = True
+                self._sources.unprotect()
+
+    def mend(self) -> None:
+        """Between saves: prepare memory for the next one."""
+        self._sources.mend()
+
+    # --- the senders' side --------------------------------------------------------------------------------------
+
+    def ready(self, chunk: int) -> None:
+        """Wait until what comes from a GPU has arrived."""
+        if self._arrivals is not None:
+            offset, length = self.pieces.span(chunk)
+            self._arrivals.wait(offset, offset + length)
+
+    def digest(self, chunk: int) -> int:
+        self.ready(chunk)
+        self._sources.gate.wait(GATE_S)
+        with self._sources.locks[chunk]:
+            hasher = xxhash.xxh3_64()
+            for view in views_of(self._strips(chunk)):
+                hasher.update(view)
+            self._prove_read(chunk)
+            return hasher.intdigest()
+
+    def hand_over(self, chunk: int, offset: int, send: Send) -> int:
+        """Call ``send`` with the memory of a chunk from an offset on, while nothing moves it."""
+        self.ready(chunk)
+        self._sources.gate.wait(GATE_S)
+        with self._sources.locks[chunk]:
+            return send(from_offset(self._strips(chunk), offset))
+
+    def sent(self, chunk: int) -> None:
+        """Count the chunk as sent to one node, if what was read of it is the state of the save. Raises if not: its
+        digest has not left this process then, without which no node takes it for whole."""
+        with self._sources.locks[chunk]:
+            self._prove_read(chunk)
+            self._waiting[chunk] -= 1
+
+    def readable(self, chunk: int) -> bool:
+        """Whether the chunk's bytes are still those of the snapshot."""
+        return not self.frozen or bool(self._moved[chunk]) or not self._in_place.in_chunk[chunk]
+
+    def _prove_read(self, chunk: int) -> None:
+        """For whoever holds the chunk's lock: a chunk that is waited for is moved, and proven, under that lock."""
+        if self._in_place.in_chunk[chunk] and not self._moved[chunk]:
+            if not self.frozen:
+                self._prove([chunk])
+            if self.torn is not None:
+                raise CheckpointError(self.torn)
+
+    def _strips(self, chunk: int) -> list[Strip]:
+        if not self.readable(chunk):
+            raise CheckpointError(self.torn or f"chunk {chunk} was given up to the optimizer and cannot be read again")
+        return self._in_place.strips(chunk, moved=bool(self._moved[chunk]))
+
+
+def stage(staging: Staging, layout: Layout, entry: int, tensor: torch.Tensor) -> None:
+    """Copy a tensor to its place in staging memory, whatever its strides and device."""
+    where = layout.entries[entry]
+    if not where.bytes:
+        return
+    if tensor.device.type == "cpu" and tensor.is_contiguous():
+        copy_bytes(staging.address + where.start, tensor.data_ptr(), where.bytes)
+    else:
+        staging.tensor(where.start, DTYPES[where.dtype], where.shape).copy_(tensor)

@@ -1,0 +1,282 @@
+"""Taking snapshots: which tensors there are, where each goes in the file, and from where its bytes are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deepvm.checkpoint import ranks
+from deepvm.checkpoint.buffers.copying import Copier, is_small
+from deepvm.checkpoint.buffers.off_heap import apart
+from deepvm.checkpoint.buffers.staging import Staging
+from deepvm.checkpoint.buffers.write_watch import shared_watch
+from deepvm.checkpoint.snapshot.device import Arrivals, DeviceCopies
+from deepvm.checkpoint.snapshot.frozen import Frozen
+from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.snapshot.prefault import Warming, expected_bytes
+from deepvm.checkpoint.snapshot.snapshot import Snapshot, stage
+from deepvm.checkpoint.state.capture import Capture, Captured
+from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.layout import DTYPES, Layout, make_layout, spec_of
+from deepvm.checkpoint.state.owners import Owners
+from deepvm.checkpoint.state.rank_difference import name_difference
+from deepvm.errors import CheckpointError, OverBudget
+from deepvm.units import format_bytes
+
+log = logging.getLogger("deepvm.checkpoint")
+
+MOST_WARMED = 3  # at the start, and after the first steps
+MOST_DISTURBED = 3  # saves, before all that follow copy the state at once
+HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What stays the same from save to save, as long as the state's tensors do."""
+
+    pieces: Pieces
+    text_bytes: int  # of the skeleton for which the header was planned
+    sources: Sources
+    small: list[str]  # names of small tensors that no optimizer owns, buffers for one: copied in one call
+    places: list[torch.Tensor]  # where in staging memory each of these goes
+    frozen: Frozen  # large parameters that nobody trains
+    others: list[tuple[str, int]]  # name and entry of all others
+    on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
+
+    def has_room(self, text_bytes: int) -> bool:
+        return text_bytes <= self.text_bytes + HEADER_SLACK_BYTES // 4
+
+    def still_fits(self, captured: Captured) -> bool:
+        """Whether the tensors are the same, and those read in place where they were."""
+        live, addresses, by_name = self.sources.live, self.sources.addresses, self.pieces.layout.by_name
+        return captured.same and all(
+            not live[by_name[name]] or addresses[by_name[name]] == tensor.data_ptr()
+            for name, tensor in captured.replaced.items()
+        )
+
+    def close(self) -> None:
+        """Let go of the pages that are watched."""
+        self.sources.close()
+        self.frozen.close()
+
+
+class Taking:
+    """Takes the snapshots of one checkpointer."""
+
+    def __init__(
+        self,
+        chunk_bytes: Callable[[], int],
+        copies: Callable[[Pieces], list[int]],
+        world_size: int,
+        *,
+        live: bool = True,
+    ) -> None:
+        """``live``: read in place what can be watched, instead of copying everything at save()."""
+        self._chunk_bytes, self._copies, self._world_size = chunk_bytes, copies, world_size
+        self._live, self._disturbed, self._copy_next = live, 0, False
+        self._capture = Capture()
+        self._copier = Copier()
+        self.device_copies = DeviceCopies()
+        self._plan: _Plan | None = None
+        self._outgrown = False
+        self.staging: Staging | None = None
+        self.warming, self._warmed = Warming(), 0
+        self.budget_bytes: int | None = None
+
+    def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, bytearray]]:
+        """Take a snapshot; with it the skeletons of the state's components. What cannot be watched is copied."""
+        if self._outgrown and self._plan is not None:
+            self._plan.close()
+            self._plan = None
+        self._outgrown = False
+        live, self._copy_next = self._live and not self._copy_next, False
+        begun = [] if self._plan is None else [self._plan]
+        try:
+            for early in begun:
+                early.sources.begin(live=live)  # large copies begin while this thread looks at the state
+            captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
+            if plan not in begun:
+                begun.append(plan)
+                plan.sources.begin(live=live)
+            return self._stage(plan, captured, live), captured.texts
+        except BaseException:
+            for plan in begun:
+                plan.sources.abandon()
+            raise
+
+    def _stage(self, plan: _Plan, captured: Captured, live: bool) -> Snapshot:
+        """Copy what is not read in place."""
+        if plan.small:
+            with torch.no_grad():
+                torch._foreach_copy_(plan.places, [captured.tensors[name] for name in plan.small])
+        plan.sources.finish()
+        plan.frozen.stage(captured.tensors)
+        for name, entry in plan.others:
+            stage(plan.sources.staging, plan.pieces.layout, entry, captured.tensors[name])
+        arrivals = self._start_arrivals(plan, captured, live)
+        return Snapshot(plan.sources, self._copies(plan.pieces), arrivals)
+
+    @property
+    def staging_bytes(self) -> int:
+        return 0 if self.staging is None else self.staging.size_bytes
+
+    @property
+    def reads_in_place(self) -> int:
+        """The bytes that the last save left where they were."""
+        return 0 if self._plan is None else self._plan.sources.in_place.bytes
+
+    def disturbed(self) -> None:
+        """Copy everything at the next save: what the last one read in place was written meanwhile."""
+        self._copy_next = True
+        self._disturbed += 1
+        if self._live and self._disturbed >= MOST_DISTURBED:
+            self._live = False
+            log.warning("%d saves were disturbed by writes: from now on save() copies the state", self._disturbed)
+
+    def _start_arrivals(self, plan: _Plan, captured: Captured, live: bool) -> Arrivals | None:
+        loose: list[tuple[int, torch.Tensor]] = []
+        owned: list[tuple[int, torch.Tensor]] = []
+        for name, entry, address in plan.on_device:
+            tensor = captured.tensors[name]
+            if not self.device_copies.takes(tensor):  # it came down from the GPU since
+                stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
+            else:
+                (owned if live and address and address == tensor.data_ptr() else loose).append((entry, tensor))
+        return self.device_copies.start(plan.sources.staging, plan.pieces.layout, loose, owned)
+
+    def _take_alone(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
+        captured = self._capture.take(state)
+        plan, text_bytes = self._plan, _text_bytes(captured)
+        if plan is None or not plan.still_fits(captured) or not plan.has_room(text_bytes):
+            plan = self._plan = self._make_plan(captured, state, text_bytes, again=self._may_plan_again(captured))
+        return captured, plan
+
+    def _take_together(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
+        """All ranks plan, or none; with room for the longest skeleton among them, and with one layout."""
+
+        def look() -> tuple[Captured, list[int]]:
+            captured = self._capture.take(state)
+            fits = self._plan is not None and self._plan.still_fits(captured)
+            return captured, [not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured)]
+
+        (captured, _), rows = ranks.agree("save()", look, tell=lambda looked: looked[1])
+        needed, anew, text_bytes = (max(column) for column in zip(*rows, strict=True))
+        plan = self._plan
+        if plan is not None and not needed and plan.has_room(text_bytes):
+            return captured, plan
+        try:
+            made, layouts = ranks.agree(
+                "save()",
+                lambda: self._make_plan(captured, state, text_bytes, again=not anew),
+                tell=lambda made: made.pieces.layout.fingerprint,
+            )
+            others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
+            if others:
+                raise CheckpointError(name_difference(captured, others[0]))
+        except BaseException:
+            self._plan = None
+            raise
+        self._plan = made
+        return captured, made
+
+    def _may_plan_again(self, captured: Captured) -> bool:
+        """Whether every tensor keeps its place in the file."""
+        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
+        return self._plan is not None and self._plan.pieces.layout.holds(specs)
+
+    def warm_up(self, state: Mapping[str, Any]) -> None:
+        """Touch staging memory in the background, so that the first save finds it warm: at first for what the state of
+        optimizers will probably be, and once they have stepped for what it is."""
+        if self._plan is not None or self._warmed >= MOST_WARMED:
+            return
+        self._warmed += 1
+        size_bytes = expected_bytes(state)
+        if size_bytes > self.warming.size_bytes:
+            self.warming.begin(size_bytes, self.budget_bytes)
+
+    def close(self) -> None:
+        if self._plan is not None:
+            self._plan.close()
+        self.warming.close()
+        self._copier.close()
+        self.device_copies.release()
+
+    def forget_plan(self) -> None:
+        """Plan anew the next time: the header has no room left."""
+        self._outgrown = True
+
+    def _make_plan(self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool) -> _Plan:
+        """All but the staging memory: what a GPU's driver knows of that belongs to the trainer's own thread."""
+        old, self._plan = self._plan, None  # a closed plan watches nothing: without a new one there is none
+        if old is not None:
+            old.close()
+        owners = apart(lambda: Owners(state))
+        pieces, text_bytes = apart(lambda: self._make_pieces(captured, owners, text_bytes, old if again else None))
+        staging = self._warm(pieces.layout)
+        return apart(lambda: self._plan_sources(captured, owners, pieces, text_bytes, staging))
+
+    def _make_pieces(
+        self, captured: Captured, owners: Owners, text_bytes: int, old: _Plan | None
+    ) -> tuple[Pieces, int]:
+        """Where everything goes in the file, and for how long a skeleton; as in the ``old`` plan, if that has room."""
+        if old is not None and old.has_room(text_bytes):
+            return old.pieces, old.text_bytes
+        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
+        room = (
+            2 * text_bytes + HEADER_SLACK_BYTES
+        ) * self._world_size  # JSON within JSON: a character takes two at most
+        layout = make_layout(specs, {"skeleton": ""}, room, owners.stability(captured.tensors))
+        self._check_budget(layout)
+        return Pieces(layout, self._chunk_bytes()), text_bytes
+
+    def _plan_sources(
+        self, captured: Captured, owners: Owners, pieces: Pieces, text_bytes: int, staging: Staging
+    ) -> _Plan:
+        owned_tensors: list[torch.Tensor | None] = [None] * len(captured.tensors)
+        small, others, still, on_device = [], [], [], []
+        owned, frozen = owners.owned, owners.frozen - owners.owned
+        for name, tensor in captured.tensors.items():
+            entry = pieces.layout.by_name[name]
+            readable = tensor.device.type == "cpu" and tensor.is_contiguous()
+            if self.device_copies.takes(tensor):
+                on_device.append((name, entry, tensor.data_ptr() if tensor.data_ptr() in owned else 0))
+            elif readable and tensor.data_ptr() in owned:
+                owned_tensors[entry] = tensor
+            elif is_small(tensor):
+                small.append(name)
+            elif readable and tensor.data_ptr() in frozen:
+                still.append((name, entry))
+            else:
+                others.append((name, entry))
+        entries = [pieces.layout.entries[pieces.layout.by_name[name]] for name in small]
+        places = [staging.tensor(where.start, DTYPES[where.dtype], where.shape) for where in entries]
+        watch = shared_watch() if still or (self._live and any(t is not None for t in owned_tensors)) else None
+        sources = Sources(pieces, owned_tensors, staging, self._copier, watch if self._live else None)
+        live_pages = sources.pages.pages if sources.pages is not None else set()
+        unchanged = Frozen(staging, pieces.layout, still, self._copier, watch, live_pages)
+        return _Plan(pieces, text_bytes, sources, small, places, unchanged, others, on_device)
+
+    def _check_budget(self, layout: Layout) -> None:
+        if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
+            raise OverBudget(
+                f"a snapshot needs {format_bytes(layout.size_bytes)} of staging memory, the budget is "
+                f"{format_bytes(self.budget_bytes)}: raise memory_budget_bytes"
+            )
+
+    def _warm(self, layout: Layout) -> Staging:
+        warmed = self.warming.take(layout.size_bytes)
+        if self.staging is None:
+            self.staging = warmed
+        if self.staging is None or self.staging.size_bytes < layout.size_bytes:
+            self.device_copies.release()
+            self.staging = None  # the old one goes before the new one comes
+            self.staging = Staging(layout.size_bytes)
+        return self.staging
+
+
+def _text_bytes(captured: Captured) -> int:
+    return sum(2 * len(name) + len(text) + 8 for name, text in captured.texts.items())

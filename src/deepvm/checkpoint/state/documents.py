@@ -1,0 +1,52 @@
+"""The JSON documents in a checkpoint's metadata, checked: what restore and replay rely on. Whoever could write to the
+store may have written them, so whatever is wrong with one is Corrupt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepvm import strict_json as strict
+from deepvm.errors import Corrupt
+from deepvm.store.safetensors import MOST_HEADER_BYTES, MOST_HEADER_VALUES
+
+MOST_STATE_DEPTH = 500  # a state that is nested deeper cannot be flattened when it is saved
+
+
+def parse(text: Any, what: str) -> Any:
+    try:
+        if type(text) is not str:
+            raise strict.MalformedJson("it is missing")
+        return strict.loads(
+            text, most_bytes=MOST_HEADER_BYTES, most_depth=MOST_STATE_DEPTH, most_values=MOST_HEADER_VALUES
+        )
+    except strict.MalformedJson as error:
+        raise Corrupt(f"{what} cannot be read: {error}") from None
+
+
+def skeleton_of_rank(metadata: Mapping[str, str], rank: int) -> dict[str, Any]:
+    """What is left of the rank's state when its tensors are taken out, for each component. Of fewer ranks, those that
+    there are serve in turn."""
+    skeletons = parse(metadata.get("skeleton"), "the saved state")
+    if type(skeletons) is not list or not skeletons or any(type(one) is not dict for one in skeletons):
+        raise Corrupt(f"the saved state is {strict.brief(skeletons)}, not one object for each rank")
+    found: dict[str, Any] = skeletons[rank % len(skeletons)]
+    return found
+
+
+def witness_rows(metadata: Mapping[str, str], format_wanted: str, step: int) -> list[dict[str, str]]:
+    """Every rank's hashes; ranks after the first list only what differs."""
+    if metadata.get("format") != format_wanted:
+        raise Corrupt(f"the witness has format {strict.brief(metadata.get('format'))}")
+    found = parse(metadata.get("witness"), "the witness")
+    if type(found) is not dict or found.get("step") != step:
+        raise Corrupt(f"the witness is {strict.brief(found)}, not one of step {step}")
+    rows = found.get("ranks")
+    if type(rows) is not list or not rows or not all(_are_hashes(row) for row in rows):
+        raise Corrupt(f"the witness lists {strict.brief(rows)}, not the hashes of each rank")
+    first: dict[str, str] = rows[0]
+    return [{**first, **own} for own in rows]
+
+
+def _are_hashes(row: Any) -> bool:
+    return type(row) is dict and all(type(value) is str for value in row.values())

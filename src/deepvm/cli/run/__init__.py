@@ -1,0 +1,1 @@
+"""The ``deepvm run`` command: options, display, report."""

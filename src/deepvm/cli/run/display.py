@@ -1,0 +1,260 @@
+"""What people see while a run goes on: a table that is redrawn in a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from deepvm.errors import printable
+from deepvm.events import Event
+from deepvm.runtime.log_tail import Tail
+from deepvm.runtime.supervise.view import Place, View
+from deepvm.units import format_seconds
+
+REDRAW_S = 0.1
+PLAIN_S = 5.0  # between two lines of progress
+MOST_LINES, LINES_S = 100, 1.0  # of the script's output in that time: a terminal takes no more
+MOST_WIDE = 2_000  # letters of one of these lines
+_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles, cursors
+# torch's own: what a lost peer makes it say, and logs
+_NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
+_LOUD = {"warning": "yellow", "worker-failed": "bold red"}
+_COLOURS = {
+    "training": "green",
+    "running": "cyan",
+    "up": "cyan",
+    "waiting": "cyan",
+    "asked": "dim",
+    "notice": "yellow",
+    "down": "red",
+}
+
+
+class Display:
+    """Call it with every view; ``close`` when the run is over."""
+
+    def __init__(self, console: Console, *, log_of: Callable[[str], Path]) -> None:
+        self._console, self._log_of = console, log_of
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        if self._live is not None:
+            self._live.start()
+        self._shown_s = 0.0
+        self._told: tuple[Any, ...] = ()
+        self._output: Output | None = None
+
+    def __call__(self, view: View) -> None:
+        for event in view.news:
+            if event.kind == "group":
+                self._follow(str(event.data["machines"][0]))
+            if (text := sentence(event)) is not None:
+                self._say(text, _LOUD.get(event.kind, ""))
+            if event.kind == "worker-failed" and not event.data.get("final"):  # the last one is shown at the end
+                self._show_error(str(event.data.get("line") or ""), str(event.data.get("error") or ""))
+        now = time.monotonic()
+        if self._live is not None and now - self._shown_s >= REDRAW_S:
+            update = self._output.update if self._output is not None else ""
+            self._live.update(_drawn(view, update), refresh=True)
+            self._shown_s = now
+        elif self._live is None and now - self._shown_s >= PLAIN_S:
+            self._show_plainly(view)
+            self._shown_s = now
+
+    def close(self) -> None:
+        if self._output is not None:
+            self._output.close()
+        if self._live is not None:
+            self._live.stop()
+
+    def _show_plainly(self, view: View) -> None:
+        update = self._output.update if self._output is not None else ""
+        told = (view.step, view.saved_step, update)
+        if told == self._told:
+            return
+        if view.step is not None and told[:2] != self._told[:2]:
+            self._say(_line(view))
+        if update and update not in self._told[2:]:
+            self._console.print(Text(f"  {update}", style="dim"), soft_wrap=True)
+        self._told = told
+
+    def _follow(self, machine: str) -> None:
+        """Show what the trainer of rank 0 prints."""
+        if self._output is not None:
+            self._output.close()
+        self._output = Output(self._console, self._log_of(machine))
+
+    def _show_error(self, line: str, error: str) -> None:
+        """A traceback, or what came last, unless the script's own output has just shown it."""
+        lines = error.splitlines()
+        named = line if line in error or not lines else lines[-1]
+        if named and self._output is not None and self._output.has_shown(named):
+            return
+        for each in lines:
+            self._console.print(Text(f"  {plain(each)}", style="red"), soft_wrap=True)
+
+    def _say(self, text: str, style: str = "") -> None:
+        self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {plain(text)}", style=style), soft_wrap=True)
+
+
+class Output:
+    """What a script prints, line by line; not more than people can read. ``update`` is its progress bar, if any."""
+
+    def __init__(self, console: Console, log: Path) -> None:
+        self._console, self._log = console, log
+        self._lock = threading.Lock()
+        self._since_s, self._count, self._skipped = 0.0, 0, 0
+        self._recent: deque[str] = deque(maxlen=MOST_LINES)
+        self.update = ""
+        self._tail = Tail(log, self._lines, on_update=self._rewritten, from_end=True)
+
+    def has_shown(self, line: str) -> bool:
+        self._tail.drain()
+        with self._lock:
+            return any(line in shown for shown in self._recent)
+
+    def close(self) -> None:
+        self._tail.close()
+        self._tell_skipped()
+
+    def _lines(self, lines: Sequence[str]) -> None:
+        self.update = ""
+        for line in lines:
+            if not line.strip() or line.startswith(_NOT_THE_SCRIPTS) or " deepvm." in line:
+                continue
+            now_s = time.monotonic()
+            if now_s - self._since_s >= LINES_S:
+                self._tell_skipped()
+                self._since_s, self._count = now_s, 0
+            self._count += 1
+            if self._count > MOST_LINES:
+                self._skipped += 1
+                continue
+            with self._lock:
+                self._recent.append(line)
+            self._console.print(Text(f"  {plain(line)}", style="dim"), soft_wrap=True)
+
+    def _rewritten(self, line: str) -> None:
+        self.update = plain(line)
+
+    def _tell_skipped(self) -> None:
+        if self._skipped:
+            self._console.print(
+                Text(f"  ... {self._skipped:,} lines are not shown; all are in {self._log}", style="dim"),
+                soft_wrap=True,
+            )
+        self._skipped = 0
+
+
+def plain(text: str) -> str:
+    """Text of others, without what moves a terminal's cursor or changes its colours; other controls as escapes."""
+    return printable(_ESCAPES.sub("", text[:MOST_WIDE]).expandtabs())
+
+
+def sentence(event: Event) -> str | None:
+    """What happened, for people; None where nobody needs to read it."""
+    tell = _SENTENCES.get(event.kind)
+    return None if tell is None else tell(event.machine or "", event.data)
+
+
+def _down(machine: str, data: Mapping[str, Any]) -> str | None:
+    words = {"preempted": "is taken away", "lost": "is lost", "failed": "failed", "left": "left at its notice"}
+    return f"{machine} {words[data['why']]}" if data.get("why") in words else None
+
+
+def _group(_: str, data: Mapping[str, Any]) -> str:
+    names = f"{', '.join(data['machines'])} {'start' if len(data['machines']) > 1 else 'starts'}"
+    again = "" if data.get("took_s") is None else f", {format_seconds(data['took_s'])} after the last group broke"
+    return f"group {data['round']}: {names}{again}"
+
+
+def _notice(machine: str, data: Mapping[str, Any]) -> str:
+    left = data.get("seconds_left")
+    return f"{machine} will be taken away{'' if left is None else f' in {format_seconds(left)}'} ({data['action']})"
+
+
+def _save(_: str, data: Mapping[str, Any]) -> str | None:
+    """Saves come often; the first that fails for a reason is told."""
+    if data.get("state") != "failed" or not data.get("first"):
+        return None
+    return f"step {data.get('step')} was NOT saved: {data.get('why')}"
+
+
+def _failed(machine: str, data: Mapping[str, Any]) -> str:
+    line = f" ({data['line']})" if data.get("line") else ""
+    return f"the script failed on {machine}{line}: {'it is not' if data.get('final') else 'it is'} started again"
+
+
+_SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
+    "machine-up": lambda machine, data: f"{machine} is up ({data['market']} {data['instance']})",
+    "machine-down": _down,
+    "group": _group,
+    "notice": _notice,
+    "save": _save,
+    "decision": lambda machine, data: f"at the notice of {machine}: {data['choice']} ({data['why']})",
+    "replanned": lambda _, data: "; ".join(data["changes"]),
+    "worker-failed": _failed,
+    "warning": lambda _, data: str(data["text"]),
+    "restored": lambda machine, data: f"{machine} goes on at step {data['step']}" if not data.get("rank") else None,
+}
+
+
+def _line(view: View) -> str:
+    return "  ".join(part for part in (_step(view), _checkpoint(view), f"${view.cost_usd:.4f}") if part)
+
+
+def _step(view: View) -> str:
+    if not view.world_size:
+        return "nobody trains now" if view.step is None else f"step {view.step}, nobody trains now"
+    if view.step is None:
+        return f"no step yet on {view.world_size} rank{'s' * (view.world_size > 1)}"
+    rate = "" if view.steps_per_s is None else f" at {view.steps_per_s:.1f}/s"
+    return f"step {view.step}{rate} on {view.world_size} rank{'s' * (view.world_size > 1)}"
+
+
+def _checkpoint(view: View) -> str:
+    if view.saved_step is None:
+        return "no checkpoint yet"
+    age = "" if view.saved_at_s is None else f", {_since(view.saved_at_s, time.time())} old"
+    where = f" in {view.saved_place}" if view.saved_place else ""
+    return f"checkpoint {view.saved_step}{where}{age}"
+
+
+def _drawn(view: View, update: str) -> Group:
+    rows = Table(box=None, pad_edge=False, header_style="bold cyan")
+    for title in ("machine", "what", "state", "for"):
+        rows.add_column(title)
+    rows.add_column("$/h", justify="right")
+    rows.add_column("cost", justify="right")
+    now_s = time.time()
+    for place in view.places:
+        rows.add_row(*_row(place, now_s))
+    losses = f" · {view.losses} lost and replaced" if view.losses else ""
+    told = Text(f"{_step(view)} · ${view.cost_usd:.4f} so far{losses}\n{_checkpoint(view)}", style="bold")
+    bar = [Text(update, style="dim", overflow="crop", no_wrap=True)] if update else []
+    return Group(Text(), *bar, rows, told)
+
+
+def _since(at_s: float, now_s: float) -> str:
+    """In whole seconds, so that it can be read while it changes."""
+    return format_seconds(float(max(0, int(now_s - at_s)))) if now_s - at_s >= 1 else "0 s"
+
+
+def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
+    machine = place.machine
+    return (
+        Text(machine.name),
+        Text(f"{machine.market} {machine.instance}"),
+        Text(place.state, style=_COLOURS[place.state]),
+        _since(place.since_s, now_s) if place.since_s else "",
+        f"{machine.usd_per_hour:.4f}",
+        f"${place.cost_usd(now_s):.4f}",
+    )

@@ -1,0 +1,283 @@
+"""One client's connection, in a thread of its own: the handshake, then frames in, answers out, in order."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from deepvm.errors import Corrupt, NotFound, StoreError
+from deepvm.memnode.errors import Gone, Refused
+from deepvm.memnode.serving import fields
+from deepvm.memnode.serving.admission import Place
+from deepvm.memnode.serving.frame_io import Frames
+from deepvm.memnode.serving.requests import Answer, Requests
+from deepvm.memnode.serving.socket_io import Channel
+from deepvm.memnode.storage.arena import NoRoom
+from deepvm.memnode.storage.upload import Upload
+from deepvm.protocol import frames
+from deepvm.protocol.auth import Meeting
+from deepvm.protocol.frames import Kind
+
+if TYPE_CHECKING:
+    from deepvm.memnode.server import MemoryNode
+
+_MOST_ADDRESS = 60  # [IPv6]:PORT takes 47
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Both sides' nonces: what proofs on this connection are bound to."""
+
+    node_nonce: str
+    client_nonce: str
+
+
+class Connection:
+    def __init__(self, node: MemoryNode, channel: Channel, name: str, place: Place) -> None:
+        self._node, self._channel, self.name, self._place = node, channel, name, place
+        self._frames = Frames(channel)
+        self._counted_in = self._counted_out = 0
+
+    @property
+    def busy(self) -> bool:
+        """True between a frame's first byte and its answer."""
+        return self._frames.begun
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Until the client leaves, misbehaves, or the node stops. Never raises."""
+        requests: Requests | None = None
+        try:
+            peer = self._shake_hands()
+            if peer is None:
+                return
+            requests = Requests(self._node, peer.node_nonce, peer.client_nonce)
+            while not self._node.closing:
+                self._one(requests)
+        except Gone as reason:
+            self._node.log.info("disconnected", client=self.name, reason=str(reason))
+        except frames.ProtocolError as error:
+            self._node.counters.add(malformed_frames=1)
+            self._node.log.warning("malformed", client=self.name, message=str(error))
+            self._say_malformed(str(error))
+        except Exception as error:  # a mistake of ours: this client loses its connection, the others nothing
+            self._node.log.error("internal error", client=self.name, error=f"{type(error).__name__}: {error}")
+        finally:
+            if requests is not None:
+                requests.leave()
+            self._count()
+            self._channel.close()
+
+    def shutdown(self) -> None:
+        self._channel.shutdown()
+
+    def _say_malformed(self, message: str) -> None:
+        with contextlib.suppress(Gone):
+            self._frames.refuse(0, "malformed", message)
+
+    def _count(self) -> None:
+        into, out = self._channel.received_bytes, self._channel.sent_bytes
+        self._node.counters.add(bytes_in=into - self._counted_in, bytes_out=out - self._counted_out)
+        self._counted_in, self._counted_out = into, out
+
+    # --- frames ---------------------------------------------------------------------------------------------------
+
+    def _one(self, requests: Requests) -> None:
+        frame, meta = self._frames.receive(first_s=self._node.settings.limits.idle_s)
+        try:
+            if frame.kind is Kind.PUT:
+                self._put(requests, frame, meta)
+                answer: Answer = None
+            elif frame.kind is Kind.PUTS:
+                self._puts(requests, frame, meta)
+                answer = None
+            elif frame.kind is Kind.MEND:
+                self._mend(requests, frame, meta)
+                answer = None
+            elif frame.kind is Kind.GET:
+                self._get(requests, frame, meta)
+                return
+            else:
+                answer = requests.answer(frame.kind, meta, self._document(frame))
+        except Refused as no:
+            self._frames.refuse(frame.request, no.code, no.message)
+            return
+        finally:
+            self._count()
+        if isinstance(answer, bytes):
+            self._frames.send_document(frame.request, answer)
+        else:
+            self._frames.send(Kind.OK, frame.request, answer)
+
+    def _document(self, frame: frames.Frame) -> bytes:
+        if not frame.body_bytes:
+            return b""
+        limits = self._node.settings.limits
+        with self._node.documents.document() as room:
+            return self._frames.receive_document(frame, room, within_s=limits.frame_s, piece_s=limits.document_piece_s)
+
+    # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
+
+    def _put(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
+        length, chunk = frame.body_bytes, fields.chunk(meta)
+        try:
+            upload = requests.upload(meta)
+            block = upload.start(chunk, length)
+        except Refused:
+            self._frames.discard(length)
+            raise
+        self._receive_chunk(upload, chunk, block, length, lambda: frame.digest)
+
+    def _puts(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
+        """Several chunks, each followed by its digest. Those before one that is refused are here to stay."""
+        left, chunks = frame.body_bytes, fields.chunks(meta)
+        tags_left = len(chunks)
+        try:
+            upload = requests.upload(meta)
+            lengths = [upload.length(chunk) for chunk in chunks]
+            expected = sum(lengths) + len(chunks) * frames.DIGEST.size
+            if left != expected:
+                raise Refused("failed", f"chunks {chunks} take {expected} bytes, {left} were sent")
+            for chunk, length in zip(chunks, lengths, strict=True):
+                block = upload.start(chunk, length)
+                left -= length + frames.DIGEST.size
+                tags_left -= 1
+                self._receive_chunk(upload, chunk, block, length, self._frames.receive_digest)
+        except Refused:
+            self._frames.discard(left, tags=tags_left)
+            raise
+
+    def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int, digest: Callable[[], int]) -> None:
+        """``digest`` is asked when the chunk has been received: what its sender says."""
+        whole = False
+        try:
+            with self._node.arena.view(block, length) as view:
+                found = self._channel.receive_hashed(view)
+                whole = found == digest()
+        finally:
+            if not whole:
+                upload.cancel(block)
+        if not whole:
+            self._node.counters.add(corrupt_chunks=1)
+            self._node.log.warning("corrupt chunk", client=self.name, step=upload.begin.step, chunk=chunk)
+            raise Refused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
+        upload.finish(chunk, block, found)
+
+    def _mend(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
+        """Whoever may read a checkpoint may bring a damaged chunk of it back: the bytes that its manifest names."""
+        chunk, length = fields.chunk(meta), frame.body_bytes
+        try:
+            checkpoint = requests.checkpoint(meta)
+            if chunk >= len(checkpoint.manifest.digests) or checkpoint.manifest.span(chunk)[1] != length:
+                raise Refused("failed", f"step {checkpoint.step} has no chunk {chunk} of {length} bytes")
+            if length > self._node.arena.block_bytes:  # saved before the node was started with smaller blocks
+                raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
+            block = self._node.arena.take(reserved=False)
+        except Refused:
+            self._frames.discard(length)
+            raise
+        except NoRoom:
+            self._frames.discard(length)
+            raise Refused("busy", "no block is free: try again") from None
+        mended = False
+        try:
+            with self._node.arena.view(block, length) as view:
+                if self._channel.receive_hashed(view) != checkpoint.manifest.digests[chunk]:
+                    raise Refused("corrupt", f"these bytes are not chunk {chunk} of step {checkpoint.step}")
+            mended = checkpoint.mend(chunk, block)
+        finally:
+            if not mended:
+                self._node.arena.drop(block)
+        if not mended:
+            raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
+        self._node.log.warning("mended", client=self.name, step=checkpoint.step, chunk=chunk)
+
+    def _get(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
+        checkpoint = requests.checkpoint(meta)
+        chunk = fields.chunk(meta)
+        if chunk >= len(checkpoint.manifest.digests) or not checkpoint.has(chunk):
+            raise Refused("not-found", f"step {checkpoint.step} has no chunk {chunk} here")
+        try:
+            with checkpoint.chunk(chunk) as view:
+                self._frames.send_chunk(frame.request, view, checkpoint.manifest.digests[chunk])
+        except NotFound as error:
+            raise Refused("not-found", str(error)) from None
+        except Corrupt as error:
+            self._node.counters.add(corrupt_chunks=1)
+            self._node.log.error("damaged", step=checkpoint.step, chunk=chunk, message=str(error))
+            raise Refused("corrupt", str(error)) from None
+        except StoreError as error:
+            raise Refused("failed", str(error)) from None
+
+    # --- handshake ------------------------------------------------------------------------------------------------
+
+    def _shake_hands(self) -> Peer | None:
+        """The node shows a nonce first; a client that knows the token answers for it, and hears that the node does."""
+        settings = self._node.settings
+        nonce = frames.new_nonce()
+        hello = {
+            "version": frames.VERSION,
+            "block_bytes": settings.block_bytes,
+            "nonce": nonce,
+            "token": settings.token is not None,
+            "features": list(frames.FEATURES),
+        }
+        greeting = frames.encode(Kind.HELLO, 0, hello)
+        self._channel.send(greeting)
+        limit_s = settings.limits.handshake_s
+        frame, meta = self._frames.receive(first_s=limit_s, timeout_s=limit_s)
+        if frame.kind is not Kind.AUTH:
+            raise frames.ProtocolError(f"{frame.kind.name} before AUTH")
+        version = fields.integer(meta, "version", 0, 2**31)
+        if version != frames.VERSION:
+            raise frames.ProtocolError(f"the client speaks version {version}, this node version {frames.VERSION}")
+        client_nonce = fields.hexadecimal(meta, "nonce")
+        assert client_nonce is not None  # noqa: S101 - required above
+        if settings.token is None:
+            if not self._admitted(frame):
+                return None
+            self._frames.send(Kind.OK, frame.request)
+            return Peer(nonce, client_nonce)
+        meeting = Meeting(
+            protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting,
+            address=fields.text(meta, "address", _MOST_ADDRESS),
+        )  # fmt: skip
+        refusal = self._refusal(meeting, settings.token, fields.hexadecimal(meta, "proof", required=False) or "")
+        if refusal is not None:
+            time.sleep(settings.limits.failure_delay_s)
+            self._frames.refuse(frame.request, "denied", refusal)
+            return None
+        if not self._admitted(frame):
+            return None
+        self._frames.send(Kind.OK, frame.request, {"proof": meeting.proof(settings.token, "server")})
+        self._frames.tags = meeting.tags(settings.token, "server")
+        return Peer(nonce, client_nonce)
+
+    def _admitted(self, frame: frames.Frame) -> bool:
+        reason = self._node.admission.admit(self._place)
+        if reason is not None:
+            self._node.counters.add(connections_refused=1)
+            self._node.log.warning("refused", client=self.name, reason=reason)
+            self._frames.refuse(frame.request, "busy", reason)
+        return reason is None
+
+    def _refusal(self, meeting: Meeting, token: str, proof: str) -> str | None:
+        """Why this client may not come in. Whoever only passes on what another proves listens at another address."""
+        here = self._channel.local_address
+        if not frames.same(proof, meeting.proof(token, "client")):
+            reason, message = "wrong token", "the token is missing or is not this node's"
+        elif meeting.address != here and meeting.address not in self._node.advertised:
+            reason = f"dialled {meeting.address}"
+            message = (
+                f"the client dialled {meeting.address}, which is not an address of this node ({here}): somebody is in "
+                f"between; if that is a forwarded port, start the node with --advertise {meeting.address}"
+            )
+        else:
+            return None
+        self._node.counters.add(failed_logins=1)
+        self._node.log.warning("denied", client=self.name, reason=reason)
+        return message

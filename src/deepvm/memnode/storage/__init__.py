@@ -1,0 +1,1 @@
+"""What a node holds in memory: blocks, runs, uploads, committed checkpoints. Used by serving/ and writeback/."""

@@ -1,0 +1,299 @@
+"""The runs that a node keeps: who may use them, which session writes, what is on its way and what is committed."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from deepvm.errors import Corrupt
+from deepvm.memnode.errors import Refused
+from deepvm.memnode.monitoring.counters import Counters
+from deepvm.memnode.storage.arena import Arena, NoRoom
+from deepvm.memnode.storage.budgets import Kept, cost_of
+from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
+from deepvm.memnode.storage.upload import Begin, Upload, too_large
+from deepvm.store.base import Manifest, chunk_count
+from deepvm.units import format_bytes
+
+_PAST_SESSIONS = 256
+_SUPERSEDED = 256  # uploads that gave way since the last commit: ranks that come late are told so
+_BEGIN_S = 30.0
+_MOST_SHARED = 16  # chunks of an upload for each block of the node, where most of them are shared
+
+
+class Outlet(Protocol):
+    """Where committed checkpoints flow on to."""
+
+    def offer(self, run: Run, checkpoint: Checkpoint) -> None: ...
+    def remember(self, run: Run) -> None: ...
+    def forget(self, run: Run) -> None: ...
+    def remove(self, run: Run, checkpoint: Checkpoint) -> None: ...
+    def make_room(self, run: Run) -> None: ...
+
+
+class Run:
+    """All changes of one run happen under its lock; the chunks' way into blocks does not need it."""
+
+    def __init__(self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept) -> None:
+        self.name, self.verifier = name, verifier
+        self.session: str | None = None
+        self.past_sessions: deque[str] = deque(maxlen=_PAST_SESSIONS)
+        self.uploads: dict[int, Upload] = {}
+        self.checkpoints: dict[int, Checkpoint] = {}
+        self.lock = threading.RLock()
+        self._beginning = threading.Lock()
+        self.users = 0  # connections that have it open
+        self._superseded: dict[int, int] = {}  # step of an upload that gave way -> the step it gave way to
+        self._arena, self._outlet, self._counters, self._kept = arena, outlet, counters, kept
+
+    @property
+    def empty(self) -> bool:
+        return not self.checkpoints and not self.uploads and not self.users
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    def claim(self, session: str) -> None:
+        """The newest session owns the run; what an older one left unfinished goes."""
+        with self.lock:
+            if session == self.session:
+                return
+            if session in self.past_sessions:
+                raise self.fenced(session)
+            if self.session is not None:
+                self.past_sessions.append(self.session)
+            self.session = session
+            why = Refused("fenced", f"a newer session writes run {self.name!r} now")
+            for upload in self.uploads.values():
+                self._end(upload, why)
+            self.uploads.clear()
+            self._superseded.clear()
+            self._outlet.remember(self)
+
+    def fenced(self, session: str) -> Refused:
+        return Refused("fenced", f"a newer session writes run {self.name!r} now; session {session!r:.60} is over")
+
+    @contextmanager
+    def writing(self, session: str | None) -> Iterator[None]:
+        with self.lock:
+            if session is None:
+                raise Refused("denied", f"run {self.name!r} was opened to read: open it with write=true")
+            if session != self.session:
+                raise self.fenced(session)
+            yield
+
+    # --- uploads --------------------------------------------------------------------------------------------------
+
+    def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
+        if not self._beginning.acquire(timeout=_BEGIN_S):  # one by one: ranks that come together set room aside once
+            raise Refused("busy", f"others have been beginning an upload of run {self.name!r} for {_BEGIN_S:g} s")
+        try:
+            return self._begin(begin, session, buffers, room_s)
+        finally:
+            self._beginning.release()
+
+    def _begin(self, begin: Begin, session: str | None, buffers: int, room_s: float) -> Upload:
+        with self.writing(session):
+            if begin.repair:
+                self._end_up_to(begin.attempt)
+            upload = self._joined(begin)
+            if upload is not None:
+                return upload
+            after = self._superseded.get(begin.step)
+            if after is not None:
+                raise Refused("failed", f"step {begin.step} was not finished before step {after} began: it is dropped")
+            if begin.repair and self.uploads:
+                saving = next(iter(self.uploads))
+                raise Refused("busy", f"step {saving} is being saved: step {begin.step} is repaired later")
+            self._make_way(begin.step, buffers)
+        chunks = begin.share.count(chunk_count(begin.size_bytes, self._arena.block_bytes))
+        reserved = self._reserve(begin, chunks, room_s)
+        with self.lock:
+            if session != self.session:  # a newer session came meanwhile
+                self._arena.unreserve(reserved)
+                raise self.fenced(str(session))
+            upload = Upload(self._arena, begin, self._kept, session=str(session), reserved=reserved, room_s=room_s)
+            self.uploads[begin.step] = upload
+            return upload
+
+    def _end_up_to(self, attempt: int) -> None:
+        """Of saves that were given up while this node was away, something may still have come after it was back."""
+        for step, upload in list(self.uploads.items()):
+            if 0 < upload.begin.attempt <= attempt:
+                self._end(self.uploads.pop(step), Refused("not-found", f"step {step} is over"))
+
+    def _joined(self, begin: Begin) -> Upload | None:
+        """The upload under way, which a rank joins; a later attempt of the same step ends it and begins anew."""
+        upload = self.uploads.get(begin.step)
+        if upload is None:
+            return None
+        if begin.attempt > upload.begin.attempt:
+            self._end(self.uploads.pop(begin.step), Refused("not-found", f"step {begin.step} began anew"))
+            return None
+        upload.join(begin)
+        return upload
+
+    def _make_way(self, step: int, buffers: int) -> None:
+        """Before an upload begins: at most ``buffers`` checkpoints with it, and never without the newest whole one."""
+        while len(self.uploads) > max(0, buffers - 2):
+            oldest = next(iter(self.uploads))
+            self._superseded[oldest] = step
+            if len(self._superseded) > _SUPERSEDED:
+                del self._superseded[next(iter(self._superseded))]
+            self._end(
+                self.uploads.pop(oldest), Refused("failed", f"step {oldest} gave way to step {step}, which began later")
+            )
+        self.trim(max(1, buffers - 1 - len(self.uploads)))
+
+    def trim(self, keep: int) -> None:
+        """Free the memory of the oldest checkpoints; those in the spill directory can still be read."""
+        inside = [found for found in self.in_order() if found.in_memory]
+        for found in inside[:-keep]:
+            found.evict()
+            if found.copy is None:
+                del self.checkpoints[found.step]
+
+    def in_order(self) -> list[Checkpoint]:
+        """The checkpoints as they were committed, the newest last; after a roll-back its step may be a lower one."""
+        return sorted(self.checkpoints.values(), key=lambda found: found.order)
+
+    def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
+        """Room for so many chunks; for none where there is too little and most of them will be shared."""
+        if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
+            raise Refused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
+        try:
+            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
+            return chunks
+        except NoRoom:
+            self._outlet.make_room(self)
+        try:
+            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s / 4)
+            return chunks
+        except NoRoom as error:
+            if begin.lean:
+                return 0
+            if chunks > self._arena.blocks:
+                raise Refused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes)) from None
+            block = self._arena.block_bytes
+            raise Refused(
+                "no-room",
+                f"step {begin.step} needs {format_bytes(error.needed * block)}, {format_bytes(error.free * block)} of "
+                f"{format_bytes(self._arena.capacity_bytes)} are free",
+            ) from None
+
+    def upload(self, step: int, session: str | None) -> Upload:
+        upload = self.uploads.get(step)
+        if upload is not None and upload.session == session:
+            return upload
+        with self.writing(session):
+            after = self._superseded.get(step)
+            if after is not None:
+                raise Refused("failed", f"step {step} gave way to step {after}, which began later")
+            raise Refused("not-found", f"no upload of step {step} is under way: BEGIN comes first")
+
+    def abort(self, step: int, session: str | None, last_attempt: int) -> None:
+        """End the upload, unless it is of a later attempt than whoever gives up knows of."""
+        with self.writing(session):
+            self._superseded.pop(step, None)
+            upload = self.uploads.get(step)
+            if upload is not None and upload.begin.attempt <= last_attempt:
+                del self.uploads[step]
+                self._end(upload, Refused("not-found", f"step {step} was aborted"))
+
+    def _end(self, upload: Upload, why: Refused) -> None:
+        self._counters.add(aborts=1)
+        upload.end(why)
+
+    def drop_idle(self, idle_s: float) -> None:
+        with self.lock:
+            for step, upload in list(self.uploads.items()):
+                if not upload.receiving and time.monotonic() - upload.touched_s > idle_s:
+                    del self.uploads[step]
+                    self._end(upload, Refused("not-found", f"step {step} was not touched for {idle_s:g} s: dropped"))
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def publish(self, step: int, document: bytes, index: int, session: str | None, *, buffers: int) -> Checkpoint:
+        with self.writing(session):
+            before = self.checkpoints.get(step)
+            if step not in self.uploads and before is not None and before.document == document:
+                return before  # the answer to the first PUBLISH was lost
+            self.upload(step, session).check_manifest_length(len(document))
+        try:
+            manifest = Manifest.from_bytes(document)  # not under the lock: a large one takes a while
+        except Corrupt as error:
+            raise Refused("failed", str(error)) from None
+        if manifest.run != self.name or manifest.step != step:
+            raise Refused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
+        share = share_of(manifest, index)
+        if not 0 <= index < share.nodes or not 1 <= share.replicas <= share.nodes:
+            raise Refused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
+        with self.writing(session):
+            before = self.checkpoints.get(step)
+            upload = self.upload(step, session)
+            size = upload.begin.size_bytes
+            if manifest.size_bytes != size or manifest.chunk_bytes != self._arena.block_bytes:
+                raise Refused(
+                    "failed",
+                    f"the manifest says {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
+                    f"the upload has {size} in chunks of {self._arena.block_bytes}",
+                )
+            self.keep_document(manifest, document)
+            try:
+                blocks = upload.give(manifest, share)
+            except BaseException:
+                self._kept.drop(cost_of(manifest, document))
+                raise
+            del self.uploads[step]
+            self._superseded.clear()
+            checkpoint = Checkpoint(self._arena, manifest, document, share=share, blocks=blocks)
+            self.release_with(checkpoint)
+            checkpoint.order = self._order(manifest, repair=upload.begin.repair)
+            self.checkpoints[step] = checkpoint
+            if before is not None:
+                before.delete()
+                before.evict()
+            self.trim(buffers)
+            self._counters.add(saves=1)
+            self._outlet.offer(self, checkpoint)
+            more = max(0, buffers - sum(found.in_memory for found in self.checkpoints.values()))
+        self._arena.expect(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
+        return checkpoint
+
+    def keep_document(self, manifest: Manifest, document: bytes, *, force: bool = False) -> None:
+        self._kept.add(cost_of(manifest, document), f"the manifest of step {manifest.step}", force=force)
+
+    def release_with(self, checkpoint: Checkpoint) -> None:
+        """Its manifest is kept for as long as anybody has the checkpoint."""
+        weakref.finalize(checkpoint, self._kept.drop, cost_of(checkpoint.manifest, checkpoint.document))
+
+    def _order(self, manifest: Manifest, *, repair: bool) -> int:
+        """The newest is the one committed last; a repaired one takes the place that it had among the others."""
+        if repair:
+            newer = [  # by time alone, a clock that was set back would make it the oldest, which goes first
+                found for found in self.checkpoints.values()
+                if found.manifest.created_s > manifest.created_s and found.step > manifest.step
+            ]  # fmt: skip
+            return max((found.order for found in self.checkpoints.values() if found not in newer), default=0)
+        return max((found.order for found in self.checkpoints.values()), default=0) + 1
+
+    def checkpoint(self, step: int) -> Checkpoint:
+        found = self.checkpoints.get(step)
+        if found is None:
+            raise Refused("not-found", f"run {self.name!r} has no checkpoint of step {step} here")
+        return found
+
+    def delete(self, step: int, session: str | None) -> None:
+        """Whoever has the key may delete without writing, so that a tool does not take the run from its trainer."""
+        with self.lock:
+            if session is not None and session != self.session:
+                raise self.fenced(session)
+            found = self.checkpoints.pop(step, None)
+            if found is not None:
+                found.delete()
+                self._outlet.remove(self, found)
+                found.evict()

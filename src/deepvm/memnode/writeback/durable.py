@@ -1,0 +1,66 @@
+"""The durable store behind a node: committed checkpoints go there, too; where nodes share one, node 0 writes it."""
+
+from __future__ import annotations
+
+from deepvm.errors import NotFound, UsageError
+from deepvm.memnode.storage.checkpoint import Checkpoint
+from deepvm.memnode.storage.run import Run
+from deepvm.memnode.writeback.chunk_source import Source
+from deepvm.store.base import Manifest, Store
+
+
+class Durable:
+    name = "durable"
+
+    def __init__(self, store: Store | str, *, keep: int | None) -> None:
+        self._ours = isinstance(store, str)
+        if isinstance(store, str):
+            from deepvm.store.urls import open_store
+
+            if store.startswith("memory:"):
+                raise UsageError(f"{store} is memory, too, and not durable: give --durable a file or object store")
+            store = open_store(store)
+        self._store, self._keep = store, keep
+
+    def wants(self, checkpoint: Checkpoint) -> bool:
+        return not checkpoint.durable and checkpoint.share.index == 0
+
+    def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None:
+        manifest = checkpoint.manifest
+        if checkpoint.recovered and self._has(manifest):
+            checkpoint.durable = True
+            return
+        writer = self._store.writer(
+            run.name, manifest.step, size_bytes=manifest.size_bytes, chunk_bytes=manifest.chunk_bytes
+        )
+        try:
+            for chunk, digest in enumerate(manifest.digests):
+                with source.chunk(chunk) as view:
+                    writer.put(chunk, [view], digest)
+            if checkpoint.is_deleted():
+                return
+            writer.publish(checkpoint.whole_manifest())
+        finally:
+            writer.abort()
+        checkpoint.durable = True
+        if checkpoint.is_deleted():  # meanwhile
+            self._store.delete(run.name, manifest.step)
+        elif self._keep is not None:
+            older = [step for step in self._store.steps(run.name) if step <= manifest.step]
+            for step in older[: -self._keep]:
+                self._store.delete(run.name, step)
+
+    def _has(self, manifest: Manifest) -> bool:
+        try:
+            found = self._store.manifest(manifest.run, manifest.step)
+        except NotFound:
+            return False
+        return list(found.digests) == list(manifest.digests)
+
+    def remove(self, run: Run, checkpoint: Checkpoint) -> None:
+        if checkpoint.share.index == 0:
+            self._store.delete(run.name, checkpoint.step)
+
+    def close(self) -> None:
+        if self._ours:
+            self._store.close()

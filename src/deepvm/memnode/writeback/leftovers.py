@@ -1,0 +1,115 @@
+"""What a killed node leaves in its spill directory: files of checkpoints that it had not published yet.
+
+Called at the start, before anything is loaded or written. The rule of ownership: a checkpoint is its manifest and its
+bytes. Bytes without a manifest belong to nothing, since nobody can tell what they should be, and are removed; unless
+the manifest was written and only its last rename is missing: then that is done. A manifest, even an unreadable one, and
+the bytes beside it are never removed here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import xxhash
+
+from deepvm.errors import StoreError
+from deepvm.memnode.monitoring.log import Log
+from deepvm.memnode.writeback.run_files import ASIDE, PARTS, RUN_FILE, remove_if_empty
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest
+from deepvm.store.chunks import DATA, MANIFEST, read_manifest, stem, step_of
+from deepvm.store.files.staged_file import lock_if_free
+from deepvm.store.files.store import locked, sync_directory
+from deepvm.store.regular_file import open_regular, read_regular
+
+_UNPUBLISHED = re.compile(r"\.(step-\d{12,})(\.safetensors|\.json)\.tmp-")
+
+
+def tidy(directory: Path, log: Log) -> None:
+    """Finish or remove what is half written, in the folders of the runs that are a node's."""
+    for folder in _folders(directory, log):
+        try:
+            (folder / ASIDE).unlink(missing_ok=True)
+            if folder.parent.name == PARTS or (folder / RUN_FILE).exists():
+                with locked(folder):
+                    _tidy(folder, log)
+            remove_if_empty(folder)  # killed before its run file was written
+        except Exception as error:  # what cannot be tidied stays; it must not stop the start
+            log.error("spill", error=f"{folder} cannot be tidied: {type(error).__name__} {error}"[:300])
+    remove_if_empty(directory / PARTS)
+
+
+def _folders(directory: Path, log: Log) -> list[Path]:
+    found = []
+    for parent in (directory, directory / PARTS):
+        try:
+            found += [Path(e.path) for e in os.scandir(parent) if e.is_dir(follow_symlinks=False) and e.name[0] != "."]
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.error("spill", error=f"{parent} cannot be read: {error.strerror}")
+    return sorted(found)
+
+
+def _tidy(folder: Path, log: Log) -> None:
+    names = sorted(os.listdir(folder))
+    found = {name: match for name in names if (match := _UNPUBLISHED.match(name))}
+    unpublished = {name: match for name, match in found.items() if _is_free(folder / name, log)}
+    changed = False
+    for name, match in unpublished.items():
+        if match[2] != MANIFEST or match[1] + MANIFEST in names:
+            continue
+        sources = [match[1] + DATA, *(other for other, o in unpublished.items() if o[1] == match[1] and o[2] == DATA)]
+        changed |= _finish(folder, folder / name, match[1], [folder / s for s in sources if s in names], log)
+    names = sorted(os.listdir(folder))
+    for name in names:
+        step = step_of(name, DATA)
+        half = step is not None and stem(step) + MANIFEST not in names
+        if half or name in unpublished:
+            path = folder / name
+            log.warning("half spill removed", file=str(path), size_bytes=path.stat().st_size)
+            path.unlink()
+            changed = True
+    if changed:
+        sync_directory(folder)
+
+
+def _is_free(path: Path, log: Log) -> bool:
+    """True if it is a writer's file, and no living writer holds it."""
+    try:
+        fd = open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
+    except (OSError, StoreError) as error:  # a stranger's, or not to be written: it stays, the others are tidied
+        log.error("spill", error=f"{path} is left alone: {getattr(error, 'strerror', None) or error}"[:300])
+        return False
+    try:
+        return lock_if_free(fd)
+    finally:
+        os.close(fd)
+
+
+def _finish(folder: Path, note: Path, name: str, sources: list[Path], log: Log) -> bool:
+    """Give a manifest and its bytes their names, where both are whole."""
+    step = step_of(name + MANIFEST, MANIFEST)
+    assert step is not None  # noqa: S101 - _UNPUBLISHED saw to it
+    try:
+        manifest = read_manifest(read_regular(note, MOST_MANIFEST_BYTES), folder.name, step, str(note))
+    except Exception:  # cut off in the writing: then it is nothing
+        return False
+    for source in sources:
+        if _holds(source, manifest):
+            os.rename(source, folder / (name + DATA))
+            os.rename(note, folder / (name + MANIFEST))
+            log.warning("half spill finished", run=manifest.run, step=step)
+            return True
+    return False
+
+
+def _holds(path: Path, manifest: Manifest) -> bool:
+    if path.stat().st_size != manifest.size_bytes:
+        return False
+    with open(open_regular(path), "rb") as file:
+        return all(
+            xxhash.xxh3_64_intdigest(file.read(manifest.span(chunk)[1])) == digest
+            for chunk, digest in enumerate(manifest.digests)
+        )

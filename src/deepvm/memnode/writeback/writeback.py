@@ -1,0 +1,89 @@
+"""Where committed checkpoints flow on to: the spill directory and the durable store, each in a lane of its own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from deepvm.memnode.monitoring.log import Log
+from deepvm.memnode.peer_rule import PeerRule
+from deepvm.memnode.settings import Settings
+from deepvm.memnode.storage.arena import Arena
+from deepvm.memnode.storage.checkpoint import Checkpoint
+from deepvm.memnode.storage.registry import Runs
+from deepvm.memnode.storage.run import Run
+from deepvm.memnode.writeback.chunk_source import Source
+from deepvm.memnode.writeback.durable import Durable
+from deepvm.memnode.writeback.peers import Peers
+from deepvm.memnode.writeback.spill import Spill
+from deepvm.memnode.writeback.worker import Lane
+from deepvm.protocol.addresses import split_address
+from deepvm.protocol.credentials import client_tls
+
+
+class Flow:
+    def __init__(self, settings: Settings, log: Log) -> None:
+        self._settings, self._log = settings, log
+        self._tls = client_tls(settings.tls_cert)
+        self._rule = PeerRule(split_address(settings.listen, listen=True)[0], settings.peers)
+        self._spill: Spill | None = None
+        self.lanes: list[Lane] = []
+        if settings.spill is not None:
+            self._spill = Spill(settings.spill, keep=settings.kept_in_spill, log=log)
+            self.lanes.append(Lane(self._spill, log, self._source))
+        if settings.durable is not None:
+            self.lanes.append(Lane(Durable(settings.durable, keep=settings.durable_keep), log, self._source))
+
+    def _source(self, run: Run, checkpoint: Checkpoint) -> Source:
+        index = checkpoint.share.index
+        if len(checkpoint.manifest.nodes) < 2 or index != 0:
+            return Source(checkpoint, None)
+        return Source(
+            checkpoint,
+            Peers(run.name, run.verifier, self._rule, own_index=index, token=self._settings.token, tls=self._tls),
+        )
+
+    def load(self, runs: Runs, arena: Arena) -> int:
+        """Serve again what was spilled, and write on what is not durable yet."""
+        if self._spill is None:
+            return 0
+        loaded = self._spill.load(runs, arena)
+        for run, checkpoint in loaded:
+            self.offer(run, checkpoint)
+        return len(loaded)
+
+    def offer(self, run: Run, checkpoint: Checkpoint) -> None:
+        for lane in self.lanes:
+            lane.offer(run, checkpoint)
+
+    def remember(self, run: Run) -> None:
+        if self._spill is not None:
+            self._spill.remember(run)
+
+    def forget(self, run: Run) -> None:
+        if self._spill is not None:
+            self._spill.forget(run)
+
+    def remove(self, run: Run, checkpoint: Checkpoint) -> None:
+        """At once from the spill directory, or a restart would bring it back; from the durable store when it can be."""
+        for lane in self.lanes:
+            if lane.sink is self._spill:
+                self._spill.remove(run, checkpoint)
+            else:
+                lane.remove(run, checkpoint)
+
+    def make_room(self, run: Run) -> None:
+        for lane in self.lanes:
+            lane.make_room(run)
+
+    def flush(self, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        flushed = [lane.flush(deadline) for lane in self.lanes]  # every one has its turn
+        return all(flushed)
+
+    def status(self) -> dict[str, Any]:
+        return {name: value for lane in self.lanes for name, value in lane.status().items()}
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.close()

@@ -1,0 +1,238 @@
+"""Stage 2, instance-level analysis: which machines may serve in which role, and what each is worth.
+
+What is left out is counted by its reason, so that nothing disappears in silence.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
+from deepvm.catalog.accelerators import find as find_accelerator
+from deepvm.catalog.accelerators import spellings
+from deepvm.catalog.sources.aws_network import sustained_by_family
+from deepvm.errors import UnknownName
+from deepvm.performance import estimate_eflops, estimate_sustained_gbps
+from deepvm.plan.request import Request
+from deepvm.plan.search.board import Board, Floats, Ints, LeftOut, MemoryNodes, Workers
+
+
+def analyse_instances(catalog: Catalog, request: Request) -> Board:
+    """Which machines may serve in which role, what they are worth, and what was left out and why."""
+    return _Analysis(catalog, request).board()
+
+
+def eflops_of(instance: Instance) -> tuple[float | None, bool]:
+    """A machine's eFLOPS, and whether it is an estimate; None where the accelerator is not known."""
+    if instance.eflops is not None:
+        return instance.eflops, False
+    accelerator = None if instance.accelerator is None else find_accelerator(instance.accelerator)
+    if accelerator is None:
+        return None, False
+    eflops = estimate_eflops(
+        tflops_16bit=accelerator.tflops_16bit,
+        memory_gbytes_per_s=accelerator.memory_gbytes_per_s,
+        count=instance.accelerator_count,
+    )
+    return eflops, True
+
+
+def gpu_memory_gb(instance: Instance) -> float | None:
+    """The size that its GPU is sold by. Of a slice, and where nobody knows the GPU, by the bytes there are: 22.35 GiB
+    are 24 GB. None where nothing is known."""
+    gpu = None if instance.accelerator is None else find_accelerator(instance.accelerator)
+    if gpu is not None and instance.accelerator_count % 1 == 0:
+        return gpu.marketed_gb
+    told_gib = instance.accelerator_memory_gib
+    return None if told_gib is None else round(told_gib * 2**30 / 1e9, 1)
+
+
+class _Analysis:
+    def __init__(self, catalog: Catalog, request: Request) -> None:
+        self.catalog, self.request = catalog, request
+        self.quotas = catalog.quotas if request.quotas is None else request.quotas
+        self.saturation = catalog.saturation if request.saturation == "auto" else request.saturation
+        count = len(catalog.instances)
+        self.eflops, self.gbps = np.full(count, np.nan), np.full(count, np.nan)
+        self.eflops_estimated, self.gbps_estimated = np.zeros(count, bool), np.zeros(count, bool)
+        self.reasons: dict[str, list[str]] = {}
+        self.gpus: set[str] = set()  # the catalogue's spellings of those asked for
+        self._check_names()
+
+    def board(self) -> Board:
+        is_worker, is_memory = self._roles()
+        places = self._allowed_places()
+        usd = {market: self._price_table(market, places) for market in Market}
+        offered = np.isfinite(usd[Market.SPOT]) | np.isfinite(usd[Market.ON_DEMAND])
+        for i in np.flatnonzero(is_worker & ~offered.any(axis=1)):
+            self._leave_out(self.catalog.instances[i], "no price in the places asked for")
+        instance, place = np.nonzero(offered & is_worker[:, None])
+        memory_instance, memory_place = np.nonzero(np.isfinite(usd[Market.ON_DEMAND]) & is_memory[:, None])
+        site = self._sites()
+        limits = {market: self._limits(market) for market in Market}
+        gib = np.array([i.memory_gib or np.nan for i in self.catalog.instances])
+        workers = Workers(
+            instance=instance,
+            place=place,
+            site=site[place],
+            spot_usd=usd[Market.SPOT][instance, place],
+            on_demand_usd=usd[Market.ON_DEMAND][instance, place],
+            eflops=self.eflops[instance],
+            gbps=self.gbps[instance],
+            memory_gib=gib[instance],
+            spot_limit=limits[Market.SPOT][instance, place],
+            on_demand_limit=limits[Market.ON_DEMAND][instance, place],
+        )
+        memory = MemoryNodes(
+            instance=memory_instance,
+            place=memory_place,
+            site=site[memory_place],
+            usd=usd[Market.ON_DEMAND][memory_instance, memory_place],
+            gbps=self.gbps[memory_instance],
+            memory_gib=gib[memory_instance],
+            limit=limits[Market.ON_DEMAND][memory_instance, memory_place],
+        )
+        return Board(
+            catalog=self.catalog,
+            request=self.request,
+            saturation=self.saturation,
+            workers=workers,
+            memory=memory,
+            eflops_estimated=self.eflops_estimated,
+            gbps_estimated=self.gbps_estimated,
+            left_out=tuple(
+                LeftOut(reason=reason, count=len(names), example=names[0])
+                for reason, names in sorted(self.reasons.items(), key=lambda item: -len(item[1]))
+            ),
+        )
+
+    def _check_names(self) -> None:
+        request, catalog = self.request, self.catalog
+        for kind, asked, known in (
+            ("region", request.regions, catalog.regions),
+            ("zone", request.zones, catalog.zones),
+        ):
+            for name in asked:
+                if name not in known:
+                    raise UnknownName(f"{kind} of this catalogue", name, known)
+        offered = {i.accelerator for i in catalog.instances if i.accelerator is not None}
+        for name in request.gpus:
+            found = spellings(name, offered)
+            if not found:
+                raise UnknownName("GPU of this catalogue", name, offered)
+            self.gpus |= found
+
+    def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        is_worker = np.zeros(len(self.catalog.instances), bool)
+        is_memory = np.zeros(len(self.catalog.instances), bool)
+        for i, instance in enumerate(self.catalog.instances):
+            if self.request.cpu not in ("any", instance.architecture or "x86_64"):  # what nobody names is x86
+                told = f"{instance.architecture} machine" if instance.architecture else "CPU architecture unknown"
+                self._leave_out(instance, f"{told}, {self.request.cpu} asked for")
+                continue
+            self._rate(i, instance)
+            reason = self._unfit_worker(i, instance) if instance.accelerator else self._unfit_memory(i, instance)
+            if reason:
+                self._leave_out(instance, reason)
+            elif instance.accelerator:
+                is_worker[i] = True
+            else:
+                is_memory[i] = True
+        return is_worker, is_memory
+
+    def _rate(self, i: int, instance: Instance) -> None:
+        """eFLOPS and bandwidth: as measured, else estimated and marked so, else missing."""
+        eflops, self.eflops_estimated[i] = eflops_of(instance)
+        self.eflops[i] = np.nan if eflops is None else eflops
+        # The paper's table was made for advertised bandwidths; the other models count on sustained ones.
+        gbps = instance.burst_gbps if self.saturation == "table" and instance.burst_gbps else instance.gbps
+        if gbps is not None:
+            self.gbps[i] = gbps
+            return
+        estimate = sustained_by_family(instance.name, instance.vcpus) if self.catalog.provider == "aws" else None
+        if estimate is None and instance.vcpus is not None:
+            estimate = float(estimate_sustained_gbps(instance.vcpus))
+        if estimate is not None:
+            self.gbps_estimated[i] = True
+            self.gbps[i] = estimate
+
+    def _unfit_worker(self, i: int, instance: Instance) -> str | None:
+        request = self.request
+        if request.gpus and instance.accelerator not in self.gpus:
+            return f"another GPU than {' or '.join(request.gpus)}"
+        if instance.accelerator_count % 1 and not request.fractional_gpus:
+            return "a slice of a GPU (--fractional-gpus admits it)"
+        if np.isnan(self.eflops[i]):
+            return "accelerator of unknown speed"
+        if np.isnan(self.gbps[i]):
+            return "bandwidth and vCPUs unknown"
+        if request.min_gpu_memory_gb is not None:
+            marketed_gb = gpu_memory_gb(instance)
+            if marketed_gb is None:
+                return "GPU memory unknown, and a least one is asked for"
+            if marketed_gb < request.min_gpu_memory_gb:
+                return f"less than {request.min_gpu_memory_gb:g} GB of GPU memory"
+        return self._unfit_quota(instance)
+
+    def _unfit_memory(self, i: int, instance: Instance) -> str | None:
+        if instance.memory_gib is None:
+            return "memory unknown"
+        if np.isnan(self.gbps[i]):
+            return "bandwidth and vCPUs unknown"
+        return self._unfit_quota(instance)
+
+    def _unfit_quota(self, instance: Instance) -> str | None:
+        if instance.vcpus is None and any(q.closeness(instance) for q in self.quotas):
+            return "vCPUs unknown, and a quota counts them"
+        return None
+
+    def _leave_out(self, instance: Instance, reason: str) -> None:
+        self.reasons.setdefault(reason, []).append(instance.name)
+
+    def _allowed_places(self) -> NDArray[np.bool_]:
+        regions, zones = self.request.regions or self.catalog.regions, self.request.zones
+        return np.array([r in regions and (not zones or z in zones) for r, z in self.catalog.places], dtype=bool)
+
+    def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
+        """[instance, place] -> USD an hour, inf where there is no offer; the cheapest where there are several."""
+        table = np.full((len(self.catalog.instances), len(self.catalog.places)), np.inf)
+        prices = self.catalog.prices.get(market)
+        if prices is not None:
+            np.minimum.at(table, (prices.instance, prices.place), prices.usd_per_hour)
+        for region, general in self._regional().items():  # a price of a whole region holds in each of its zones
+            zones = [p for p, (r, zone) in enumerate(self.catalog.places) if r == region and zone is not None]
+            if zones:
+                table[:, zones] = np.minimum(table[:, zones], table[:, [general]])
+                table[:, general] = np.inf
+        table[:, ~allowed] = np.inf
+        return table
+
+    def _regional(self) -> dict[str, int]:
+        return {region: p for p, (region, zone) in enumerate(self.catalog.places) if zone is None}
+
+    def _sites(self) -> Ints:
+        places = self.catalog.places
+        if self.request.memory_in == "zone":
+            return np.arange(len(places))
+        regions = {region: i for i, region in enumerate(self.catalog.regions)}
+        return np.array([regions[region] for region, _ in places])
+
+    def _limits(self, market: Market) -> Floats:
+        """[instance, place]: how many machines the quotas admit."""
+        catalog = self.catalog
+        limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
+        with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
+        for region in ("", *with_own) if self.quotas else ():  # "" stands for all regions without quotas of their own
+            at = np.array([(here if here in with_own else "") == region for here, _ in catalog.places])
+            for i, instance in enumerate(catalog.instances):
+                if instance.vcpus is not None:
+                    for quota in binding_quotas(self.quotas, instance, market, region):
+                        limits[i, at] = np.minimum(limits[i, at], self._admitted(quota, instance.vcpus))
+        return limits
+
+    def _admitted(self, quota: Quota, vcpus: float) -> float:
+        machines = (quota.vcpus + 1e-9) // vcpus
+        if self.request.published and self.request.policy in ("deepvm", "noscale"):
+            return machines - 1  # the published search ends one machine before the quota
+        return machines

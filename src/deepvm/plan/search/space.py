@@ -1,0 +1,137 @@
+"""Stage 3, architecture-level analysis: every cluster there is, as arrays [architecture, worker row, node count].
+
+The search is exhaustive, so the optimum is proven. Of the memory tiers only the cheapest enters: a dearer one
+changes nothing but the price, and comes back as a runner-up when the best clusters are spelled out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepvm.plan import architectures
+from deepvm.plan.architectures import Architecture, Cluster
+from deepvm.plan.request import Request
+from deepvm.plan.search.board import Board, Floats, Ints
+from deepvm.units import USD_TOLERANCE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A cell of the space, or a memory tier of it."""
+
+    architecture: Architecture
+    worker: int
+    nodes: int
+    cluster: Cluster
+    performance: float
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """The best cell at every price: scores rise strictly with the price."""
+
+    hourly_usd: Floats
+    cell: Ints
+
+    def at(self, budget_usd: float) -> int | None:
+        """The best cell within a budget."""
+        index = int(np.searchsorted(self.hourly_usd, budget_usd + USD_TOLERANCE, side="right")) - 1
+        return None if index < 0 else int(self.cell[index])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    board: Board
+    architectures: tuple[Architecture, ...]
+    nodes: Ints
+    hourly_usd: Floats  # [architecture, worker, nodes], inf where no such cluster can be
+    performance: Floats  # [worker, nodes], eFLOPS × n × scaling
+    score: Floats  # [architecture, worker, nodes], higher is better, -inf where no such cluster can be
+
+    def indices(self, cell: int) -> tuple[int, int, int]:
+        a, w, n = np.unravel_index(cell, self.hourly_usd.shape)
+        return int(a), int(w), int(n)
+
+    @cached_property
+    def possible(self) -> Ints:
+        """The cells that can be, cheapest first; among equals the better, then the fewer machines."""
+        cells = np.flatnonzero(self.score.reshape(-1) > -np.inf)
+        usd, score = self.hourly_usd.reshape(-1)[cells], self.score.reshape(-1)[cells]
+        machines = cells % len(self.nodes)
+        return np.asarray(cells[np.lexsort((machines, -score, usd))])
+
+    def frontier(self) -> Frontier:
+        cells = self.possible
+        if not cells.size:
+            return Frontier(hourly_usd=np.empty(0), cell=np.empty(0, dtype=np.int64))
+        score = self.score.reshape(-1)[cells]
+        before = np.concatenate(([-np.inf], np.maximum.accumulate(score)[:-1]))
+        better = score > before
+        return Frontier(hourly_usd=self.hourly_usd.reshape(-1)[cells[better]], cell=cells[better])
+
+    def best(self, budget_usd: float, limit: int, *, keep: NDArray[np.bool_] | None = None) -> list[Candidate]:
+        """The best clusters within the budget, best first; ties go to the cheaper, then to the smaller cluster.
+
+        The ``limit`` best clusters lie in the ``limit`` best cells, since a cell's own best is its cheapest."""
+        score, usd = self.score.reshape(-1), self.hourly_usd.reshape(-1)
+        admitted = (usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf)
+        if keep is not None:
+            admitted &= np.broadcast_to(keep, self.score.shape).reshape(-1)
+        cells = np.flatnonzero(admitted)
+        if cells.size > limit:
+            threshold = np.partition(score[cells], cells.size - limit)[cells.size - limit]
+            cells = cells[score[cells] >= threshold]
+        order = np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))[:limit]
+        found = [c for cell in cells[order] for c in self.spelled_out(int(cell), budget_usd, limit)]
+        found.sort(key=lambda c: (-c.score, architectures.hourly_usd(c.cluster)))  # stable: cells keep their order
+        return found[:limit]
+
+    def spelled_out(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
+        """The clusters of a cell within the budget, cheapest first: one for each memory tier, where it has any."""
+        a, w, n = self.indices(cell)
+        architecture, nodes = self.architectures[a], int(self.nodes[n])
+        clusters = architecture.clusters(self.board, w, nodes, limit)
+        within = [c for c in clusters if architectures.hourly_usd(c) <= budget_usd + USD_TOLERANCE]
+        performance = float(self.performance[w, n])
+        return [
+            Candidate(
+                architecture=architecture,
+                worker=w,
+                nodes=nodes,
+                cluster=cluster,
+                performance=performance,
+                score=self._score_of(cluster, a, w, n),
+            )
+            for cluster in within
+        ]
+
+    def _score_of(self, cluster: Cluster, a: int, w: int, n: int) -> float:
+        """A cell's score is that of its cheapest cluster; where the score is a price, a dearer one's is lower."""
+        score, request = float(self.score[a, w, n]), self.board.request
+        dearer = architectures.hourly_usd(cluster) / float(self.hourly_usd[a, w, n])
+        by_price = request.objective == "cost" and request.policy in ("deepvm", "noscale")
+        return score * dearer if by_price and dearer > 1 + 1e-9 else score
+
+
+def node_counts(board: Board, request: Request) -> Ints:
+    """1 to the most machines that the budget could pay for, if all were of the cheapest type."""
+    usd = np.concatenate([board.workers.spot_usd, board.workers.on_demand_usd])
+    cheapest = usd.min(initial=np.inf)
+    if not np.isfinite(cheapest):
+        return np.arange(1, 2)
+    affordable = int(min((request.budget_usd + USD_TOLERANCE) / cheapest, request.max_nodes))
+    return np.arange(1, max(affordable, 1) + 1)
+
+
+def prices(board: Board, kinds: Sequence[Architecture], nodes: Ints) -> Floats:
+    shape = (len(board.workers), len(nodes))
+    if not kinds:
+        return np.empty((0, *shape))
+    usd = np.stack([np.asarray(kind.hourly_usd(board, nodes), dtype=np.float64) for kind in kinds])
+    return np.where(np.isnan(usd), np.inf, usd)

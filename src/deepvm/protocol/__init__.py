@@ -1,0 +1,1 @@
+"""What trainers, memory nodes and machines agree on: addresses, sockets, credentials, frames, chunk placement."""

@@ -1,0 +1,223 @@
+"""The memory node's wire protocol: frames, limits and proofs. docs/protocol.md says the same in words.
+
+A frame is a fixed header, a small JSON object (meta) and a body of bytes:
+
+    magic "DVM2" · kind u8 · flags u8 (0) · reserved u16 (0) · request u32 · meta length u32 · body length u64 ·
+    digest u64
+
+Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body. Where there
+is a token, tags (auth.py) follow headers, documents, and each digest in the body of PUTS; lengths do not count them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from deepvm import strict_json as strict
+from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
+from deepvm.protocol import auth
+
+MAGIC = b"DVM2"
+HEADER = struct.Struct("!4sBBHIIQQ")
+DIGEST = struct.Struct("!Q")
+MOST_META_BYTES = 64 * 2**10
+MOST_META_DEPTH = 8
+MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
+LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
+MOST_PUT = 16  # chunks of one frame
+NONCE_BYTES = 32
+VERSION = auth.VERSION
+OFFER, PUTS = "offer", "puts"
+FEATURES = (OFFER, PUTS)  # what a node can do that not every node of this version can: told in HELLO
+
+
+class Kind(IntEnum):
+    # the node speaks first
+    HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool, "features": [names]}
+    AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty where the node has no token
+    # answers
+    OK = 10
+    ERROR = 11  # {"code", "message"}
+    DATA = 12  # a body that was asked for
+    # of a run; OPEN comes first
+    OPEN = 20  # {"run", "session", "write": bool, "proof" or "verifier"}
+    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
+    # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
+    # of the same step begins anew; {"repair": true}: only while no save is under way
+    PUT = 22  # {"step", "chunk"} + body
+    KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
+    EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
+    EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
+    SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that must be here -> DATA: their digests u64
+    PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
+    ABORT = 28  # {"step"} and {"attempt"}: later ones go on
+    STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
+    MANIFEST = 31  # {"step"} -> DATA
+    GET = 32  # {"step", "chunk"} -> DATA
+    DELETE = 33  # {"step"}
+    MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest says, in place of a damaged one
+    # of nodes with the feature "offer"
+    OFFER = 35  # {"step"} + body: N chunk indices u32, then N digests u64 -> DATA: indices u32 that may be here already
+    LINK = (
+        36  # {"step"} + body: N indices u32, N digests u64, N proofs of 32 bytes -> DATA: indices u32 that are shared
+    )
+    # of nodes with the feature "puts"
+    PUTS = 37  # {"step", "chunks": [indices]} + body: each chunk, followed by its digest u64
+    # of the node
+    RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
+    STATUS = 41  # -> OK {...}
+
+
+DOCUMENTS = frozenset(
+    {Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK}
+)  # DATA: chunks, too
+_MOST_BODY_BYTES = {  # of all other kinds: none
+    **dict.fromkeys(DOCUMENTS, MOST_DOCUMENT_BYTES),
+    **dict.fromkeys((Kind.PUT, Kind.MEND), MOST_BLOCK_BYTES),
+    Kind.PUTS: MOST_PUT * (MOST_BLOCK_BYTES + DIGEST.size),
+}
+
+
+class ProtocolError(StoreError):
+    """Bytes that are no frame of this protocol. The connection is of no more use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A header."""
+
+    kind: Kind
+    request: int
+    meta_bytes: int
+    body_bytes: int
+    digest: int
+
+
+def encode(
+    kind: Kind, request: int = 0, meta: Mapping[str, Any] | None = None, body_bytes: int = 0, digest: int = 0
+) -> bytes:
+    """Header and meta of a frame; the body follows it on the wire."""
+    text = json.dumps(meta, separators=(",", ":"), allow_nan=False).encode() if meta else b""
+    if len(text) > MOST_META_BYTES:
+        raise ProtocolError(f"meta of {len(text)} bytes, the limit is {MOST_META_BYTES}")
+    return HEADER.pack(MAGIC, kind, 0, 0, request & 0xFFFFFFFF, len(text), body_bytes, digest) + text
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> Frame:
+    """Check a header, before anything that it announces is read."""
+    try:
+        magic, kind, flags, reserved, request, meta_bytes, body_bytes, digest = HEADER.unpack(data)
+    except struct.error:
+        raise ProtocolError("a frame's header is cut off") from None
+    if magic != MAGIC:
+        raise ProtocolError("this is no deepvm memory node's protocol, or of another version")
+    if kind not in _KINDS or flags or reserved:
+        raise ProtocolError(f"unknown kind {kind} or flags {flags}")
+    if meta_bytes > MOST_META_BYTES:
+        raise ProtocolError(f"meta of {meta_bytes} bytes, the limit is {MOST_META_BYTES}")
+    found = Kind(kind)
+    most = _MOST_BODY_BYTES.get(found, 0)
+    if body_bytes > most:
+        raise ProtocolError(f"{found.name} with a body of {body_bytes} bytes, the limit is {most}")
+    return Frame(found, request, meta_bytes, body_bytes, digest)
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
+
+
+def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    if not data:
+        return {}
+    try:
+        meta = strict.loads(bytes(data), most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH)
+    except strict.MalformedJson as error:
+        raise ProtocolError(f"a frame's meta cannot be read: {error}") from None
+    if not isinstance(meta, dict):
+        raise ProtocolError("a frame's meta is no JSON object")
+    return meta
+
+
+# --- errors over the wire -----------------------------------------------------------------------------------------
+
+_ERRORS: dict[str, type[StoreError]] = {
+    "denied": AccessDenied,
+    "fenced": AccessDenied,
+    "not-found": NotFound,
+    "corrupt": Corrupt,
+    "no-room": StoreUnavailable,
+    "busy": StoreUnavailable,
+    "stopping": StoreUnavailable,
+    "malformed": ProtocolError,
+    "failed": StoreError,
+}
+
+
+def error_meta(code: str, message: str) -> dict[str, str]:
+    assert code in _ERRORS  # noqa: S101 - our own words
+    return {"code": code, "message": message[:1000]}
+
+
+def raise_error(meta: Mapping[str, Any]) -> None:
+    code, message = meta.get("code"), meta.get("message")
+    if not isinstance(message, str) or not message.strip():
+        message = f"refused without a reason ({strict.brief(code)})"
+    shown = "".join(letter if letter.isprintable() else "?" for letter in message[:1000])  # it may go to a terminal
+    raise _ERRORS.get(str(code), StoreError)(shown)
+
+
+# --- proofs: neither the token nor a run's key ever crosses the wire ----------------------------------------------
+
+
+def new_nonce() -> str:
+    return secrets.token_hex(NONCE_BYTES)
+
+
+def proof(secret: str, role: str, node_nonce: str, client_nonce: str) -> str:
+    """That the client knows a run's key, for this connection only."""
+    return hmac.new(
+        secret.encode(), f"deepvm/{VERSION}/{role}/{node_nonce}/{client_nonce}".encode(), "sha256"
+    ).hexdigest()
+
+
+def same(left: str, right: str) -> bool:
+    return hmac.compare_digest(left.encode("utf-8", "surrogatepass"), right.encode("utf-8", "surrogatepass"))
+
+
+def run_verifier(run: str, key: str) -> str:
+    """What a node keeps of a run's key, in its spill directory, too: enough to check it, not enough to learn it."""
+    return hmac.new(key.encode(), f"deepvm-run/1/{run}".encode(), "sha256").hexdigest()
+
+
+def masked(verifier: str, token: str | None, node_nonce: str, client_nonce: str) -> str:
+    """A verifier on its one way to the node, when a run is new: hidden from whoever does not know the token.
+    The same call unmasks it. Without a token the node listens on loopback only, and nothing is hidden."""
+    if token is None:
+        return verifier
+    pad = bytes.fromhex(proof(token, "mask", node_nonce, client_nonce))
+    return bytes(a ^ b for a, b in zip(bytes.fromhex(verifier), pad, strict=True)).hex()
+
+
+def content_key(node_nonce: str, client_nonce: str) -> bytes:
+    """What proofs of content on one connection begin with, so that they are of no use on another."""
+    return hashlib.sha256(f"deepvm/{VERSION}/content/{node_nonce}/{client_nonce}".encode()).digest()
+
+
+def content_proof(key: bytes, pieces: Iterable[memoryview]) -> bytes:
+    """That one side has these very bytes: their digests alone prove nothing, since xxh3 is no cryptographic hash."""
+    hasher = hashlib.sha256(key)  # with the processor's help faster than blake2b; both let other threads run
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+def fingerprint(text: str) -> str:
+    """A short name for a secret or a layout in logs."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

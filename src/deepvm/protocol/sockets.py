@@ -1,0 +1,90 @@
+"""Sockets of nodes, hubs and their clients: how connections are accepted and set up, in what pieces chunks move."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.protocol.addresses import split_address
+
+HASHED_BYTES = 2**19  # moved and hashed at once: fits into the cache of a core, so that memory is read only once
+
+_BACKLOG = 128
+ACCEPT_S = 0.5  # how often a listener that nobody calls sees that it should stop
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket that listens on ``HOST:PORT`` and nowhere else."""
+    host, port = split_address(address, listen=True)
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"{address} is not an address of this machine: {error.strerror or error}") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise DeepvmError(f"cannot listen on {address}: {error.strerror or error}") from None
+    return listener
+
+
+def accept_each(
+    listener: socket.socket,
+    serve: Callable[[socket.socket, Any], None],
+    *,
+    stopping: Callable[[], bool],
+    failed: Callable[[Exception], None],
+) -> None:
+    """Accept connections until ``stopping``; ``serve`` starts a thread for each.
+
+    No failure ends this loop. Out of descriptors, threads or memory, it closes the connection, reports to ``failed``
+    and continues after a pause, which doubles while failures follow each other.
+    """
+    listener.settimeout(ACCEPT_S)
+    pause_s = _FIRST_PAUSE_S
+    while not stopping():
+        sock: socket.socket | None = None
+        try:
+            sock, address = listener.accept()
+            serve(sock, address)
+            pause_s = _FIRST_PAUSE_S
+        except TimeoutError:
+            continue
+        except Exception as error:  # of one connection: the next may find what this one did not
+            if sock is not None:
+                sock.close()
+            if stopping():
+                return
+            failed(error)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def tune(sock: socket.socket) -> None:
+    """Small frames leave at once, and on loopback nothing paces itself.
+
+    BBR, which some systems use for all connections, times its packets to spare queues in a network. Loopback has none;
+    there it halves the rate of two connections. Between machines the system's own choice stays.
+    """
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if is_loopback(sock.getpeername()[0]):
+        with suppress(OSError, AttributeError):  # not on every system
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

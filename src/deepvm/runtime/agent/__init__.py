@@ -1,0 +1,1 @@
+"""What runs on every machine of a run."""

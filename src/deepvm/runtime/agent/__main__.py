@@ -1,0 +1,285 @@
+"""``python -m deepvm.runtime.agent``: what runs on every machine of a run, whatever its role.
+
+It meets the others at the hub, starts a memory node where its role keeps checkpoints and PyTorch's elastic agent
+where it trains, has checkpoints fetched while that starts, watches for notices of its end, and passes on what the
+trainers tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deepvm import variables
+from deepvm.errors import DeepvmError
+from deepvm.events import Event
+from deepvm.fetch.segment import PATH_VARIABLE
+from deepvm.policy.loss import parse_after_loss
+from deepvm.protocol.credentials import read_token
+from deepvm.runtime.agent.interfaces import socket_variables
+from deepvm.runtime.agent.prefetch import Fetching, store_urls
+from deepvm.runtime.hub.client import STOPPED, Link
+from deepvm.runtime.hub.json_lines import Gone
+from deepvm.runtime.log_tail import Tail
+from deepvm.runtime.notices.sources import open_source
+from deepvm.runtime.notices.watch import Watch
+from deepvm.runtime.workers.template import Template
+
+log = logging.getLogger("deepvm.runtime")
+
+ENDED_BY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+NODE_READY_S, NODE_STOP_S = 60.0, 60.0
+LEAVE_BEFORE_S = 0.25  # the machine's end, so that the group hears of it from us
+WITHOUT_TIME_S = 30.0  # what is left where a notice does not say it: the least that any cloud gives
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    for number in ENDED_BY:
+        signal.signal(number, _leave_once)
+    try:
+        here = Here(given)
+        if not here.fork_template():
+            return 0  # a worker, whose script has ended
+        return _ended(here)
+    except DeepvmError as error:
+        print(f"deepvm: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _leave_once(number: int, _: object) -> None:
+    """The first signal ends this process; further ones do not disturb what it still has to do."""
+    for each in ENDED_BY:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def _ended(here: Here) -> int:
+    """Run, and return the exit code: 0 where the hub said that it is over."""
+    try:
+        return here.run()
+    except SystemExit:
+        if here.stopped:
+            return 0
+        raise
+    except Exception as error:
+        if here.stopped:
+            return 0
+        if type(error).__name__ != "SignalException":  # which torch's agent makes of the signals that end it
+            raise
+        return 128 + int(getattr(error, "sigval", signal.SIGTERM))
+    finally:
+        for number in ENDED_BY:  # it ends anyway
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m deepvm.runtime.agent", description=__doc__)
+    parser.add_argument("--hub", required=True, metavar="HOST:PORT", help="where the machines of the run meet")
+    parser.add_argument("--name", required=True, help="this machine's place: worker/2, or worker/auto for a free one")
+    parser.add_argument("--token-file", type=Path, required=True, help="what all machines of the run know")
+    parser.add_argument("--folder", type=Path, required=True, help="for logs and files of its own")
+    parser.add_argument("--address", help="this machine's address for the others [as the hub sees it]")
+    parser.add_argument("--notices", default="auto", help="aws, gcp, azure, file:PATH, signal:USR1:30s, auto or none")
+    parser.add_argument("--workers", type=int, default=1, help="processes that train here; one for each GPU")
+    return parser
+
+
+class Here:
+    """This machine."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self._folder: Path = given.folder
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._workers: int = given.workers
+        self._token = read_token(given.token_file) or ""
+        self._token_file: Path = given.token_file
+        self._source = open_source(given.notices)
+        self.link = Link(
+            given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
+            on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end,
+        )  # fmt: skip
+        self._address = given.address or "127.0.0.1"
+        self.job: dict[str, Any] = self.link.job
+        os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
+        os.environ.update(socket_variables(given.address, given.hub))
+        self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
+        self._durable: str | None = self.job.get("durable") or None
+        self._fetching = Fetching(self._folder, str(self.job["run"]), token=self._token, durable=self._durable)
+        self._stores = self.link.stores
+        self._template: Template | None = None
+        self._trains = self.link.role != "memory"
+        self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
+
+    def run(self) -> int:
+        for old in (self.events, self.save_now):
+            old.unlink(missing_ok=True)
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._fetching.close)
+            stack.callback(self.link.close)
+            self.link.start()
+            watch = Watch(self._source, self._announce)
+            stack.callback(watch.close)
+            if self.link.role != "worker":
+                stack.enter_context(self._memory_node())
+            if self.link.role == "memory":
+                self._wait()
+                return 0 if self.stopped else 1
+            tail = Tail(self.events, self._pass_on_all)
+            stack.callback(tail.close)
+            code = self._train(tail)
+            for number in ENDED_BY:  # which torch's agent had taken for itself
+                signal.signal(number, _leave_once)
+            self._trains = False
+            if code == 0 and self.link.role != "worker":  # what it keeps is needed until the run is over
+                self._wait()
+            return code
+
+    @property
+    def stopped(self) -> bool:
+        """True if the hub said that the run is over, here."""
+        return self.link.ended == STOPPED
+
+    def _wait(self) -> None:
+        while self.link.ended is None:
+            time.sleep(0.05)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _memory_node(self) -> Any:
+        """A memory node of its own, in a process of its own, spilling to this machine's disk."""
+        ready = self._folder / "memory-node"
+        ready.unlink(missing_ok=True)
+        spill = self._folder / "spill"
+        spill.mkdir(mode=0o700, exist_ok=True)
+        command = [
+            sys.executable, "-m", "deepvm", "memory-node", "--listen", f"{self._address}:0",
+            "--capacity", str(self.job["memory_bytes"]), "--spill", str(spill),
+            "--token-file", str(self._token_file), "--ready-file", str(ready),
+        ]  # fmt: skip
+        if self._durable:
+            command += ["--durable", self._durable]
+        node = subprocess.Popen(command)
+        try:
+            deadline = time.monotonic() + NODE_READY_S
+            while not (ready.exists() and (address := ready.read_text().strip())):
+                if node.poll() is not None or time.monotonic() > deadline:
+                    raise DeepvmError(f"the memory node of {self.link.name} did not start: see {self._folder}")
+                time.sleep(0.02)
+            self.link.say("memory", address=address)
+            yield
+        finally:
+            node.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                node.wait(NODE_STOP_S)
+            node.kill()
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def fork_template(self) -> bool:
+        """Import torch, once for the agent and the template; before there are threads. Not so in the template's
+        workers, where this returns when their work is done."""
+        if self.link.role != "memory":
+            self._fetch()
+            if math.isinf(parse_after_loss(str(self.job["after_loss"])).wait_s):  # else survivors train meanwhile
+                self.link.join()  # so that the group is formed, and survivors start their workers, while we import
+            script = str(self.job["script"])
+            first_path = os.getcwd() if self.job["module"] else os.path.dirname(os.path.realpath(script))
+            self._template = Template.fork_here(first_path=first_path, in_fork=self.link.forget)
+            return self._template is not None
+        return True
+
+    def _train(self, tail: Tail) -> int:
+        from deepvm.runtime.agent.train import train
+
+        assert self._template is not None  # noqa: S101 - forked before
+        with self._template as template:
+            return train(
+                self.link, template, self._folder, script=str(self.job["script"]), as_module=bool(self.job["module"]),
+                args=tuple(map(str, self.job["args"])), workers=self._workers,
+                max_restarts=int(self.job["max_restarts"]), environment=self._environment, drain=tail.drain,
+            )  # fmt: skip
+
+    def _environment(self, stores: tuple[str, ...]) -> dict[str, str]:
+        """What the trainers of a new group are told."""
+        self.save_now.unlink(missing_ok=True)
+        self._stores = stores
+        return {
+            variables.STORE: " ".join(store_urls(stores, self._durable)),
+            variables.RUN: str(self.job["run"]),
+            variables.POLICY: str(self.job["policy"]),
+            variables.BATCH: str(self.job["batch"]),
+            variables.PLANNED_WORLD_SIZE: str(self.job["planned_world_size"]),
+            variables.EVENTS: str(self.events),
+            variables.NOTICE_FILE: str(self.save_now),
+            variables.TOKEN: self._token,
+            PATH_VARIABLE: str(self._fetching.path),
+        }
+
+    def _fetch(self) -> None:
+        """Have the newest checkpoint come while a group forms. A machine with a memory node has it at hand."""
+        if self.link.role == "worker":
+            self._fetching.begin(self._stores)
+
+    def _pass_on_all(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._pass_on(line)
+
+    def _pass_on(self, line: str) -> None:
+        with contextlib.suppress(Gone):
+            self.link.say("event", line=line)
+        with contextlib.suppress(ValueError):
+            event = Event.from_trainer(line)
+            saved = event.kind == "save" and event.data.get("state") == "remote"
+            if saved and event.data["step"] >= self._wanted_step:
+                self._saved.set()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _announce(self, notice: Any) -> None:
+        with contextlib.suppress(Gone):
+            self.link.say("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
+
+    def _on_notice(self, message: Mapping[str, Any]) -> None:
+        """Some machine of the group will be taken away, and it is decided what is done about it."""
+        at_s = float(message["at_s"] or time.time() + WITHOUT_TIME_S)
+        self._wanted_step = int(message["step"])
+        self._saved.clear()
+        if message["choice"] != "rely":
+            from deepvm.runtime.notices.files import write_notice
+
+            action = str(message.get("action") or "terminate")
+            write_notice(self.save_now, seconds_left=max(0.0, at_s - time.time()), action=action)
+        if message["machine"] == self.link.name:
+            wait_s = 0.0 if message["choice"] == "rely" else at_s - time.time() - LEAVE_BEFORE_S
+            threading.Thread(target=self._leave, args=(wait_s,), name="deepvm-leave", daemon=True).start()
+
+    def _leave(self, wait_s: float) -> None:
+        """Leave the group once the save is safe, or when there is no time left, and free the machine."""
+        saved = self._saved.wait(max(0.0, wait_s))
+        log.info("%s leaves, %s", self.link.name, "with its share of the last save safe" if saved else "at its notice")
+        with contextlib.suppress(Gone):
+            self.link.say("leave")  # before its workers end, so that nobody else is blamed for what follows
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _on_end(self, why: str) -> None:
+        log.info("%s ends: %s", self.link.name, why)
+        if self._trains:  # else it waits for nothing else
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

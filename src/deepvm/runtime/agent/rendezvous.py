@@ -1,0 +1,124 @@
+"""PyTorch's elastic agents meet at the hub: its rendezvous, behind torch's own interface.
+
+The group is the hub's; each round has a store of its own, at the agent of rank 0. If that machine is lost, the round is
+over anyway, and the next one has a fresh store in which nothing old is found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError, RendezvousTimeoutError
+
+from deepvm.protocol.addresses import join_address, split_address
+from deepvm.protocol.sockets import listen_at
+from deepvm.runtime.hub.client import Group, Link
+
+STORE_S = 30.0  # for the machine of rank 0 to answer; a round whose machine is lost breaks sooner
+_LOOK_S = 1.0
+_TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def listening_store(host: str) -> TCPStore:
+    """A store that listens at this address of the machine. Left to itself, torch's listens on every interface, and
+    whoever reaches it may read and write: it knows no token."""
+    listener = listen_at(join_address(host, 0))
+    port, descriptor = listener.getsockname()[1], listener.detach()
+    try:
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_S),
+            master_listen_fd=descriptor, use_libuv=_TORCH >= (2, 8),  # before, its libuv server took no socket
+        )  # fmt: skip
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+        raise
+
+
+class HubRendezvous(RendezvousHandler):
+    """``link`` may have joined the first round already, while this was imported."""
+
+    def __init__(self, link: Link, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
+        self._link, self._run, self._timeout_s = link, run, timeout_s
+        self.group: Group | None = None
+        self._store: TCPStore | None = None
+
+    def get_backend(self) -> str:
+        return "deepvm"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        deadline = time.monotonic() + self._timeout_s
+        while time.monotonic() < deadline:
+            over = 0 if self.group is None else self.group.number
+            self._store = None
+            if not self._link.joined:
+                self._link.join()
+            self._link.joined = False
+            group = self._await_group(over, deadline)
+            self.group = group
+            endpoint = self._endpoint(group)
+            if endpoint is None:  # it broke before it began
+                continue
+            host, port = split_address(endpoint)
+            store = self._store or self._join_store(host, port)
+            if store is None:
+                continue
+            self._store = store
+            return RendezvousInfo(
+                store, group.rank, len(group.members), RendezvousStoreInfo(master_addr=host, master_port=port)
+            )
+        raise RendezvousTimeoutError(f"no group was formed within {self._timeout_s:.0f} s")
+
+    def _await_group(self, over: int, deadline: float) -> Group:
+        while (left_s := deadline - time.monotonic()) > 0:
+            group = self._link.await_group(over, min(_LOOK_S, left_s))  # in pieces, so that signals are seen
+            if group is not None:
+                return group
+            if self._link.ended is not None:
+                raise RendezvousGracefulExitError(self._link.ended)
+        raise RendezvousTimeoutError(f"no group was formed within {self._timeout_s:.0f} s")
+
+    def _endpoint(self, group: Group) -> str | None:
+        if group.rank != 0:
+            return self._link.await_endpoint(group.number, STORE_S)
+        host = str(group.members[0]["address"])
+        self._store = listening_store(host)
+        endpoint = join_address(host, self._store.port)
+        self._link.say("endpoint", round=group.number, endpoint=endpoint)
+        return endpoint
+
+    def _join_store(self, host: str, port: int) -> TCPStore | None:
+        try:
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=STORE_S))
+        except (DistError, RuntimeError, OSError):
+            return None
+
+    def broke(self, within_s: float) -> str | None:
+        """The machine whose doing it is that this round broke, if it did or does within that time."""
+        return None if self.group is None else self._link.await_broken(self.group.number, within_s)
+
+    def is_closed(self) -> bool:
+        return self._link.ended is not None
+
+    def set_closed(self) -> None:
+        """A run is closed by its supervisor alone."""
+
+    def num_nodes_waiting(self) -> int:
+        return int(self.group is not None and self._link.broken(self.group.number))
+
+    def get_run_id(self) -> str:
+        return self._run
+
+    def shutdown(self) -> bool:
+        return True

@@ -1,0 +1,100 @@
+"""A machine that trains: PyTorch's elastic agent, its group formed by the hub."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from deepvm.runtime.agent.rendezvous import HubRendezvous
+from deepvm.runtime.hub.client import Link
+from deepvm.runtime.hub.json_lines import Gone
+from deepvm.runtime.log_tail import last_words
+from deepvm.runtime.workers import elastic
+from deepvm.runtime.workers.template import Template
+
+log = logging.getLogger("deepvm.runtime")
+
+EXCUSE_S = 5.0  # for the hub to say whose failure it was
+LOG_S = 1.0  # for output to reach the log; it never does where the disk is full
+MONITOR_S = 0.02
+
+
+class HubGroup:
+    """What the hub decides about this machine's workers."""
+
+    def __init__(
+        self,
+        link: Link,
+        rendezvous: HubRendezvous,
+        log_file: Path,
+        environment: Callable[[tuple[str, ...]], dict[str, str]],
+    ) -> None:
+        self._link, self._rendezvous, self._log_file, self._environment = link, rendezvous, log_file, environment
+        self._logged_bytes = 0  # before the workers that run now
+
+    def environment(self) -> Mapping[str, str]:
+        group = self._rendezvous.group
+        self._await_log("start")
+        self._logged_bytes = self._log_file.stat().st_size if self._log_file.exists() else 0
+        return self._environment(group.stores if group is not None else ())
+
+    def excuses(self, exit_code: int) -> bool:
+        try:
+            self._await_log("failed")
+            self._link.say("failing", error=self.last_words(), code=exit_code)
+        except Gone:
+            return False
+        by = self._rendezvous.broke(EXCUSE_S)
+        return by is not None and by != self._link.name
+
+    def _await_log(self, what: str) -> None:
+        """Wait until all that was printed before is in the log: its writer is another process, and keeps the order."""
+        line = f"the workers of {self._link.name} {what} ({time.monotonic():.6f})"
+        log.info("%s", line)
+        until_s = time.monotonic() + LOG_S
+        while self._log_file.exists() and line not in last_words(self._log_file) and time.monotonic() < until_s:
+            time.sleep(0.005)
+
+    def last_words(self) -> str:
+        """Of the workers that were started last."""
+        return last_words(self._log_file, since=self._logged_bytes)
+
+
+def train(
+    link: Link,
+    template: Template,
+    folder: Path,
+    *,
+    script: str,
+    as_module: bool,
+    args: Sequence[str],
+    workers: int,
+    max_restarts: int,
+    environment: Callable[[tuple[str, ...]], dict[str, str]],
+    drain: Callable[[], None],
+) -> int:
+    """Until every machine of the group has finished. The exit code of this machine."""
+    rendezvous = HubRendezvous(link, str(link.job["run"]))
+    group = HubGroup(link, rendezvous, folder / "log.txt", environment)
+    while True:
+        try:
+            elastic.run_agent(
+                script=script, args=args, as_module=as_module, template=template, local_world_size=workers,
+                nodes=(1, 1), max_restarts=max_restarts, monitor_interval_s=MONITOR_S, role=link.role,
+                log_dir=str(folder / "torch"), redirects="0", tee="0", rendezvous=rendezvous, group=group,
+            )  # fmt: skip
+        except ChildFailedError:
+            drain()
+            link.say("failed", error=group.last_words())
+            return 1
+        if link.ended is not None or rendezvous.group is None:
+            return 0
+        drain()
+        link.say("finished")
+        if link.await_over(rendezvous.group.number):
+            return 0
+        log.info("the group broke before all had finished: %s goes on", link.name)

@@ -1,0 +1,1 @@
+"""Machines on EC2."""

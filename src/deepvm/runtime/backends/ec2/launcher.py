@@ -1,0 +1,210 @@
+"""How machines are started on EC2: a security group, a launch template for each group, its fleet."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deepvm.errors import DeepvmError, SourceFailed
+from deepvm.runtime.backends.base import NoCapacity
+from deepvm.runtime.backends.ec2.calls import Calls, Ec2Refused
+from deepvm.runtime.backends.ec2.instances import NO_CAPACITY
+from deepvm.runtime.backends.ec2.placement import Place, find_image, find_place
+from deepvm.runtime.backends.ec2.requests import (
+    Group,
+    Request,
+    client_token,
+    fleet,
+    group_of,
+    ingress_from_itself,
+    launch_template,
+    resized,
+    security_group,
+)
+from deepvm.runtime.backends.ec2.settings import Ec2Settings
+from deepvm.runtime.backends.ec2.user_data import user_data
+from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.run_spec import Job
+
+ADDRESS_WITHIN_S = 60.0  # a new machine has one at once; EC2 tells of new machines some seconds later
+
+
+@dataclass(kw_only=True, slots=True)
+class Fleet:
+    id: str
+    count: int
+
+
+@dataclass(slots=True)
+class Launcher:
+    job: Job
+    cluster: Cluster
+    settings: Ec2Settings
+    calls: Calls
+    hub: str
+    ends_at_s: float | None
+    hub_instance: str | None = None
+    hub_address: str | None = None
+    place: Place | None = None
+    security_group_id: str | None = None
+    templates: dict[Group, str] = field(default_factory=dict)
+    fleets: dict[Group, Fleet] = field(default_factory=dict)  # those that maintain themselves
+    attempts: dict[Group, int] = field(default_factory=dict)
+    start_id: str = field(default_factory=lambda: secrets.token_hex(8))
+
+    def start(
+        self, group: Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]
+    ) -> tuple[list[str], DeepvmError | None]:
+        """An instant fleet: the instances that it started, and why they are fewer than asked for, if they are."""
+        answer = self._fleet(group, asked, wanted)
+        ids = [str(found) for row in answer.get("Instances", []) for found in row.get("InstanceIds", [])]
+        if group.hub and ids:
+            self.hub_instance = ids[0]
+        if len(ids) >= len(asked):
+            return ids, None
+        first = asked[len(ids)]
+        codes = sorted({str(row.get("ErrorCode", "unknown")) for row in answer.get("Errors", [])})
+        if codes and not NO_CAPACITY & set(codes):
+            return ids, SourceFailed(f"EC2 could not start {first.name} ({', '.join(codes)})")
+        return ids, NoCapacity(first, ", ".join(codes) or "EC2 told no reason")
+
+    def maintain(self, group: Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
+        """Have a fleet that keeps as many machines running."""
+        known = self.fleets.get(group)
+        if known is None and machines:
+            answer = self._fleet(group, machines, wanted)
+            self.fleets[group] = Fleet(id=answer["FleetId"], count=len(machines))
+        elif known is not None and known.count != len(machines):
+            self.calls.change("ec2", "modify_fleet", resized(known.id, len(machines)))
+            known.count = len(machines)
+
+    def fleet_of(self, group: Group) -> str | None:
+        known = self.fleets.get(group)
+        return None if known is None else known.id
+
+    def forget(self) -> None:
+        """It was all deleted."""
+        self.hub_instance = self.hub_address = self.security_group_id = None
+        self.templates.clear()
+        self.fleets.clear()
+
+    def _fleet(self, group: Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> Request:
+        attempt = self.attempts.setdefault(group, 0)
+        place = self._place()
+        request = fleet(
+            self.job.run,
+            group,
+            count=len(machines),
+            template_id=self._template(group, machines[0]),
+            subnet_id=place.subnet_id,
+            token=client_token(self.job.run, self.start_id, group, attempt, [m.name for m in machines]),
+            max_usd_per_hour=self._most(group, wanted),
+            ends_at_s=self.ends_at_s,
+        )
+        ids = [f"<instance of {machine.name}>" for machine in machines]
+        shown = {"FleetId": f"<fleet {group.name}>", "Instances": [{"InstanceIds": ids}]}
+        try:
+            answer: Request = self.calls.change("ec2", "create_fleet", request, dry_answer=shown)
+        except Ec2Refused as error:
+            self.attempts[group] += 1  # it was answered, so that the next one is another request
+            if error.code in NO_CAPACITY:
+                raise NoCapacity(machines[0], error.code) from None
+            raise
+        self.attempts[group] += 1
+        return answer
+
+    def _most(self, group: Group, wanted: Mapping[str, Machine]) -> float | None:
+        """What of the cap the other groups leave."""
+        if self.settings.max_usd_per_hour is None:
+            return None
+        others = [machine for machine in wanted.values() if group_of(machine, self.hub) != group]
+        return self.settings.max_usd_per_hour - sum(machine.usd_per_hour for machine in others)
+
+    def _template(self, group: Group, machine: Machine) -> str:
+        if group not in self.templates:
+            image, root = find_image(self.calls, self.settings, machine)
+            request, shown = (
+                launch_template(
+                    self.job.run, group, self.settings, image_id=image, root_device=root,
+                    security_group_id=self._security_group(), user_data=self._user_data(group, masked=masked),
+                )
+                for masked in (False, True)
+            )  # fmt: skip
+            shown["LaunchTemplateData"]["UserData"] = self._user_data(group, masked=True)  # to be read by people
+            name = request["LaunchTemplateName"]
+            answer = {"LaunchTemplate": {"LaunchTemplateId": f"<launch template {name}>"}}
+            try:
+                found = self.calls.change("ec2", "create_launch_template", request, shown=shown, dry_answer=answer)
+            except Ec2Refused as error:
+                if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
+                    raise
+                # Of an attempt that ended in the middle, with another token or another hub.
+                self.calls.change("ec2", "delete_launch_template", {"LaunchTemplateName": name})
+                found = self.calls.change("ec2", "create_launch_template", request, shown=shown)
+            self.templates[group] = found["LaunchTemplate"]["LaunchTemplateId"]
+        return self.templates[group]
+
+    def _user_data(self, group: Group, *, masked: bool) -> str:
+        return user_data(
+            self.job,
+            group,
+            self.cluster.machines,
+            name=self.hub if group.hub else f"{group.role}/auto",
+            hub_address=None if group.hub else self._address(),
+            package=self.settings.package,
+            ends_at_s=self.ends_at_s,
+            masked=masked,
+        )
+
+    def _security_group(self) -> str:
+        if self.security_group_id is None:
+            request = security_group(self.job.run, self._place().vpc_id)
+            try:
+                answer = self.calls.change(
+                    "ec2", "create_security_group", request, dry_answer={"GroupId": "<security group>"}
+                )
+            except Ec2Refused as error:
+                if error.code != "InvalidGroup.Duplicate":
+                    raise
+                names = [{"Name": "group-name", "Values": [request["GroupName"]]}]
+                names.append({"Name": "vpc-id", "Values": [request["VpcId"]]})
+                answer = self.calls.rows("ec2", "describe_security_groups", "SecurityGroups", Filters=names)[0]
+            try:
+                ingress = ingress_from_itself(answer["GroupId"])
+                self.calls.change("ec2", "authorize_security_group_ingress", ingress)
+            except Ec2Refused as error:
+                if error.code != "InvalidPermission.Duplicate":
+                    raise
+            self.security_group_id = answer["GroupId"]
+        return str(self.security_group_id)
+
+    def _place(self) -> Place:
+        if self.place is None:
+            self.place = find_place(self.calls, self.settings, self.cluster.machines)
+        return self.place
+
+    def _address(self) -> str:
+        """Of the hub."""
+        if self.hub_address is None:
+            self.hub_address = self._ask_address(str(self.hub_instance))
+        return self.hub_address
+
+    def _ask_address(self, instance: str) -> str:
+        if self.calls.dry_run:
+            return f"<private address of {self.hub}>"
+        ends = time.monotonic() + ADDRESS_WITHIN_S
+        while True:
+            try:
+                rows = self.calls.rows("ec2", "describe_instances", "Reservations", InstanceIds=[instance])
+                found = [row.get("PrivateIpAddress") for reservation in rows for row in reservation["Instances"]]
+            except Ec2Refused as error:
+                if error.code != "InvalidInstanceID.NotFound":
+                    raise
+                found = []
+            if found and found[0]:
+                return str(found[0])
+            if time.monotonic() > ends:
+                raise SourceFailed(f"{instance}, which has the hub, got no address within {ADDRESS_WITHIN_S:.0f} s")
+            time.sleep(1.0)

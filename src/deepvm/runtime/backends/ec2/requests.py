@@ -1,0 +1,185 @@
+"""What EC2 is asked for, as plain values: nothing here calls anybody."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from deepvm.errors import UsageError
+from deepvm.runtime.backends.ec2.settings import Ec2Settings
+from deepvm.runtime.cluster import Cluster, Machine, Market, RoleName
+
+RUN_TAG, ROLE_TAG, GROUP_TAG, MACHINE_TAG = "deepvm:run", "deepvm:role", "deepvm:group", "deepvm:machine"
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Machines that one launch template and one fleet describe: of one role, type and market."""
+
+    role: RoleName
+    instance: str
+    market: Market
+    hub: bool = False  # the on-demand machine where all others meet is a group of its own
+
+    @property
+    def name(self) -> str:
+        return "hub" if self.hub else f"{self.role}-{self.instance}-{self.market}"
+
+    @property
+    def maintained(self) -> bool:
+        """Whether EC2 replaces its machines by itself: docs/decisions/0011."""
+        return self.market == "spot"
+
+
+def hub_of(cluster: Cluster) -> Machine:
+    """The first on-demand machine that keeps checkpoints: no preemption takes it."""
+    fixed = [machine for machine in cluster.machines if machine.market == "on-demand"]
+    if not fixed:
+        raise UsageError(
+            f"the {cluster.architecture} plan has spot machines only: on EC2 one machine must be on-demand, "
+            "where the others meet and checkpoints survive; plan with --policy deepvm"
+        )
+    return next((machine for machine in fixed if machine.keeps), fixed[0])
+
+
+def group_of(machine: Machine, hub: str) -> Group:
+    is_hub = machine.name == hub
+    return Group(role=machine.role, instance=machine.instance, market=machine.market, hub=is_hub)
+
+
+def groups_of(machines: Iterable[Machine], hub: str) -> dict[Group, list[Machine]]:
+    """In the order in which they must start: the hub, what else is on-demand, spot."""
+    found: dict[Group, list[Machine]] = {}
+    for machine in sorted(machines, key=lambda m: (m.name != hub, m.market == "spot")):
+        found.setdefault(group_of(machine, hub), []).append(machine)
+    return found
+
+
+def tags(run: str, **more: str) -> list[dict[str, str]]:
+    return [{"Key": RUN_TAG, "Value": run}, *({"Key": f"deepvm:{key}", "Value": more[key]} for key in more)]
+
+
+def group_tags(run: str, group: Group) -> list[dict[str, str]]:
+    return tags(run, role=group.role, group=group.name)
+
+
+def by_tag(run: str) -> list[dict[str, Any]]:
+    return [{"Name": f"tag:{RUN_TAG}", "Values": [run]}]
+
+
+def tag_of(row: Mapping[str, Any], key: str) -> str | None:
+    return next((str(tag["Value"]) for tag in row.get("Tags", []) if tag["Key"] == key), None)
+
+
+def client_token(run: str, start: str, group: Group, attempt: int, names: Sequence[str]) -> str:
+    """The same for a call that is made again because nobody knows what became of it, so that EC2 does it once.
+    ``start`` tells a run from an earlier one of its name: EC2 remembers tokens for days."""
+    told = "\n".join((run, start, group.name, str(attempt), *names))
+    return f"deepvm-{hashlib.sha256(told.encode()).hexdigest()[:40]}"
+
+
+def security_group(run: str, vpc_id: str) -> Request:
+    return {
+        "GroupName": f"deepvm-{run}",
+        "Description": f"deepvm run {run}: its machines among themselves",
+        "VpcId": vpc_id,
+        "TagSpecifications": [{"ResourceType": "security-group", "Tags": tags(run)}],
+    }
+
+
+def ingress_from_itself(group_id: str) -> Request:
+    return {
+        "GroupId": group_id,
+        "IpPermissions": [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}],
+    }
+
+
+def launch_template(
+    run: str,
+    group: Group,
+    settings: Ec2Settings,
+    *,
+    image_id: str,
+    root_device: str | None,
+    security_group_id: str,
+    user_data: str,
+) -> Request:
+    data: Request = {
+        "ImageId": image_id,
+        "InstanceType": group.instance,
+        "SecurityGroupIds": [security_group_id],
+        "UserData": base64.b64encode(user_data.encode()).decode(),
+        "InstanceInitiatedShutdownBehavior": "terminate",  # a machine that shuts itself down is paid no longer
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": group_tags(run, group)}
+            for kind in ("instance", "volume", "network-interface")
+        ],
+    }
+    if settings.key_name is not None:
+        data["KeyName"] = settings.key_name
+    if settings.instance_profile is not None:
+        kind = "Arn" if settings.instance_profile.startswith("arn:") else "Name"
+        data["IamInstanceProfile"] = {kind: settings.instance_profile}
+    if settings.volume_gb is not None:
+        disk = {"VolumeSize": settings.volume_gb, "VolumeType": "gp3", "DeleteOnTermination": True}
+        data["BlockDeviceMappings"] = [{"DeviceName": root_device, "Ebs": disk}]
+    return {
+        "LaunchTemplateName": f"deepvm-{run}-{group.name}",
+        "LaunchTemplateData": data,
+        "TagSpecifications": [{"ResourceType": "launch-template", "Tags": group_tags(run, group)}],
+    }
+
+
+def fleet(
+    run: str,
+    group: Group,
+    *,
+    count: int,
+    template_id: str,
+    subnet_id: str,
+    token: str,
+    max_usd_per_hour: float | None,  # for this fleet
+    ends_at_s: float | None,
+) -> Request:
+    most = {} if max_usd_per_hour is None else {"MaxTotalPrice": f"{max_usd_per_hour:.4f}"}
+    request: Request = {
+        "ClientToken": token,
+        "Type": "maintain" if group.maintained else "instant",
+        "LaunchTemplateConfigs": [
+            {
+                "LaunchTemplateSpecification": {"LaunchTemplateId": template_id, "Version": "1"},
+                "Overrides": [{"InstanceType": group.instance, "SubnetId": subnet_id}],
+            }
+        ],
+        "TargetCapacitySpecification": {"TotalTargetCapacity": count, "DefaultTargetCapacityType": group.market},
+        "TagSpecifications": [{"ResourceType": "fleet", "Tags": group_tags(run, group)}],
+    }
+    if not group.maintained:
+        return request | {"OnDemandOptions": {"AllocationStrategy": "lowest-price"} | most}
+    request |= {
+        "SpotOptions": {
+            "AllocationStrategy": "price-capacity-optimized",
+            "InstanceInterruptionBehavior": "terminate",
+        }
+        | most,
+        "ExcessCapacityTerminationPolicy": "no-termination",  # which machine goes is said by name
+        "ReplaceUnhealthyInstances": True,
+        "TerminateInstancesWithExpiration": True,
+    }
+    if ends_at_s is not None:
+        request["ValidUntil"] = datetime.fromtimestamp(int(ends_at_s), timezone.utc)
+    return request
+
+
+def resized(fleet_id: str, count: int) -> Request:
+    return {
+        "FleetId": fleet_id,
+        "ExcessCapacityTerminationPolicy": "no-termination",
+        "TargetCapacitySpecification": {"TotalTargetCapacity": count},
+    }

@@ -1,0 +1,152 @@
+"""What a new machine on EC2 does first: it installs deepvm and joins its run. A bash script for cloud-init.
+
+The token is in the user data. Who can read those: the account's owners, and whatever runs on the machine itself.
+It is written to a file that root alone can read, and is in no process list. None of it has run on EC2 itself yet.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import UsageError
+from deepvm.runtime.backends.ec2.requests import Group
+from deepvm.runtime.cluster import Machine
+from deepvm.runtime.run_spec import Job, job_document
+
+MOST_BYTES = 16 * 1024  # of user data, as EC2 documents it; before they are encoded
+TORCH = "torch>=2.4,<3"
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # without a GPU, several GB less to download
+SETTINGS, FOLDER, VENV = "/etc/deepvm", "/var/lib/deepvm", "/opt/deepvm"
+MASK = "***"
+
+
+def port_of(hub: str) -> int:
+    port = hub.rpartition(":")[2]
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise UsageError(f"the hub {hub!r} has no port: HOST:PORT is wanted")
+    return int(port)
+
+
+def script_path(job: Job) -> str:
+    return f"{FOLDER}/script/{Path(job.script).name}"
+
+
+def hub_job(job: Job, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
+    """The job as the hub reads it on its own machine."""
+    env = {name: MASK if masked else value for name, value in job.env.items()}
+    return job_document(job, machines, script=script_path(job), env=env)
+
+
+def user_data(
+    job: Job,
+    group: Group,
+    machines: Iterable[Machine],
+    *,
+    name: str,  # of the machine; ROLE/auto takes the place of that role that the hub has free
+    hub_address: str | None,  # None on the hub itself
+    package: str,
+    ends_at_s: float | None,
+    masked: bool = False,
+) -> str:
+    token = MASK.encode() if masked else _read(job.token_file, "the run's token").strip() + b"\n"
+    script = _read(Path(job.script), "the training script")
+    hub = "$address" if group.hub else hub_address
+    parts = [
+        "#!/bin/bash",
+        f"# deepvm: the {group.name} machines of run {job.run}",
+        "set -euo pipefail",
+        "umask 077",
+        *_ending(ends_at_s),
+        # A machine that cannot join is of no use, and is paid: it ends, and its end can be seen from outside.
+        "trap 'echo \"deepvm: line $LINENO of the user data failed, this machine ends\"; shutdown -h +1' ERR",
+        f"mkdir -p {SETTINGS} {FOLDER}/script",
+        _file(f"{SETTINGS}/token", token, secret=masked),
+        _file(script_path(job), script),
+    ]
+    if group.hub:
+        document = json.dumps(hub_job(job, machines, masked=masked), indent=1)
+        parts.append(_file(f"{SETTINGS}/job.json", document.encode(), plain=masked))
+    parts += [*_install(group, package), *_address(), *_services(group, port_of(job.hub), hub, name)]
+    text = "\n".join(parts) + "\n"
+    if not masked and len(text.encode()) > MOST_BYTES:
+        raise UsageError(
+            f"{job.script} has {len(script)} bytes, and what a machine must be told with it {len(text.encode())}, "
+            f"of {MOST_BYTES} that EC2 takes: put most of the code into a package, and install that with --package"
+        )
+    return text
+
+
+def _ending(ends_at_s: float | None) -> list[str]:
+    if ends_at_s is None:
+        return []
+    return [
+        f"left_s=$(( {int(ends_at_s)} - $(date +%s) ))",
+        'shutdown -h "+$(( left_s > 60 ? left_s / 60 : 0 ))" "the spending cap of this run is reached"',
+    ]
+
+
+def _file(path: str, content: bytes, *, secret: bool = False, plain: bool = False) -> str:
+    quoted = shlex.quote(path)
+    if secret or plain:  # to be looked at
+        return f"cat > {quoted} <<'DEEPVM'\n{content.decode()}\nDEEPVM"
+    packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()  # the same bytes each time
+    return f"base64 -d <<'DEEPVM' | gunzip > {quoted}\n{packed}\nDEEPVM"
+
+
+def _install(group: Group, package: str) -> list[str]:
+    wheels = f" --index-url {CPU_WHEELS}" if group.role == "memory" else ""
+    return [
+        "export DEBIAN_FRONTEND=noninteractive",
+        f"python3 -m venv {VENV} || {{ apt-get -q update; apt-get -qy install python3-venv; python3 -m venv {VENV}; }}",
+        f"{VENV}/bin/python -m pip install --quiet{wheels} {shlex.quote(TORCH)}",
+        f"{VENV}/bin/python -m pip install --quiet {shlex.quote(package)}",
+    ]
+
+
+def _address() -> list[str]:
+    """This machine's own, from the instance metadata."""
+    metadata = "http://169.254.169.254/latest"
+    return [
+        f'session=$(curl -sf -m 5 --retry 5 -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" {metadata}/api/token)',
+        f'address=$(curl -sf -m 5 --retry 5 -H "X-aws-ec2-metadata-token: $session" {metadata}/meta-data/local-ipv4)',
+    ]
+
+
+def _services(group: Group, port: int, hub: str | None, name: str) -> list[str]:
+    common = f"--token-file {SETTINGS}/token --folder {FOLDER}"
+    parts = []
+    if group.hub:
+        parts.append(_unit("hub", f"deepvm.runtime.hub --listen $address:{port} --job {SETTINGS}/job.json {common}"))
+    machine = f"deepvm.runtime.agent --hub {hub}:{port} --name {name} {common} --address $address --notices aws"
+    parts.append(_unit("machine", machine))
+    units = "deepvm-hub deepvm-machine" if group.hub else "deepvm-machine"
+    return [*parts, "systemctl daemon-reload", f"systemctl start {units}"]
+
+
+def _unit(name: str, module: str) -> str:
+    return f"""cat > /etc/systemd/system/deepvm-{name}.service <<DEEPVM
+[Unit]
+Description=deepvm {name}
+StartLimitIntervalSec=600
+StartLimitBurst=5
+[Service]
+ExecStart={VENV}/bin/python -m {module}
+WorkingDirectory={FOLDER}
+Restart=on-failure
+RestartSec=5
+KillSignal=SIGTERM
+TimeoutStopSec=60
+DEEPVM"""
+
+
+def _read(path: Path, what: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{what} cannot be read: {path}: {error.strerror or error}") from None

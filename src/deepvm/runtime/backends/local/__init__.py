@@ -1,0 +1,1 @@
+"""Machines played on this host: process trees, and network namespaces where asked for."""

@@ -1,0 +1,177 @@
+"""Machines played here: each one a process tree of its own, that can be taken away as a cloud would."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from deepvm.errors import DeepvmError, UnknownName, UsageError
+from deepvm.fetch import segment
+from deepvm.runtime.agent.interfaces import VARIABLES
+from deepvm.runtime.agent.prefetch import segment_of
+from deepvm.runtime.backends.base import Change
+from deepvm.runtime.backends.local.network import INTERFACE, Isolation, Network
+from deepvm.runtime.backends.local.process_tree import Tree
+from deepvm.runtime.cluster import Machine
+from deepvm.runtime.notices.files import write_notice
+from deepvm.runtime.run_spec import Job
+
+LOOPBACK = "127.0.0.1"
+_KILL_S = 10.0  # what SIGKILL may take
+
+
+@dataclass
+class _Place:
+    machine: Machine
+    tree: Tree
+    why: str | None = None  # what took it, if something here did
+    ended: bool = False
+
+
+class LocalBackend:
+    """For one thread. It ends with this process: nothing of it outlives a SIGKILL but empty network namespaces,
+    which the next one removes."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        isolate: Isolation | None = None,
+        command: Callable[[Machine], Sequence[str]] | None = None,
+    ) -> None:
+        """``command`` is what a machine runs, if not deepvm's own."""
+        self.job = job  # read by up(): may be replaced before, since the hub listens at an address from here
+        self._command = command or self.machine_command
+        self._network = None if isolate is None else Network(isolate)
+        self._places: dict[str, _Place] = {}
+        self._changes: list[Change] = []
+        self._hurried = False
+
+    @property
+    def hub_address(self) -> str:
+        """Where the hub must listen for machines to find it."""
+        return LOOPBACK if self._network is None else self._network.address
+
+    def address_of(self, name: str) -> str:
+        return LOOPBACK if self._network is None else self._network.address_of(name)
+
+    def folder_of(self, name: str) -> Path:
+        """Its log, its notice, and what it keeps."""
+        return self.job.folder / "machines" / name.replace("/", "-")
+
+    def notice_file(self, name: str) -> Path:
+        return self.folder_of(name) / "notice.json"
+
+    def machine_command(self, machine: Machine) -> list[str]:
+        return [
+            sys.executable, "-m", "deepvm.runtime.agent",
+            "--hub", self.job.hub,
+            "--name", machine.name,
+            "--token-file", str(self.job.token_file),
+            "--folder", str(self.folder_of(machine.name)),
+            "--address", self.address_of(machine.name),
+            "--notices", f"file:{self.notice_file(machine.name)}",
+        ]  # fmt: skip
+
+    def up(self, machines: Sequence[Machine]) -> None:
+        self._look()
+        names = [machine.name for machine in machines]
+        for name in names:
+            if names.count(name) > 1 or self._runs(name):
+                raise UsageError(f"{name} is up already: end it first, or ask for another name")
+        for machine in machines:
+            self._places[machine.name] = _Place(machine, self._start(machine))
+            self._tell(machine.name, "up")
+
+    def poll(self) -> Sequence[Change]:
+        self._look()
+        changes, self._changes = self._changes, []
+        return changes
+
+    def preempt(self, name: str, *, notice_s: float) -> None:
+        """A machine that leaves before its time is up was preempted, too: it was freed at the notice."""
+        if not (math.isfinite(notice_s) and notice_s >= 0):
+            raise UsageError(f"a notice of {notice_s} s: it must be finite and not negative")
+        place = self._place(name)
+        self._look()
+        if place.ended:
+            raise UsageError(f"{name} is down already: only a machine that is up can be preempted")
+        if notice_s > 0:
+            write_notice(self.notice_file(name), seconds_left=notice_s)
+        place.why = "preempted"
+        place.tree.kill(after_s=notice_s)
+
+    def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
+        chosen = list(self._places) if names is None else list(names)
+        places = [self._place(name) for name in chosen]
+        self._look()
+        running = [place for place in places if not place.ended]
+        for place in running:
+            place.why = place.why or "stopped"
+            if within_s > 0:
+                place.tree.terminate()
+            place.tree.kill(after_s=0.0 if self._hurried else max(0.0, within_s))
+        deadline = time.monotonic() + max(0.0, within_s) + _KILL_S
+        for place in running:
+            try:
+                place.tree.wait(timeout_s=max(0.0, deadline - time.monotonic()))
+            except TimeoutError as error:
+                raise DeepvmError(f"{place.machine.name} cannot be ended: {error}; end it by hand") from None
+        self._look()
+        if self._network is not None:
+            for name in chosen:
+                self._network.leave(name)
+            if names is None:
+                self._network.close()
+
+    def hurry(self) -> None:
+        """End all machines now, also those that ``down`` waits for; may be called by a signal handler meanwhile."""
+        self._hurried = True
+        for place in list(self._places.values()):
+            if not place.ended:
+                place.why = place.why or "stopped"
+                place.tree.kill()
+
+    def _start(self, machine: Machine) -> Tree:
+        folder = self.folder_of(machine.name)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.notice_file(machine.name).unlink(missing_ok=True)  # that of the machine that it replaces
+        segment.remove(segment_of(folder))
+        env = {**os.environ, **self.job.env}
+        namespace = None
+        if self._network is not None:
+            namespace = self._network.join(machine.name)
+            env = {**os.environ, **dict.fromkeys(VARIABLES, INTERFACE), **self.job.env}
+        return Tree(
+            self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.job.cwd or None
+        )
+
+    def _look(self) -> None:
+        """Which machines have ended since?"""
+        for name, place in self._places.items():
+            if place.ended or (code := place.tree.poll()) is None:
+                continue
+            place.ended = True
+            segment.remove(segment_of(self.folder_of(name)))
+            by_itself = "ended" if code == 0 else "failed" if code > 0 else "lost"
+            self._tell(name, "down", why=place.why or by_itself, exit_code=code)
+
+    def _tell(self, name: str, state: Literal["up", "down"], *, why: str = "", exit_code: int | None = None) -> None:
+        address = self.address_of(name)
+        self._changes.append(
+            Change(machine=name, state=state, why=why, exit_code=exit_code, at_s=time.time(), address=address)
+        )
+
+    def _runs(self, name: str) -> bool:
+        return name in self._places and not self._places[name].ended
+
+    def _place(self, name: str) -> _Place:
+        if name not in self._places:
+            raise UnknownName("machine", name, self._places)
+        return self._places[name]

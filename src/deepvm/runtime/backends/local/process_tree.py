@@ -1,0 +1,132 @@
+"""A command and everything that comes of it, ended together: the owner's side of ``subreaper.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from deepvm.errors import DeepvmError, UsageError
+
+MARK = "DEEPVM_TREE"  # in the environment of a tree's processes: how to find those whose keeper was killed
+_END_S = 10.0  # SIGKILL takes milliseconds; a process that waits for a broken disk may take for ever
+_KEEPER = Path(__file__).with_name("subreaper.py")
+
+
+class Tree:
+    """Starts at once. It ends with its command, and with this process, whatever ends that."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        namespace: Path | None = None,
+        cwd: str | None = None,
+    ) -> None:
+        """``log`` gets what it prints, after what is in there; ``namespace`` is the file of a network namespace."""
+        if not hasattr(os, "pidfd_open"):
+            raise UsageError("process trees can only be held together by Linux: run this there, or use another --on")
+        self._mark = f"{MARK}={secrets.token_hex(16)}"
+        name, _, value = self._mark.partition("=")
+        self._code: int | None = None
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(_END_S)
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.fchmod(output, 0o600)  # one that was there before may be open to others
+            words = [str(theirs.fileno()), str(os.getpid()), str(namespace or ""), *command]
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_KEEPER), *words],
+                env={**env, name: value},
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # ^C is for the owner
+            )
+        except BaseException:
+            self._control.close()
+            raise
+        finally:
+            os.close(output)
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the keeper; the command is its first child."""
+        return self._keeper.pid
+
+    def poll(self) -> int | None:
+        """The command's exit code once nothing of the tree is left; negative: the signal that ended it."""
+        if self._code is None and self._keeper.poll() is not None:
+            self._code = self._last_word()
+        return self._code
+
+    def wait(self, *, timeout_s: float) -> int:
+        """TimeoutError where it still runs then."""
+        if self._code is None:
+            listening = select.poll()
+            listening.register(self._control, select.POLLIN)  # the code, or the keeper's end without it
+            if not listening.poll(timeout_s * 1e3):
+                raise TimeoutError(f"process tree {self.pid} still runs after {timeout_s:g} s")
+            self._code = self._last_word()
+        return self._code
+
+    def terminate(self) -> None:
+        """Ask the command to end (SIGTERM)."""
+        self._say("terminate")
+
+    def kill(self, *, after_s: float = 0.0) -> None:
+        """End all of it at that time from now, or earlier if that was said before. Does not wait for it."""
+        self._say(f"kill {after_s}")
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # the keeper may be gone, as poll() will tell
+            self._control.sendall(f"{line}\n".encode())
+
+    def _last_word(self) -> int:
+        said = b""
+        with contextlib.suppress(OSError):
+            while got := self._control.recv(64):
+                said += got
+        self._control.close()
+        ended = self._keeper.wait(_END_S)
+        if said:
+            return int(said)
+        self._sweep()  # somebody killed the keeper, and the command died with it, but its children did not
+        return ended
+
+    def _sweep(self) -> None:
+        deadline = time.monotonic() + _END_S
+        while marked := _marked(self._mark.encode()):
+            if time.monotonic() > deadline:
+                raise DeepvmError(f"processes {', '.join(map(str, marked))} cannot be ended: end them by hand")
+            for pid in marked:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Those that run with it in their environment; that of a process that is over is empty."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                environment = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:  # it has just ended, or is somebody else's
+                continue
+            if mark in environment.split(b"\0"):
+                found.append(int(name))
+    return found

@@ -1,0 +1,1 @@
+"""Machines through SkyPilot."""

@@ -1,0 +1,1 @@
+"""Where the machines of a run meet: groups, progress, connections."""

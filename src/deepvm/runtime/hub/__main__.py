@@ -1,0 +1,126 @@
+"""``python -m deepvm.runtime.hub``: the hub as a process of its own, on the on-demand machine of a cluster in a cloud.
+
+There the cloud's own fleet replaces what is lost; here machines meet, and what happens goes into the ledger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from deepvm import strict_json as strict
+from deepvm.errors import DeepvmError, MalformedFile
+from deepvm.events import Event
+from deepvm.policy.loss import parse_after_loss
+from deepvm.protocol.credentials import read_token
+from deepvm.runtime.cluster import Cluster, Machine, billing_facts
+from deepvm.runtime.hub.durability import Durability
+from deepvm.runtime.hub.hub import Hub
+from deepvm.runtime.ledger.journal import Journal
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.run_spec import JOB_FIELDS
+
+log = logging.getLogger("deepvm.runtime")
+
+LOOK_S = 0.2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m deepvm.runtime.hub", description=__doc__)
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT")
+    parser.add_argument("--job", type=Path, required=True, help="what deepvm run wrote")
+    parser.add_argument("--token-file", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="for the ledger")
+    given = parser.parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        return _serve(given, stop)
+    except DeepvmError as error:
+        print(f"deepvm: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
+    job, machines = _read(given.job)
+    cluster = Cluster(machines=machines, architecture="", catalog="", checkpoint_bytes=None, restore_s=None)
+    given.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = given.folder / "ledger.sqlite"
+    again = path.exists()
+    with (
+        Ledger.open(path, write=True) if again else Ledger.create(path, run=str(job["run"]), cluster=cluster) as ledger
+    ):
+        journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
+        hub = Hub(
+            machines,
+            token=token,
+            job=job,
+            after_loss=parse_after_loss(str(job["after_loss"])),
+            listen=given.listen,
+        )
+        journal.append([_event("run-started", resumed=again, script=job["script"])])
+        try:
+            outcome = _follow(hub, journal, stop)
+            journal.append(_taken(hub))
+            durability = Durability(str(job["run"]), nodes=lambda: hub.stores, token=token, durable=job["durable"])
+            if (made := durability.await_newest(hub.progress, lambda: not stop.wait(LOOK_S))) is not None:
+                journal.append([made])
+        finally:
+            hub.close()
+        journal.append([*_taken(hub), _event("run-ended", outcome=outcome, why=hub.failed or "")])
+        journal.close()
+    return 0 if outcome == "finished" else 1
+
+
+def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
+    """A machine is up while it is connected: nobody else here knows."""
+    seen: set[str] = set()
+    while True:
+        connected = set(hub.connected)
+        news = [_event("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
+        why = "ended" if hub.finished.is_set() else "lost"
+        news += [_event("machine-down", name, why=why) for name in sorted(seen - connected)]
+        seen = connected
+        journal.append([*news, *_taken(hub)])
+        journal.look()
+        if hub.finished.is_set():
+            return "finished"
+        if hub.failed is not None:
+            return "failed"
+        if stop.wait(LOOK_S):
+            return "interrupted"
+
+
+def _taken(hub: Hub) -> list[Event]:
+    found = []
+    while True:
+        try:
+            found.append(hub.events.get_nowait())
+        except queue.Empty:
+            return found
+
+
+def _event(kind: str, machine: str | None = None, **data: Any) -> Event:
+    return Event(at_s=time.time(), kind=kind, machine=machine, data=data)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], tuple[Machine, ...]]:
+    try:
+        document = strict.read_file(path, most_bytes=64 * 2**20, hint="deepvm run writes it")
+        machines = tuple(Machine(**machine) for machine in document.pop("machines"))
+        return {name: document[name] for name in JOB_FIELDS}, machines
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedFile(path, f"it is no job that deepvm run wrote ({type(error).__name__}: {error})") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

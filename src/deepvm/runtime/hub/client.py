@@ -1,0 +1,190 @@
+"""A machine's connection to the hub: what it was told, kept for whoever waits for it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepvm.errors import StoreUnavailable, UsageError
+from deepvm.protocol.addresses import split_address
+from deepvm.runtime.hub.json_lines import Gone, Lines, introduce
+
+BEAT_S = 1.0
+CONNECT_S = 60.0  # the hub's machine may still be starting
+WELCOME_S = 10.0
+AGAIN_S = 0.2
+STOPPED = "the run is stopped"
+FOREVER_S = 7 * 86400.0
+HUB_DEAD_S = FOREVER_S  # its connection ends when it does; silence alone is no sign of death
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """A round, as one of its machines sees it."""
+
+    number: int
+    rank: int
+    members: tuple[Mapping[str, Any], ...]
+    stores: tuple[str, ...]
+
+
+class Link:
+    """``on_notice``, ``on_broken`` and ``on_end`` are called in the link's own thread."""
+
+    def __init__(
+        self,
+        hub: str,
+        *,
+        token: str,
+        machine: str,
+        address: str | None,
+        workers: int,
+        on_notice: Callable[[Mapping[str, Any]], None],
+        on_broken: Callable[[], None],
+        on_end: Callable[[str], None],
+        connect_s: float = CONNECT_S,
+    ) -> None:
+        self._on_notice, self._on_broken, self._on_end = on_notice, on_broken, on_end
+        self._changed = threading.Condition()
+        self._group: Group | None = None
+        self.joined = False  # asked for a place in a group that was not taken yet
+        self._endpoints: dict[int, str] = {}
+        self._broken: dict[int, str] = {}
+        self._over = 0  # the last round that was finished by all
+        self.ended: str | None = None
+        self._lines = _connect(hub, connect_s)
+        try:
+            introduce(self._lines, token, machine=machine, address=address, workers=workers)
+            welcome = self._lines.hear(WELCOME_S)
+            if welcome["say"] != "welcome":
+                raise UsageError(
+                    f"the hub at {hub} does not take this machine: {welcome.get('why', 'it says nothing')}"
+                )
+        except BaseException:
+            self._lines.close()
+            raise
+        self.name, self.role, self.job = str(welcome["name"]), str(welcome["role"]), dict(welcome["job"])
+        self.stores = tuple(map(str, welcome["stores"]))  # that have a checkpoint already
+        self._threads = [
+            threading.Thread(target=target, name=f"deepvm-link-{name}", daemon=True)
+            for name, target in (("hear", self._listen), ("beat", self._beat))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Ask for a place in the next group."""
+        self.say("join")
+        self.joined = True
+
+    def say(self, what: str, **fields: Any) -> None:
+        """Gone where the hub is."""
+        self._lines.say(what, **fields)
+
+    def close(self) -> None:
+        self._end("closed")
+        self._lines.close()
+
+    def forget(self) -> None:
+        """In a process that was forked off: the connection is not its own."""
+        self._lines.forget()
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def await_group(self, after: int, timeout_s: float) -> Group | None:
+        """The first round that is later than one that is over."""
+        found: Group | None = self._await(
+            lambda: self._group if self._group and self._group.number > after else None, timeout_s
+        )
+        return found
+
+    def await_endpoint(self, number: int, timeout_s: float) -> str | None:
+        """Where a round's own store is; None where it broke first."""
+        self._await(lambda: self._endpoints.get(number) or self._broken.get(number), timeout_s)
+        return self._endpoints.get(number)
+
+    def await_broken(self, number: int, timeout_s: float) -> str | None:
+        """The machine whose doing it is that a round broke."""
+        found: str | None = self._await(lambda: self._broken.get(number), timeout_s)
+        return found
+
+    def await_over(self, number: int) -> bool:
+        """Whether all of a round finished; not, where it broke before."""
+        self._await(lambda: self._over if self._over >= number else self._broken.get(number), FOREVER_S)
+        return self._over >= number or self.ended is not None
+
+    def broken(self, number: int) -> bool:
+        return number in self._broken
+
+    def _await(self, look: Callable[[], Any], timeout_s: float) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: look() is not None or self.ended is not None, timeout_s)
+            return look()
+
+    # --- the link's own threads -----------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self._heard(self._lines.hear(HUB_DEAD_S))
+        except (Gone, KeyError, TypeError, ValueError) as reason:
+            self._end(f"the hub is gone: {reason}")
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        what = message["say"]
+        if what == "notice":
+            self._on_notice(message)
+            return
+        if what == "stop":
+            self._end(STOPPED)
+            return
+        with self._changed:
+            if what == "round":
+                names = [member["name"] for member in message["members"]]
+                self._group = Group(
+                    number=int(message["number"]),
+                    rank=names.index(self.name),
+                    members=tuple(message["members"]),
+                    stores=tuple(message["stores"]),
+                )
+            elif what == "endpoint":
+                self._endpoints[int(message["round"])] = str(message["endpoint"])
+            elif what == "over":
+                self._over = int(message["round"])
+            elif what == "broken":
+                self._broken[int(message["round"])] = str(message["by"])
+            self._changed.notify_all()
+        if what == "broken":
+            self._on_broken()
+
+    def _beat(self) -> None:
+        with contextlib.suppress(Gone):
+            while self.ended is None:
+                self._lines.say("beat")
+                time.sleep(BEAT_S)
+
+    def _end(self, why: str) -> None:
+        with self._changed:
+            first, self.ended = self.ended is None, self.ended or why
+            self._changed.notify_all()
+        if first and why != "closed":
+            self._on_end(why)
+
+
+def _connect(hub: str, within_s: float) -> Lines:
+    address = split_address(hub)
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            return Lines(socket.create_connection(address, timeout=5.0))
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise StoreUnavailable(f"no hub answers at {hub} within {within_s:.0f} s: {error}") from None
+            time.sleep(AGAIN_S)

@@ -1,0 +1,45 @@
+"""The machines that are connected to the hub."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from deepvm.errors import UsageError
+from deepvm.runtime.cluster import Machine
+from deepvm.runtime.hub.json_lines import Gone, Lines
+
+
+@dataclass
+class Guest:
+    """A machine that is connected."""
+
+    name: str
+    lines: Lines
+    address: str
+    workers: int = 1
+    memory: str | None = None  # where its memory node listens
+    beats: bool = False  # not while it imports
+    leaves: bool = False  # it will be taken away, and trains no more
+
+    def tell(self, what: str, **fields: Any) -> None:
+        """That it is gone will be noticed by who listens to it."""
+        with contextlib.suppress(Gone):
+            self.lines.say(what, **fields)
+
+
+def free_place(asked: str, machines: Mapping[str, Machine], taken: Collection[str]) -> str:
+    """The place of a machine that asks for this one, or as ``worker/auto`` for any of its role."""
+    role, _, number = asked.partition("/")
+    if number == "auto":
+        free = [name for name, machine in machines.items() if machine.role == role and name not in taken]
+        if not free:
+            raise UsageError(f"every place of a {role} is taken")
+        return free[0]
+    if asked not in machines:
+        raise UsageError(f"{asked} is no machine of this run: it has {', '.join(machines)}")
+    if asked in taken:
+        raise UsageError(f"{asked} is here already")
+    return asked

@@ -1,0 +1,329 @@
+"""Where the machines of a run meet. It lives with the on-demand role, which survives the loss of every spot machine.
+
+Each machine keeps one connection here. A machine that is killed is missed at once, because its connection ends; one
+that vanishes without a word is missed after DEAD_S. The hub forms groups (membership.py), passes notices on, and
+collects events; it starts and ends nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from deepvm import strict_json as strict
+from deepvm.errors import DeepvmError
+from deepvm.events import Event
+from deepvm.memnode.serving.admission import Admission, Place
+from deepvm.memnode.settings import Limits
+from deepvm.policy.loss import AfterLoss
+from deepvm.policy.notice import at_notice
+from deepvm.protocol.addresses import join_address
+from deepvm.protocol.sockets import accept_each, listen_at
+from deepvm.runtime.cluster import Machine
+from deepvm.runtime.hub.connections import Guest, free_place
+from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
+from deepvm.runtime.hub.json_lines import Gone, Lines, greet
+from deepvm.runtime.hub.membership import Membership, Round
+from deepvm.runtime.hub.progress import Progress
+
+log = logging.getLogger("deepvm.runtime")
+
+DEAD_S = 15.0  # machines beat every second, once they have started
+START_S = 300.0  # while they import and fork, they have no thread that could
+TICK_S = 0.02
+LIMITS = Limits(connections=1000, connections_of_a_host=1000)  # a host may play all machines
+MOST_WORKERS = 1024  # of one machine
+
+
+class Hub:
+    """``events`` are for the ledger; ``failed`` is why the run cannot go on."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        *,
+        token: str,
+        job: Mapping[str, Any],
+        after_loss: AfterLoss,
+        listen: str = "127.0.0.1:0",
+    ) -> None:
+        self.machines = {machine.name: machine for machine in machines}
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.progress = Progress()
+        self.failed: str | None = None
+        self.failures: dict[str, str] = {}  # machines whose workers failed for good, and what they said
+        self.finished = threading.Event()
+        self._token, self._job = token, dict(job)
+        self._membership = Membership([m.name for m in machines if m.trains], after_loss)
+        self._guests: dict[str, Guest] = {}
+        self._admission = Admission(LIMITS)
+        self._lock = threading.RLock()
+        self._stopping = False
+        self._broken_at_s: float | None = None
+        self._restarts = Restarts(int(self._job.get("max_restarts", 0)))  # of workers that fail by themselves
+        self._stepped = False  # whether the group that trains now has finished a step
+        self._told_stores: tuple[str, ...] = ()  # to those that train now
+        self._listener = listen_at(listen)
+        self.address = join_address(*self._listener.getsockname()[:2])
+        self._threads = [
+            threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
+            for name, target in (("accept", self._accept), ("form", self._form))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- for the supervisor ---------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        with self._lock:
+            return tuple(name for name in self.machines if name in self._guests)
+
+    @property
+    def round(self) -> Round | None:
+        """The group that trains now."""
+        with self._lock:
+            return self._membership.round if self._membership.training else None
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Where the memory nodes listen, in the order of the cluster; empty until all do."""
+        with self._lock:
+            keepers = [name for name, machine in self.machines.items() if machine.keeps]
+            found = [guest.memory for name in keepers if (guest := self._guests.get(name)) and guest.memory]
+            return tuple(found) if len(found) == len(keepers) else ()
+
+    def want(self, machines: Sequence[Machine]) -> None:
+        """The cluster is another one now: machines that are no more in it are not waited for."""
+        with self._lock:
+            self.machines = {machine.name: machine for machine in machines}
+            self._membership.wanted = tuple(m.name for m in machines if m.trains)
+
+    def lost(self, name: str) -> None:
+        """A machine is gone, as its backend says; its connection may not have ended yet."""
+        with self._lock:
+            guest = self._guests.pop(name, None)
+            self._lose(name)
+        if guest is not None:
+            guest.lines.close()
+
+    def save_now(self, *, within_s: float) -> int | None:
+        """Have all that train save as at a notice, and then wait for their end; the step that must be saved. None
+        where nobody trains, or where that step is saved already."""
+        with self._lock:
+            step = self.progress.step
+            if not self._membership.training or step is None or step <= (self.progress.saved_step or 0):
+                return None
+            at_s = time.time() + within_s
+            self._tell_members("notice", machine="", at_s=at_s, choice="save", step=step, action="interrupt")
+            return step
+
+    def stop(self, names: Collection[str] | None = None) -> None:
+        """Tell these machines, or all of them and for good, to end their workers and themselves."""
+        with self._lock:
+            self._stopping = self._stopping or names is None
+            guests = [guest for name, guest in self._guests.items() if names is None or name in names]
+        for guest in guests:
+            guest.tell("stop")
+
+    def close(self) -> None:
+        self.stop()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for a machine
+        self._listener.close()
+        with self._lock:
+            guests, self._guests = list(self._guests.values()), {}
+        for guest in guests:
+            guest.lines.close()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    # --- machines come --------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
+
+    def _take(self, sock: socket.socket, peer: Any) -> None:
+        place, dropped = self._admission.enter(sock, str(peer[0]))
+        if dropped is not None:
+            log.info("%s: too many connections are shaking hands", dropped.host)
+        thread = threading.Thread(target=self._serve, args=(place, peer), name="deepvm-hub-guest", daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._admission.leave(place)
+            raise
+
+    def _serve(self, place: Place, peer: Any) -> None:
+        sock = place.sock
+        guest: Guest | None = None
+        try:
+            lines = Lines(sock)
+            hello = greet(lines, self._token)
+            if (why := self._admission.admit(place)) is not None:
+                raise Gone(why)
+            guest = self._admit(hello, lines, str(peer[0]))
+            while True:
+                self._heard(guest, lines.hear(DEAD_S if guest.beats else START_S))
+        except (Gone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
+            log.info("%s: %s", guest.name if guest else peer, reason)
+        except DeepvmError as refusal:
+            with contextlib.suppress(Gone):
+                lines.say("refused", why=str(refusal))
+        finally:
+            sock.close()
+            self._admission.leave(place)
+            if guest is not None:
+                with self._lock:
+                    if self._guests.get(guest.name) is guest:
+                        del self._guests[guest.name]
+                        self._lose(guest.name)
+
+    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> Guest:
+        asked = str(hello.get("machine"))
+        with self._lock:
+            name = free_place(asked, self.machines, self._guests)
+            guest = Guest(name, lines, str(hello.get("address") or peer), _workers(hello))
+            self._guests[name] = guest
+            stores = [] if self.progress.saved_step is None else list(self.stores)
+            lines.say("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
+            return guest
+
+    # --- what they say --------------------------------------------------------------------------------------------
+
+    def _heard(self, guest: Guest, message: dict[str, Any]) -> None:
+        what = message["say"]
+        with self._lock:
+            if what == "beat":
+                guest.beats = True
+            elif what == "event":
+                self._event(guest, message)
+            elif what == "join" and not guest.leaves:
+                self._broken(self._membership.join(guest.name, time.monotonic()), f"{guest.name} joins")
+            elif what == "endpoint":
+                self._tell_members("endpoint", round=message["round"], endpoint=str(message["endpoint"]))
+            elif what == "memory":
+                self._remembers(guest, str(message["address"]))
+            elif what == "leave":
+                guest.leaves = True
+                self._lose(guest.name)
+            elif what == "notice":
+                self._notice(guest, message)
+            elif what == "failing":
+                self._failing(guest, str(message.get("error", "")), message.get("code"))
+            elif what == "failed":
+                self.failures.setdefault(guest.name, error_text(str(message.get("error", ""))))
+                self.failed = self.failed or f"the workers of {guest.name} failed too often"
+            elif what == "finished":
+                self._membership.finish(guest.name)
+                if self._membership.over and self._membership.round is not None:
+                    self._tell_members("over", round=self._membership.round.number)
+                    self.finished.set()
+
+    def _event(self, guest: Guest, message: dict[str, Any]) -> None:
+        try:
+            event = Event.from_trainer(str(message["line"]), guest.name)
+            self.progress.see(event)
+            self._stepped = self._stepped or event.kind == "step"
+        except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
+            log.info("%s tells what is no event: %s", guest.name, reason)
+            return
+        self.events.put(event)
+
+    def _remembers(self, guest: Guest, address: str) -> None:
+        """Its memory node listens there: after it was lost, at another address than those that train now know."""
+        guest.memory = address
+        if address not in self._told_stores:
+            self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
+
+    def _failing(self, guest: Guest, error: str, code: object) -> None:
+        """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
+        if not self._membership.fail(guest.name):
+            return
+        self.failures[guest.name] = error_text(error)
+        code = code if type(code) is int else 0
+        refused = self._restarts.refuse(error, stepped=self._stepped, code=code)
+        shown, line = error_text(error), error_line(error) or ended_by(code)
+        self._tell("worker-failed", guest.name, error=shown, line=line, final=refused is not None)
+        if refused is not None:
+            self.failed = self.failed or f"the workers of {guest.name} {refused}"
+        self._broken(True, f"the workers of {guest.name} failed")
+
+    def _notice(self, guest: Guest, message: dict[str, Any]) -> None:
+        at_s = message.get("at_s")
+        seconds_left = None if at_s is None else max(0.0, float(at_s) - time.time())
+        action, source = str(message["action"]), str(message.get("source", ""))
+        self._tell("notice", guest.name, action=action, source=source, seconds_left=seconds_left)
+        if action == "rebalance":  # a warning, not the end: what it costs to act on it is not known
+            return
+        decision = at_notice(
+            seconds_left=seconds_left,
+            unsaved_steps=(self.progress.step or 0) - (self.progress.saved_step or 0),
+            save_s=self.progress.save_s,
+        )
+        self._tell("decision", guest.name, choice=decision.choice, why=decision.why)
+        self._tell_members(
+            "notice", machine=guest.name, at_s=at_s, choice=decision.choice, step=self.progress.step or 0
+        )
+
+    # --- groups ---------------------------------------------------------------------------------------------------
+
+    def _form(self) -> None:
+        while not self._stopping:
+            time.sleep(TICK_S)
+            with self._lock:
+                stores = self.stores
+                if not stores or self._stopping or self.failed is not None:
+                    continue
+                formed = self._membership.form(time.monotonic())
+                if formed is not None:
+                    self._tell_round(formed, stores)
+
+    def _tell_round(self, formed: Round, stores: Sequence[str]) -> None:
+        members: list[dict[str, Any]] = [
+            {"name": name, "address": guest.address, "workers": guest.workers}
+            for name in formed.members
+            if (guest := self._guests.get(name))
+        ]
+        self.failures, self._stepped = {}, False
+        self._told_stores = tuple(stores)
+        took_s = None if self._broken_at_s is None else time.time() - self._broken_at_s
+        world_size = sum(member["workers"] for member in members)
+        self._tell("group", round=formed.number, world_size=world_size, machines=list(formed.members), took_s=took_s)
+        if len(members) < len(formed.members):  # one was lost just now
+            gone = next(name for name in formed.members if name not in self._guests)
+            self._broken(self._membership.lose(gone), f"{gone} is gone")
+        self._tell_members("round", number=formed.number, members=members, stores=list(stores))
+        if self._membership.broken_by is not None:
+            self._tell_members("broken", round=formed.number, by=self._membership.broken_by, why="one is gone")
+
+    def _lose(self, name: str) -> None:
+        self._broken(self._membership.lose(name), f"{name} is gone")
+
+    def _broken(self, broken: bool, why: str) -> None:
+        if broken and self._membership.round is not None:
+            self._broken_at_s = time.time()
+            self._tell_members("broken", round=self._membership.round.number, by=self._membership.broken_by, why=why)
+
+    def _tell(self, kind: str, machine: str | None = None, **data: Any) -> None:
+        self.events.put(Event(at_s=time.time(), kind=kind, machine=machine, data=data))
+
+    def _tell_members(self, what: str, **fields: Any) -> None:
+        formed = self._membership.round
+        for name in formed.members if formed is not None else ():
+            if (guest := self._guests.get(name)) is not None:
+                guest.tell(what, **fields)
+
+
+def _workers(hello: Mapping[str, Any]) -> int:
+    return strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
+
+
+def _accept_failed(error: Exception) -> None:
+    log.warning("a connection to the hub could not be accepted: %s", str(error) or type(error).__name__)

@@ -1,0 +1,166 @@
+"""A connection between a machine and the hub: JSON, one message a line, known to each other by a token.
+
+Once both have proved that they know it, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from deepvm import strict_json as strict
+from deepvm.errors import AccessDenied, DeepvmError
+from deepvm.protocol import frames
+from deepvm.protocol.auth import Meeting, NoTags, Tags, dialled_address, local_address
+from deepvm.protocol.sockets import tune
+
+MOST_MESSAGE_BYTES = 2**20
+MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
+STRANGERS_LINE_BYTES = 4096  # before the token is shown
+HANDSHAKE_S = 10.0
+SEND_S = 10.0  # a peer that takes nothing for so long is taken for dead
+VERSION = frames.VERSION
+
+
+class Gone(DeepvmError):
+    """The other side left, was silent for too long, or speaks otherwise."""
+
+
+class Lines:
+    """One thread may read, any may say."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._heard: deque[bytes] = deque()
+        self._rest = b""  # of a line whose end has not come
+        self._saying = threading.Lock()
+        self._most_bytes = STRANGERS_LINE_BYTES
+        self._tags: Tags = NoTags()  # until both have shown that they know the token
+        self.last = b""  # message that was heard, as it was sent
+        self.local_address, self.dialled_address = local_address(sock), dialled_address(sock)
+        tune(sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.settimeout(SEND_S)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def protect(self, tags: Tags) -> None:
+        """From now on, for both directions."""
+        self._tags, self._most_bytes = tags, MOST_LINE_BYTES
+
+    def say(self, what: str, **fields: Any) -> bytes:
+        """The message as it was sent."""
+        message = json.dumps({"say": what, **fields}).encode()
+        if len(message) > MOST_MESSAGE_BYTES:
+            raise Gone(f"a message {what!r} of {len(message)} bytes is too long")
+        with self._saying:
+            tag = self._tags.next(message)
+            try:
+                self._sock.sendall((tag.hex().encode() + b" " if tag else b"") + message + b"\n")
+            except OSError as error:
+                raise Gone(f"the other side left: {error}") from None
+        return message
+
+    def hear(self, within_s: float) -> dict[str, Any]:
+        """The next message. Gone where none comes in time."""
+        deadline = time.monotonic() + within_s
+        while not self._heard:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise Gone(f"nothing was heard for {within_s:.0f} s")
+            if len(self._rest) > self._most_bytes:
+                raise Gone("a message without an end")
+            try:
+                if not self._poll.poll(left_s * 1e3):
+                    continue
+                found = self._sock.recv(min(65536, self._most_bytes))
+            except (OSError, ValueError) as error:
+                raise Gone(f"the other side left: {error}") from None
+            if not found:
+                raise Gone("the other side left")
+            *whole, self._rest = (self._rest + found).split(b"\n")
+            self._heard.extend(whole)
+        self.last = self._untagged(self._heard.popleft())
+        try:
+            message = strict.loads(self.last, most_bytes=MOST_LINE_BYTES, most_values=100_000)
+        except strict.MalformedJson as error:
+            raise Gone(f"what was heard is not a message: {error}") from None
+        if not isinstance(message, dict) or not isinstance(message.get("say"), str):
+            raise Gone("what was heard is no message")
+        return message
+
+    def _untagged(self, line: bytes) -> bytes:
+        if not self._tags.size:
+            return line
+        digits = 2 * self._tags.size
+        try:
+            tag = bytes.fromhex(line[:digits].decode("ascii"))
+        except ValueError:
+            tag = b""
+        message = line[digits + 1 :]
+        if not self._tags.fits(message, tag):
+            raise Gone("a message's tag is wrong: somebody in between changed, added or left out some")
+        return message
+
+    def forget(self) -> None:
+        os.close(self._sock.detach())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._sock.close()
+
+
+def greet(lines: Lines, token: str) -> dict[str, Any]:
+    """The hub's side of the handshake: what the machine says of itself, once it has shown that it knows the token."""
+    nonce = frames.new_nonce()
+    greeting = lines.say("hub", version=VERSION, nonce=nonce)
+    hello = lines.hear(HANDSHAKE_S)
+    if hello["say"] != "hello" or hello.get("version") != VERSION:
+        raise Gone(f"no machine of version {VERSION} speaks there")
+    meeting = Meeting(
+        protocol="hub", server_nonce=nonce, client_nonce=str(hello.get("nonce")), greeting=greeting,
+        address=str(hello.get("address")),
+    )  # fmt: skip
+    if not frames.same(str(hello.get("proof")), meeting.proof(token, "client")):
+        raise _refused(lines, "wrong token")
+    if meeting.address != lines.local_address:
+        why = f"the machine dialled {meeting.address}, and the hub is at {lines.local_address}: somebody is in between"
+        raise _refused(lines, why)
+    lines.say("known", proof=meeting.proof(token, "server"))
+    lines.protect(meeting.tags(token, "server"))
+    return lines.hear(HANDSHAKE_S)
+
+
+def _refused(lines: Lines, why: str) -> Gone:
+    with contextlib.suppress(Gone):
+        lines.say("refused", why=why)
+    return Gone(why)
+
+
+def introduce(lines: Lines, token: str, **about: Any) -> None:
+    """The machine's side."""
+    greeting = lines.hear(HANDSHAKE_S)
+    if greeting["say"] != "hub" or greeting.get("version") != VERSION:
+        raise Gone(f"no hub of version {VERSION} answers there")
+    meeting = Meeting(
+        protocol="hub", server_nonce=str(greeting.get("nonce")), client_nonce=frames.new_nonce(), greeting=lines.last,
+        address=lines.dialled_address,
+    )  # fmt: skip
+    proof = meeting.proof(token, "client")
+    lines.say("hello", version=VERSION, nonce=meeting.client_nonce, address=meeting.address, proof=proof)
+    answer = lines.hear(HANDSHAKE_S)
+    if answer["say"] == "refused":
+        raise AccessDenied(f"the hub refuses this machine: {str(answer.get('why'))[:300]!a}")
+    if answer["say"] != "known" or not frames.same(str(answer.get("proof")), meeting.proof(token, "server")):
+        raise AccessDenied("the hub does not know this machine's token: it is not the hub of this run")
+    lines.protect(meeting.tags(token, "client"))
+    lines.say("about", **about)

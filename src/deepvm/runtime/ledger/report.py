@@ -1,0 +1,277 @@
+"""What became of a run: a pure function of its events."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from deepvm.errors import UsageError
+from deepvm.events import Event, is_time
+from deepvm.runtime.cluster import Cluster
+from deepvm.runtime.ledger.bill import Bill, Meter, number
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.recovery import LOSSES, Loss, Pause, Restore, count_lost, find_pauses, merged_restores
+from deepvm.runtime.ledger.saves import Checkpoints, Saves
+from deepvm.runtime.ledger.steps import StepColumns
+
+FORMAT = "deepvm-report/1"
+INSTANT_S = 1e-3  # a rate over less than this says nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NoticeTaken:
+    """An announced end of a machine, and what was decided then."""
+
+    at_s: float
+    machine: str
+    action: str | None
+    seconds_left: float | None
+    source: str | None
+    choice: str | None  # None: nothing was decided
+    why: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("at_s", "machine", "action", "seconds_left", "source", "choice", "why")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forecast:
+    """The plan's figures beside what happened. None: not planned, or it did not happen."""
+
+    planned_usd_per_hour: float
+    usd_per_hour: float | None
+    planned_pause_s: float | None  # from the last finished step before a loss to the next
+    median_pause_s: float | None
+    median_restore_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "usd_per_hour": {"planned": self.planned_usd_per_hour, "happened": self.usd_per_hour},
+            "pause_s": {"planned": self.planned_pause_s, "median": self.median_pause_s},
+            "restore_s": {"median": self.median_restore_s},
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    run: str
+    outcome: str  # finished, failed, interrupted; running; broken-off where the ledger just ends
+    why: str | None
+    sessions: int
+    started_s: float | None
+    wall_s: float  # of all sessions, without the time between them
+    steps_done: int  # distinct ones
+    steps_repeated: int  # executions of a step that was executed again
+    repeated_s: float
+    steps_lost: int  # finished, but in no checkpoint when training had to go back
+    checkpoints: Checkpoints
+    notices: tuple[NoticeTaken, ...]
+    losses: tuple[Loss, ...]
+    pauses: tuple[Pause, ...]
+    restores: tuple[Restore, ...]
+    bill: Bill
+    useful_machine_s: float
+    forecast: Forecast
+    changes: tuple[str, ...]  # what re-planning changed
+    notes: tuple[str, ...]  # in what the cluster differs from the plan
+    warnings: tuple[str, ...] = ()  # what people should know, each once
+
+    @property
+    def stalled_s(self) -> float:
+        """By saves, while training went on."""
+        return self.checkpoints.stalled_s
+
+    @property
+    def stood_still_s(self) -> float:
+        return math.fsum(pause.seconds for pause in self.pauses)
+
+    @property
+    def goodput(self) -> float | None:
+        """Useful step seconds over paid machine seconds, memory nodes included; None where nothing was paid."""
+        return min(1.0, self.useful_machine_s / self.bill.machine_s) if self.bill.machine_s > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "outcome": self.outcome,
+            "why": self.why,
+            "sessions": self.sessions,
+            "started_s": self.started_s,
+            "wall_s": self.wall_s,
+            "steps": {
+                "done": self.steps_done,
+                "lost": self.steps_lost,
+                "repeated": self.steps_repeated,
+                "repeated_s": self.repeated_s,
+            },
+            "stalled_s": self.stalled_s,
+            "stood_still_s": self.stood_still_s,
+            "goodput": self.goodput,
+            "useful_machine_s": self.useful_machine_s,
+            "checkpoints": self.checkpoints.to_json(),
+            "notices": [notice.to_json() for notice in self.notices],
+            "losses": [loss.to_json() for loss in self.losses],
+            "pauses": [pause.to_json() for pause in self.pauses],
+            "restores": [restore.to_json() for restore in self.restores],
+            "bill": self.bill.to_json(),
+            "forecast": self.forecast.to_json(),
+            "changes": list(self.changes),
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+
+def make_report(
+    source: Ledger | Iterable[Event],
+    cluster: Cluster | None = None,
+    now_s: float | None = None,
+    *,
+    run: str | None = None,
+) -> Report:
+    """The report of a ledger, or of events in the order in which they were told.
+
+    ``now_s`` is for a run that goes on: machines that are up are paid until now. Without it, what has no end ends with
+    the last event of its session.
+    """
+    if isinstance(source, Ledger):
+        run, cluster, events = run or source.run, cluster or source.cluster, source.events()
+    else:
+        events = iter(source)
+    if cluster is None:
+        raise UsageError("a report of events alone needs their cluster")
+    story = _Story(cluster)
+    for event in events:
+        story.see(event)
+    return story.report(run or "", now_s)
+
+
+class _Story:
+    """One pass over the events, in their order, then the order of time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.meter, self.columns, self.saves = Meter(cluster), StepColumns(), Saves()
+        self.sessions: list[list[float]] = []  # from and until when each is known
+        self.outcome: str | None = None
+        self.why: str | None = None
+        self.losses: list[Loss] = []
+        self.notices: list[NoticeTaken] = []
+        self.undecided: dict[str, int] = {}  # machine -> its notice that waits for a decision
+        self.groups: list[Event] = []
+        self.restored: list[Event] = []
+        self.changes: list[str] = []
+        self.warnings: dict[str, None] = {}
+
+    def see(self, event: Event) -> None:
+        at_s, kind, data = event.at_s, event.kind, event.data
+        if not is_time(at_s):
+            return
+        if kind == "run-started":
+            self.meter.see(event, self.sessions[-1][1] if self.sessions else at_s)
+            self.outcome = self.why = None
+        if kind == "run-started" or not self.sessions:
+            self.sessions.append([at_s, at_s])
+        session = self.sessions[-1]
+        if at_s > session[1]:
+            session[1] = at_s
+        if kind == "step":
+            self.columns.add(at_s, data)
+        elif kind == "save":
+            self.saves.see(event)
+        elif kind in ("machine-asked", "machine-up", "machine-down"):
+            why = data.get("why")
+            if kind == "machine-down" and why in LOSSES and event.machine is not None:
+                role = self.meter.role(event.machine)
+                self.losses.append(Loss(at_s=at_s, machine=event.machine, role=role, why=str(why)))
+            self.meter.see(event, at_s)
+        elif kind in ("notice", "decision"):
+            self._see_notice(event)
+        elif kind == "group":
+            self.groups.append(event)
+        elif kind == "restored":
+            self.restored.append(event)
+        elif kind == "replanned":
+            changes = data.get("changes")
+            self.changes += [str(change) for change in changes] if isinstance(changes, list | tuple) else []
+        elif kind == "warning":
+            self.warnings[str(data.get("text"))] = None
+        elif kind == "run-ended":
+            self.outcome, self.why = str(data.get("outcome") or "finished"), _text(data.get("why"))
+
+    def _see_notice(self, event: Event) -> None:
+        machine, data = event.machine or "", event.data
+        told = event.kind == "notice"
+        waiting = None if told else self.undecided.pop(machine, None)
+        notice = None if waiting is None else self.notices[waiting]
+        taken = NoticeTaken(
+            at_s=notice.at_s if notice else event.at_s,
+            machine=machine,
+            action=notice.action if notice else _text(data.get("action")),
+            seconds_left=notice.seconds_left if notice else number(data.get("seconds_left")),
+            source=notice.source if notice else _text(data.get("source")),
+            choice=None if told else _text(data.get("choice")),
+            why=None if told else _text(data.get("why")),
+        )
+        if waiting is not None:
+            self.notices[waiting] = taken
+            return
+        if told:
+            self.undecided[machine] = len(self.notices)
+        self.notices.append(taken)
+
+    def report(self, run: str, now_s: float | None) -> Report:
+        if now_s is not None and self.outcome is None and self.sessions:
+            self.sessions[-1][1] = max(self.sessions[-1][1], now_s)
+        named = ((group.at_s, group.data.get("machines")) for group in self.groups)
+        steps = self.columns.steps((at_s, len(names)) for at_s, names in named if isinstance(names, list) and names)
+        self.restored.sort(key=lambda event: event.at_s)
+        restores = merged_restores(self.restored, steps)
+        ends_s = [until_s for _, until_s in self.sessions]
+        pauses = find_pauses(
+            steps, losses=self.losses, groups=self.groups, restores=restores, session_ends_s=ends_s
+        )  # fmt: skip
+        wall_s = math.fsum(until_s - from_s for from_s, until_s in self.sessions)
+        bill = self.meter.bill(ends_s[-1] if ends_s else 0.0)
+        return Report(
+            run=run,
+            outcome=self.outcome or ("broken-off" if now_s is None else "running"),
+            why=self.why,
+            sessions=len(self.sessions),
+            started_s=self.sessions[0][0] if self.sessions else None,
+            wall_s=wall_s,
+            steps_done=steps.done,
+            steps_repeated=steps.repeated,
+            repeated_s=steps.repeated_s,
+            steps_lost=count_lost(steps, self.saves.committed, self.losses, restores),
+            checkpoints=self.saves.checkpoints(),
+            notices=tuple(self.notices),
+            losses=tuple(self.losses),
+            pauses=tuple(pauses),
+            restores=tuple(restores),
+            bill=bill,
+            useful_machine_s=steps.useful_machine_s,
+            forecast=Forecast(
+                planned_usd_per_hour=self.cluster.hourly_usd,
+                usd_per_hour=bill.usd / (wall_s / 3600) if bill.usd is not None and wall_s >= INSTANT_S else None,
+                planned_pause_s=self.cluster.restore_s,
+                median_pause_s=_median(pause.seconds for pause in pauses if pause.recovered),
+                median_restore_s=_median(r.seconds for r in restores if r.seconds is not None),
+            ),
+            changes=tuple(self.changes),
+            notes=self.cluster.notes,
+            warnings=tuple(self.warnings),
+        )
+
+
+def _median(seconds: Iterable[float]) -> float | None:
+    known = list(seconds)
+    return statistics.median(known) if known else None
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

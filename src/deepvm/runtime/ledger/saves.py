@@ -1,0 +1,101 @@
+"""The checkpoints of a run: how many became what, and the newest."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepvm.events import Event
+from deepvm.runtime.ledger.bill import number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Newest:
+    step: int
+    at_s: float  # when it was made
+    durable: bool
+    places: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"step": self.step, "at_s": self.at_s, "durable": self.durable, "places": list(self.places)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoints:
+    made: int  # whole, in a memory node or further
+    durable: int
+    skipped: int
+    failed: int
+    stalled_s: float  # that training waited for saves
+    newest: Newest | None
+    last_problem: str | None  # why the last one was skipped or failed
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "made": self.made,
+            "durable": self.durable,
+            "skipped": self.skipped,
+            "failed": self.failed,
+            "newest": None if self.newest is None else self.newest.to_json(),
+            "last_problem": self.last_problem,
+        }
+
+
+@dataclass(slots=True)
+class _Made:
+    stall_s: float = 0.0
+    durable: bool = False
+    tellers: list[tuple[str, Any]] = field(default_factory=list)
+
+
+class Saves:
+    """Sees events of kind save. One save is told of by every rank when it is remote, and again when it is durable."""
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[float, int]] = []  # when, and which step
+        self._counts = dict.fromkeys(("made", "durable", "skipped", "failed"), 0)
+        self._made: dict[int, _Made] = {}  # the last save of each step
+        self._stalls_s: list[float] = []  # of others
+        self._newest: Newest | None = None
+        self._problem: str | None = None
+
+    def see(self, event: Event) -> None:
+        state, step, place = event.data.get("state"), event.data.get("step"), event.data.get("place")
+        stall_s = number(event.data.get("stall_s")) or 0.0
+        if state in ("skipped", "failed"):
+            self._counts[state] += 1
+            self._stalls_s.append(stall_s)
+            self._problem = str(event.data.get("why") or self._problem or "") or None
+        elif state in ("remote", "durable") and type(step) is int:
+            teller = (state, event.data.get("rank", event.machine))
+            made = self._made.get(step)
+            if made is None or teller in made.tellers:  # the step came again, and was saved again
+                if made is not None:
+                    self._stalls_s.append(made.stall_s)
+                made = self._made[step] = _Made()
+                self._counts["made"] += 1
+            self._counts["durable"] += not made.durable and state == "durable"
+            made.durable = made.durable or state == "durable"
+            made.tellers.append(teller)
+            made.stall_s = max(made.stall_s, stall_s)  # all wait for the slowest
+            self.committed.append((event.at_s, step))
+            self._make_newest(step, event.at_s, state == "durable", None if place is None else str(place))
+
+    def _make_newest(self, step: int, at_s: float, durable: bool, place: str | None) -> None:
+        last = self._newest
+        places: tuple[str, ...] = () if place is None else (place,)
+        if last is not None and step < last.step:
+            return
+        if last is not None and step == last.step:
+            at_s, durable = min(at_s, last.at_s), durable or last.durable
+            places = last.places + tuple(new for new in places if new not in last.places)
+        self._newest = Newest(step=step, at_s=at_s, durable=durable, places=places)
+
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(
+            **self._counts,
+            stalled_s=math.fsum([*self._stalls_s, *(made.stall_s for made in self._made.values())]),
+            newest=self._newest,
+            last_problem=self._problem,
+        )

@@ -1,0 +1,1 @@
+"""Start a run, watch it, replace what is lost, end it: here or in a cloud."""

@@ -1,0 +1,236 @@
+"""``deepvm run`` in a cloud: bring the plan's machines up there, follow them from here, and end them.
+
+The hub, the ledger and the checkpoints are on the on-demand machine; here only machines are seen, as the cloud tells.
+What is lost is replaced by the cloud's own fleet (EC2), or asked for again from here (SkyPilot).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deepvm.errors import DeepvmError, UnknownName, UsageError
+from deepvm.events import Event
+from deepvm.protocol.credentials import read_token
+from deepvm.runtime.backends.base import Backend
+from deepvm.runtime.backends.local.network import sweep
+from deepvm.runtime.cluster import Cluster, cluster_of
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
+from deepvm.runtime.run_spec import Job
+from deepvm.runtime.supervise.cloud_supervisor import Following, Say
+from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY, Settings
+from deepvm.runtime.supervise.run_folder import RunFolder, new_name
+
+HUB_PORT = 7071
+LEAVES_S = 30.0  # what who follows a run may take to see that another process ends it
+
+
+def parse_options(kind: type[Any], words: Sequence[str]) -> Any:
+    """``NAME=VALUE`` words as a cloud's settings."""
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    types = typing.get_type_hints(kind)
+    given: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise UsageError(f"{word!r} is no setting: write it like --set region=us-east-1")
+        if name not in known:
+            raise UnknownName("setting", name, known)
+        given[name] = _value(name, value, types[name])
+    return kind(**given)
+
+
+def _value(name: str, text: str, kind: Any) -> Any:
+    wanted = [each for each in typing.get_args(kind) or (kind,) if each is not type(None)]
+    if typing.get_origin(kind) is tuple:
+        return tuple(part for part in text.split(",") if part)
+    for each in (int, float):
+        if each in wanted:
+            try:
+                number = each(text)
+            except ValueError:
+                number = math.nan
+            if math.isfinite(number):
+                return number
+            raise UsageError(f"{name} is {text!r}: a {'whole ' if each is int else ''}number is wanted")
+    return Path(text) if Path in wanted else text
+
+
+def open_backend(on: str, job: Job, cluster: Cluster, options: Sequence[str]) -> Backend:
+    if on == "ec2":
+        from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
+
+        return Ec2Backend(job, cluster, parse_options(Ec2Settings, options))
+    from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings
+
+    return SkyPilotBackend(job, cluster, parse_options(SkyPilotSettings, options))
+
+
+def rehearse(on: str, job: Job, cluster: Cluster, options: Sequence[str], say: Say) -> None:
+    """Say every call, or every task file, and change nothing."""
+    if on == "ec2":
+        from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
+
+        Ec2Backend(job, cluster, parse_options(Ec2Settings, options), dry_run=True, say=say).up(cluster.machines)
+        return
+    from deepvm.runtime.backends.skypilot.tasks import SkyPilotSettings, task_files
+
+    for name, text in task_files(cluster, job, parse_options(SkyPilotSettings, options)).items():
+        say(f"# {name}\n{text}")
+
+
+def start(
+    on: str, cluster: Cluster, settings: Settings, *, name: str | None, options: Sequence[str], dry_run: bool, say: Say
+) -> str:
+    """Ask for the machines, and follow them until interrupted; they go on without us. The run's name."""
+    settings.check()
+    if settings.preempt or settings.isolate or settings.workers is not None:
+        raise UsageError("--preempt, --isolate and --workers are for machines played here: leave them out of a cloud")
+    if settings.module:
+        raise UsageError(f"-m {settings.script}: machines of a cloud get a script, not a module; write -- train.py")
+    run = name or new_name(settings.script)
+    kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": on, "options": list(options)}
+    folder = RunFolder.create(run, kept)
+    begun = False
+    try:
+        job = _job(folder, cluster, settings)
+        if dry_run:
+            rehearse(on, job, cluster, options, say)
+            return run
+        backend = open_backend(on, job, cluster, options)
+        with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
+            ledger.append([_event("run-started", resumed=False, script=settings.script)])
+            following = Following(cluster, backend, ledger, say=say, over=_ending(folder).exists)
+            say(
+                f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
+                f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
+            )
+            _begin(following, backend, run)
+            begun = True
+            _follow(following, run)
+    except _LeftOver as error:
+        begun = True
+        raise DeepvmError(str(error)) from None
+    except KeyboardInterrupt:
+        begun = not dry_run
+        raise
+    finally:
+        if not begun:
+            folder.remove()
+    return run
+
+
+class _LeftOver(DeepvmError):
+    """A start that failed, and whose machines could not be ended."""
+
+
+def _begin(following: Following, backend: Backend, run: str) -> None:
+    """All of the machines, or nothing that would be paid for."""
+    try:
+        following.begin()
+    except DeepvmError as error:
+        try:
+            backend.down()
+        except DeepvmError as left:
+            raise _LeftOver(f"{error}; then {left}, or try deepvm run --down {run}") from None
+        raise
+
+
+def _follow(following: Following, run: str) -> None:
+    try:
+        following.follow()
+    except DeepvmError as error:
+        hint = "" if "--down" in str(error) else f": its machines cost money until deepvm run --down {run}"
+        raise DeepvmError(f"{error}{hint}") from None
+
+
+def end(name: str) -> list[str] | None:
+    """End all machines of a run and leave nothing of it behind; its folder here stays, for reports.
+
+    Of a run of this machine, which ends with its process: the networks that killed runs left here and that are removed.
+    """
+    folder = RunFolder.find(name)
+    found = folder.settings()
+    if found["on"] == "local":
+        if folder.ledger.exists() and being_written(folder.ledger):
+            raise UsageError(f"run {name} is one of this machine, and is running: Ctrl-C ends it")
+        return sweep()
+    settings = Settings.from_json(found["settings"])
+    cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
+    _send_away(folder)
+    if found["on"] == "ec2":
+        from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
+        from deepvm.runtime.backends.ec2.placement import region_of
+
+        cloud = parse_options(Ec2Settings, found["options"])
+        Ec2Backend.find(folder.name, region_of(cloud, cluster), settings=cloud).down()
+    else:
+        open_backend(found["on"], _job(folder, cluster, settings), cluster, found["options"]).down()
+    _close(folder)
+    return None
+
+
+def _ending(folder: RunFolder) -> Path:
+    """There from when a run is being ended: who follows it would bring its machines back."""
+    return folder.path / "ending"
+
+
+def _send_away(folder: RunFolder) -> None:
+    _ending(folder).touch(mode=0o600)
+    deadline_s = time.monotonic() + LEAVES_S
+    while folder.ledger.exists() and being_written(folder.ledger) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
+def _close(folder: RunFolder) -> None:
+    """Write down that it is over."""
+    if not folder.ledger.exists():
+        return  # it was interrupted before anything was asked for
+    try:
+        with Ledger.open(folder.ledger, write=True) as ledger:
+            up: dict[str | None, bool] = {}
+            for event in ledger.events():
+                if event.kind == "run-ended":
+                    return
+                if event.kind in ("machine-up", "machine-down"):
+                    up[event.machine] = event.kind == "machine-up"
+            gone = [name for name, is_up in up.items() if is_up]
+            ledger.append(
+                [
+                    *(Event(at_s=time.time(), kind="machine-down", machine=m, data={"why": "stopped"}) for m in gone),
+                    _event("run-ended", outcome="interrupted", why="ended by deepvm run --down"),
+                ]
+            )
+    except LedgerError as error:
+        raise DeepvmError(f"run {folder.name} is ended, but that cannot be written down: {error}") from None
+
+
+def _job(folder: RunFolder, cluster: Cluster, settings: Settings) -> Job:
+    if read_token(folder.token_file) is None:
+        raise DeepvmError(f"{folder.token_file} has no token")
+    return Job(
+        run=folder.name,
+        script=str(Path(settings.script).resolve()),
+        args=settings.args,
+        folder=folder.path,
+        hub=f"0.0.0.0:{HUB_PORT}",
+        token_file=folder.token_file,
+        policy=settings.policy,
+        after_loss=settings.after_loss,
+        batch=settings.batch,
+        planned_world_size=len(cluster.trainers),
+        memory_bytes=settings.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
+        durable=settings.durable,
+        max_restarts=settings.max_restarts,
+    )
+
+
+def _event(kind: str, **data: Any) -> Event:
+    return Event(at_s=time.time(), kind=kind, data=data)

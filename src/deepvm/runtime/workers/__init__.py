@@ -1,0 +1,1 @@
+"""Templates that fork workers, and PyTorch's elastic agent above them."""

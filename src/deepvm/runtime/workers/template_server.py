@@ -1,0 +1,223 @@
+"""The template's own process: preload, check, then fork a worker for every request until the owner is gone.
+
+``main`` returns in the template when its owner is gone, and in every worker when its work is done: a worker leaves
+through the interpreter's own front door, with its exit handlers, threads and exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from deepvm.runtime.workers import fd_messages, fork_safety, forked_worker
+
+GRACE_S = 5.0  # for workers to end by themselves when their owner is gone
+_RECEIVE_S = 30.0  # the rest of a message that has begun
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+_DESCRIPTORS = 4  # stdin, stdout, stderr, and where to tell the worker's fate
+
+
+def main() -> None:
+    """``python -c ... DESCRIPTOR SETTINGS [LABEL ...]``; the labels are for people who look at the process list."""
+    descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+    started_env = dict(os.environ)
+    with socket.socket(fileno=descriptor) as owner:
+        owner.set_inheritable(False)
+        if settings["first_path"] is not None and not getattr(sys.flags, "safe_path", False):
+            sys.path[0] = settings["first_path"]
+        began = time.monotonic()
+        refused, torch_seed = preload(settings["preload"])
+        if refused is not None:
+            fd_messages.send(owner, {"refused": refused})
+            return
+        gc.collect()
+        gc.freeze()  # so that a worker's garbage collector does not copy the template's pages by looking at them
+        fd_messages.send(owner, {"ready": True, "import_s": time.monotonic() - began, "modules": len(sys.modules)})
+        job = _Server(owner, started_env, torch_seed).serve()
+    if job is not None:
+        forked_worker.enter(job)
+
+
+def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int | None) -> None:
+    """The same, in a process that was forked off one which had preloaded. Returns in workers only."""
+    os.setsid()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != owner.fileno():
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    if first_path is not None and not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = first_path
+    gc.collect()
+    gc.freeze()
+    with owner:
+        job = _Server(owner, dict(os.environ), torch_seed).serve()
+    if job is None:
+        os._exit(0)
+    forked_worker.enter(job)
+
+
+def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
+    """Import them one after another: a sentence about the first that cannot be imported or that rules out forking,
+    and the seed that torch gave itself."""
+    torch_seed: int | None = None
+    unsupported = fork_safety.supported()
+    if unsupported is not None:
+        return f"no template can be made here: {unsupported}; run without one (--no-template)", None
+    for name in ("", *modules):
+        if name:
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                return f"the template cannot preload {name}: {type(error).__name__}: {error}", None
+        found = fork_safety.problem()
+        if found is not None:
+            who = f"preloading {name}" if name else "Python's own start"
+            what_to_do = "leave it out of the preloaded modules, or run without a template (--no-template)"
+            return f"{who} {found}: {what_to_do}", None
+        torch = sys.modules.get("torch")
+        if torch is not None and torch_seed is None:
+            torch_seed = torch.initial_seed()
+    return None, torch_seed
+
+
+class _Server:
+    """The loop. It holds no thread, no lock and no buffer that a fork could tear."""
+
+    def __init__(self, owner: socket.socket, started_env: dict[str, str], torch_seed: int | None) -> None:
+        self._owner = owner
+        self._torch_seed = torch_seed
+        self._started_env = started_env
+        self._preloaded_env = dict(os.environ)
+        self._tellers: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def serve(self) -> forked_worker.Job | None:
+        """Returns the job in a worker, and None in the template when the owner is gone."""
+        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers and their owner, not for us
+        self._child_ended = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wake = os.pipe()
+        for descriptor in self._wake:
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        while True:
+            ready = select.select([self._owner.fileno(), self._wake[0]], [], [])[0]  # until the owner asks, or is gone
+            if self._wake[0] in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake[0], 2**16)
+                self._reap()
+            if self._owner.fileno() in ready:
+                self._owner.settimeout(_RECEIVE_S)
+                try:
+                    request = fd_messages.receive(self._owner, _DESCRIPTORS)
+                except OSError:  # it went away in the middle of a message
+                    request = None
+                if request is None:
+                    self._end_all()
+                    return None
+                message, descriptors = request
+                if message["do"] == "signal":
+                    self._signal(message["pid"], message["signal"])
+                    continue
+                job = self._fork(message, descriptors)
+                if job is not None:
+                    return job
+
+    def _fork(self, message: dict[str, Any], descriptors: list[int]) -> forked_worker.Job | None:
+        *standard, teller = descriptors
+        refused = fork_safety.problem()
+        if refused is None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            template = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as error:
+                refused = f"cannot fork: {error}"
+            else:
+                if pid == 0:
+                    self._become_worker(template, standard, teller)
+                    return forked_worker.Job(
+                        target=message["target"],
+                        args=tuple(message["args"]),
+                        env=message["env"],
+                        cwd=message["cwd"],
+                        started_env=self._started_env,
+                        preloaded_env=self._preloaded_env,
+                        torch_seed=self._torch_seed,
+                    )
+        for descriptor in standard:
+            os.close(descriptor)
+        if refused is None:
+            os.set_inheritable(teller, False)
+            self._tellers[pid] = teller
+            _tell(teller, {"pid": pid})
+        else:
+            _tell(teller, {"refused": f"the template {refused}"})
+            os.close(teller)
+        return None
+
+    def _become_worker(self, template: int, standard: list[int], teller: int) -> None:
+        self._libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != template:  # it died before the line above
+            os._exit(1)
+        os.setsid()  # a process group of its own, so that a signal reaches its data loaders too
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, self._child_ended)
+        signal.signal(signal.SIGINT, self._interrupt)
+        for descriptor in (*self._wake, *self._tellers.values(), teller):
+            os.close(descriptor)
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            teller = self._tellers.pop(pid, None)
+            if teller is not None:
+                _tell(teller, {"exit": os.waitstatus_to_exitcode(status)})
+                os.close(teller)
+
+    def _signal(self, pid: int, number: int) -> None:
+        if pid not in self._tellers:  # it has ended, and its number may be another's by now
+            return
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:  # it has not made its group yet
+            os.kill(pid, number)
+
+    def _end_all(self) -> None:
+        """The owner is gone: nobody would restart or stop these workers, so they end here."""
+        for number, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            for pid in self._tellers:
+                self._signal(pid, number)
+            deadline = time.monotonic() + seconds
+            while self._tellers and time.monotonic() < deadline:
+                select.select([self._wake[0]], [], [], 0.05)
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake[0], 2**16)
+                self._reap()
+
+
+def _tell(descriptor: int, message: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+        os.write(descriptor, json.dumps(message).encode() + b"\n")

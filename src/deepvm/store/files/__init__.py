@@ -1,0 +1,1 @@
+"""Directories as a store: ``file://``, staged files, mapped files."""

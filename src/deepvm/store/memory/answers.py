@@ -1,0 +1,40 @@
+"""What a memory node answers, checked before the store uses it. Whatever cannot be read is a StoreError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from deepvm import strict_json as strict
+from deepvm.errors import Corrupt, StoreError, UsageError
+from deepvm.protocol.frames import MOST_DOCUMENT_BYTES
+from deepvm.store.base import MOST_STEP, check_run
+
+_MOST_DEPTH = 501  # a list of states
+
+
+def run_names(answer: Mapping[str, Any], node: str) -> list[str]:
+    try:
+        return [check_run(run) for run in strict.array(strict.member(answer, "runs"), "runs")]
+    except (strict.MalformedJson, UsageError) as error:
+        raise StoreError(f"memory node {node} answered what cannot be read: {error}") from None
+
+
+def step_rows(answer: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
+    """What a node answered to STEPS, checked."""
+    try:
+        rows = strict.array(strict.member(answer, "steps"), "steps")
+        for row in rows:
+            strict.integer(strict.member(strict.table(row, "a step"), "step"), "step", 0, MOST_STEP)
+            strict.text(strict.member(row, "state"), "state", 100)
+    except strict.MalformedJson as error:
+        raise StoreError(f"memory node {node} answered what cannot be read: {error}") from None
+    return rows
+
+
+def rank_states(body: bytes, world_size: int, node: str) -> list[object]:
+    try:
+        found = strict.loads(body, most_bytes=MOST_DOCUMENT_BYTES, most_depth=_MOST_DEPTH)
+        return strict.array(found, "the list", world_size)
+    except strict.MalformedJson as error:
+        raise Corrupt(f"the ranks' own states on memory node {node} cannot be read: {error}") from None

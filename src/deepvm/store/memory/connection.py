@@ -1,0 +1,339 @@
+"""One connection to one memory node: handshake, calls, and chunks sent without waiting for each answer."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import xxhash
+
+from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
+from deepvm.protocol import frames
+from deepvm.protocol.addresses import split_address
+from deepvm.protocol.auth import Meeting, NoTags, Tags, of_body
+from deepvm.protocol.frames import Frame, Kind
+from deepvm.store.memory.buffers import Strip, cut, first_bytes, from_offset
+from deepvm.store.memory.socket_io import PROGRESS_S, Channel
+
+CONNECT_S = 10.0
+ANSWER_S = 5.0  # on the way, where the node is told how long it may take
+_HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
+
+Send = Callable[[Sequence[Strip]], int]
+HandOver = Callable[[int, int, Send], int]  # chunk, offset
+
+
+class Connection:
+    """Not for several threads at once."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        connect_s: float = CONNECT_S,
+        progress_s: float = PROGRESS_S,
+        pace_bytes_per_s: int | None = None,
+        stalled: Callable[[str], None] | None = None,
+    ) -> None:
+        """``stalled`` is called with the address where no byte of a wait moves for a while; it raises StoreUnavailable
+        if there is nothing to wait for."""
+        self.address = address
+        self.block_bytes: Any = None
+        self._token = token
+        self._requests = 0
+        self._answers = 0
+        self._outstanding = 0
+        self._held = b""  # small things, which leave together with what comes after them
+        self._head = b""  # header and meta of the last answer
+        self._tags: Tags = NoTags()  # until the handshake is over
+        self._channel = Channel(
+            address,
+            split_address(address),
+            tls=tls,
+            connect_s=connect_s,
+            progress_s=min(progress_s, connect_s),
+            pace_bytes_per_s=pace_bytes_per_s,
+        )
+        try:
+            self._handshake(time.monotonic() + connect_s)
+            self._channel.progress_s, self._channel.stalled = progress_s, stalled
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def broken(self) -> bool:
+        """Not so where the node was heard, and said no."""
+        return self._channel.broken
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def interrupt(self) -> None:
+        """From another thread: whoever waits on this connection stops waiting."""
+        self._channel.interrupt()
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    # --- handshake ----------------------------------------------------------------------------------------------
+
+    def _handshake(self, deadline_s: float) -> None:
+        frame, hello, _ = self._receive(deadline_s)
+        greeting = self._head
+        if frame.kind is not Kind.HELLO or hello.get("version") != frames.VERSION:
+            raise StoreUnavailable(
+                f"memory node {self.address} speaks protocol {str(hello.get('version'))[:20]!a}, "
+                f"this is {frames.VERSION}"
+            )
+        if not _is_greeting(hello):
+            raise StoreUnavailable(f"{self.address} does not greet like a memory node: {str(hello)[:100]!a}")
+        self.block_bytes, self.features = hello["block_bytes"], frozenset(hello["features"])
+        self.node_nonce, self.nonce = hello["nonce"], frames.new_nonce()
+        if not hello["token"] and self._token is not None:
+            raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
+        if hello["token"] and self._token is None:
+            raise AccessDenied(
+                f"memory node {self.address} asks for a token: set DEEPVM_TOKEN, or give --token-file or token="
+            )
+        meeting = Meeting(
+            protocol="node", server_nonce=self.node_nonce, client_nonce=self.nonce, greeting=greeting,
+            address=self._channel.dialled,
+        )  # fmt: skip
+        proof = "" if self._token is None else meeting.proof(self._token, "client")
+        auth = {"version": frames.VERSION, "nonce": self.nonce, "address": meeting.address, "proof": proof}
+        answer, _ = self.call(Kind.AUTH, auth, timeout_s=max(0.0, deadline_s - time.monotonic()), answer_s=0.0)
+        if self._token is not None:
+            if not frames.same(str(answer.get("proof")), meeting.proof(self._token, "server")):
+                raise AccessDenied(f"{self.address} does not know the token: it is no memory node of this cluster")
+            self._tags = meeting.tags(self._token, "client")
+
+    def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
+        verifier = frames.run_verifier(run, key)
+        self.call(
+            Kind.OPEN,
+            {
+                "run": run,
+                "session": session,
+                "write": write,
+                "proof": frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce),
+                "verifier": frames.masked(verifier, self._token, self.node_nonce, self.nonce),
+            },
+        )
+
+    def open_to_read(self, run: str, verifier: str) -> None:
+        """With what a node keeps of the run's key: for nodes that fetch from each other."""
+        proof = frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce)
+        self.call(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        kind: Kind,
+        meta: dict[str, Any] | None = None,
+        body: bytes = b"",
+        *,
+        timeout_s: float | None = None,
+        answer_s: float = ANSWER_S,
+    ) -> tuple[dict[str, Any], bytearray]:
+        """Send a request and wait for its answer: its meta and body. ``timeout_s`` is how long the node may take, and
+        ``answer_s`` how long the way there and back."""
+        deadline_s = self._channel.soon_s() if timeout_s is None else time.monotonic() + timeout_s + answer_s
+        digest = xxhash.xxh3_64_intdigest(body) if body else 0
+        self._send_frame(kind, meta, body, digest)
+        frame, answer, content = self._receive(deadline_s)
+        if frame.kind is Kind.ERROR:
+            frames.raise_error(answer)
+        return answer, content
+
+    def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview, digest: int) -> None:
+        """Send a request whose answer is a body of known length and digest, and receive it straight into memory,
+        verified. The frame's own digest is not asked: it may be that of bytes which were damaged before."""
+        deadline_s = self._channel.soon_s()
+        self._send_frame(kind, meta, b"", 0)
+        frame, answer = self._receive_head(deadline_s)
+        if frame.kind is Kind.ERROR:
+            frames.raise_error(answer)
+        if frame.body_bytes != len(into):
+            self._channel.broken = True
+            raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
+        if self._channel.receive_hashed(into, deadline_s) != digest:
+            raise Corrupt(
+                f"chunk {meta.get('chunk')} of step {meta.get('step')} is not what was saved, at {self.address}"
+            )
+
+    # --- chunks, one after the other without waiting ------------------------------------------------------------
+
+    def put(self, step: int, chunk: int, data: memoryview, digest: int) -> None:
+        """Send a chunk of memory that stays as it is."""
+        strips = cut([data])
+        self._put(step, chunk, len(data), digest, lambda _, offset, send: send(from_offset(strips, offset)))
+
+    def put_several(
+        self, step: int, chunks: Sequence[int], lengths: Sequence[int], digests: Sequence[int], hand_over: HandOver
+    ) -> Iterator[tuple[int, int]]:
+        """Send up to ``wire.MOST_PUT`` chunks; yields each with its digest when its bytes are with the kernel.
+
+        ``hand_over(chunk, offset, send)`` calls ``send`` with the memory that holds a chunk from an offset on, at that
+        moment, and returns what it returns: how many bytes the kernel took. To a node with the feature PUTS all leave
+        in one frame, and those of unknown digest (0) are read only once, for the kernel and for their digest. The last
+        digest then leaves with the next frame: where none may come for a while, ``flush``."""
+        if frames.PUTS not in self.features:
+            for chunk, length, digest in zip(chunks, lengths, digests, strict=True):
+                self._put(step, chunk, length, digest, hand_over)
+                yield chunk, digest
+            return
+        self._take_answers(wait_until=None)
+        body_bytes = sum(lengths) + len(chunks) * frames.DIGEST.size
+        self._hold_frame(Kind.PUTS, {"step": step, "chunks": chunks}, body_bytes, 0)
+        self._outstanding += 1
+        for chunk, length, digest in zip(chunks, lengths, digests, strict=True):
+            hasher = None if digest else xxhash.xxh3_64()
+            self._send_chunk(chunk, length, hand_over, hasher)
+            found = digest if hasher is None else hasher.intdigest()
+            packed = frames.DIGEST.pack(found)
+            self._held += packed + self._tags.next(packed)
+            yield chunk, found
+
+    def _put(self, step: int, chunk: int, length: int, digest: int, hand_over: HandOver) -> None:
+        self._take_answers(wait_until=None)
+        self._hold_frame(Kind.PUT, {"step": step, "chunk": chunk}, length, digest)
+        self._outstanding += 1
+        self._send_chunk(chunk, length, hand_over, None)
+
+    def _send_chunk(self, chunk: int, length: int, hand_over: HandOver, hasher: xxhash.xxh3_64 | None) -> None:
+        def send(strips: Sequence[Strip]) -> int:
+            sent = 0
+            for size, views in strips:
+                count = self._send_held(views, size)
+                if hasher is not None:
+                    for view in views if count == size else first_bytes(views, count):
+                        hasher.update(view)
+                sent += count
+                if count < size or sent >= _HELD_BYTES:
+                    break
+            return sent
+
+        offset = 0
+        while offset < length:
+            self._channel.await_room()
+            offset += hand_over(chunk, offset, send)
+
+    def flush(self) -> None:
+        """Hand everything to the kernel that is held back for what comes next."""
+        self._send_all(memoryview(b""))
+
+    def finish(self) -> None:
+        """Wait until every chunk sent so far is acknowledged."""
+        self.flush()
+        while self._outstanding:
+            self._take_answers(wait_until=self._channel.soon_s())
+
+    def _take_answers(self, wait_until: float | None) -> None:
+        """Take the answers that are there; with a deadline, wait for one."""
+        while self._outstanding:
+            if wait_until is None:
+                if not self._channel.readable():
+                    return
+                deadline_s = self._channel.soon_s()
+            else:
+                deadline_s = wait_until
+            frame, answer, _ = self._receive(deadline_s)
+            self._outstanding -= 1
+            if frame.kind is Kind.ERROR:
+                frames.raise_error(answer)
+            if wait_until is not None:
+                return
+
+    # --- frames -------------------------------------------------------------------------------------------------
+
+    def _hold_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
+        """It leaves together with what is sent next."""
+        self._requests += 1
+        self._held += self._tags.on(frames.encode(kind, self._requests, meta, body_bytes, digest))
+
+    def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes, digest: int) -> None:
+        self._hold_frame(kind, meta, len(body), digest)
+        if body and self._tags.size and kind in frames.DOCUMENTS:
+            body += self._tags.next(of_body(body))
+        self._send_all(memoryview(body))
+
+    def _send_all(self, data: memoryview) -> None:
+        while self._held or data:
+            self._channel.await_room()
+            data = data[self._send_held([data], len(data)) :]
+
+    def _send_held(self, views: Sequence[memoryview], size: int) -> int:
+        """Hand to the kernel what waits to leave, and then these; how much of these it took."""
+        held = len(self._held)
+        if not held:
+            return self._channel.send(views, size)
+        count = self._channel.send([memoryview(self._held), *views], held + size)
+        self._held = self._held[count:]
+        return max(0, count - held)
+
+    def _receive(self, deadline_s: float) -> tuple[Frame, dict[str, Any], bytearray]:
+        frame, meta = self._receive_head(deadline_s)
+        if not frame.body_bytes:
+            return frame, meta, bytearray()
+        body = bytearray(frame.body_bytes + self._tags.size)
+        self._channel.receive(memoryview(body), deadline_s)
+        tag = body[frame.body_bytes :]
+        del body[frame.body_bytes :]
+        if xxhash.xxh3_64_intdigest(body) != frame.digest:
+            self._tags.skip(1)
+            raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
+        if tag:
+            self._check(of_body(body), tag)
+        return frame, meta, body
+
+    def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
+        start = bytearray(frames.HEADER.size + self._tags.size)
+        self._channel.receive(memoryview(start), deadline_s)
+        intact, self._channel.broken = self._channel.broken, True
+        header = start[: frames.HEADER.size]
+        frame = frames.decode_header(header)
+        if self._requests:
+            self._answers += 1
+            malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
+            if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
+                raise frames.ProtocolError(f"memory node {self.address} answers what was not asked: give it up")
+        meta = bytearray(frame.meta_bytes)
+        if meta:
+            self._channel.receive(memoryview(meta), deadline_s)
+        self._head = bytes(header + meta)
+        self._check(self._head, start[frames.HEADER.size :])
+        decoded = frames.decode_meta(meta)
+        self._channel.broken = intact
+        return frame, decoded
+
+    def _check(self, data: bytes, tag: bytearray) -> None:
+        if not self._tags.fits(data, tag):
+            self._channel.broken = True
+            raise frames.ProtocolError(
+                f"the tag of an answer from {self.address} is wrong: somebody in between changed it"
+            )
+
+
+def _is_greeting(hello: dict[str, Any]) -> bool:
+    """True if every field is of the type and in the range that docs/protocol.md names."""
+    block, nonce, features = hello.get("block_bytes"), hello.get("nonce"), hello.get("features")
+    return (
+        type(block) is int
+        and block in _BLOCKS
+        and isinstance(nonce, str)
+        and re.fullmatch("[0-9a-f]{64}", nonce) is not None
+        and isinstance(hello.get("token"), bool)
+        and isinstance(features, list)
+        and all(isinstance(one, str) for one in features)
+    )
+
+
+_ANSWERS = (Kind.OK, Kind.DATA, Kind.ERROR)
+_BLOCKS = range(frames.LEAST_BLOCK_BYTES, frames.MOST_BLOCK_BYTES + 1)

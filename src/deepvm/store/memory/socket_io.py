@@ -1,0 +1,173 @@
+"""The bytes of one connection to a memory node.
+
+The socket never blocks: waiting is done in poll, with a deadline, and memory is only looked at while bytes are handed
+to the kernel. So a chunk's source may move (from live parameters to their copy) between two pieces of it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import xxhash
+
+from deepvm.errors import StoreUnavailable
+from deepvm.protocol.auth import dialled_address
+from deepvm.protocol.sockets import HASHED_BYTES, tune
+from deepvm.store.memory.health import STALL_S
+
+PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
+_WOKEN_BYTES = 2**18  # of a chunk wake whoever waits for it: a byte at a time, they would come and go for nothing
+_SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
+
+
+class Channel:
+    """Not for several threads at once."""
+
+    def __init__(
+        self,
+        address: str,
+        peer: tuple[str, int],
+        *,
+        tls: ssl.SSLContext | None,
+        connect_s: float,
+        progress_s: float,
+        pace_bytes_per_s: int | None,
+    ) -> None:
+        self.address, self.progress_s = address, progress_s
+        self.stalled: Callable[[str], None] | None = None  # asked where no byte moves for a while; raises to give up
+        self.broken = False  # or else the node was heard, and said no
+        self._full = False  # the kernel took less than it was given
+        try:
+            self._sock = socket.create_connection(peer, timeout=connect_s)
+        except OSError as error:
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
+        try:
+            tune(self._sock)
+            if pace_bytes_per_s is not None:
+                self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
+            if tls is not None:
+                self._sock = tls.wrap_socket(self._sock, server_hostname=peer[0])
+        except ssl.SSLCertVerificationError as error:
+            self._sock.close()
+            why = error.verify_message.rstrip(".")
+            raise StoreUnavailable(f"memory node {address} shows a certificate that is not trusted: {why}") from None
+        except OSError as error:
+            self._sock.close()
+            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
+        self._tls = tls is not None
+        self._sock.setblocking(False)
+        self._poll = select.poll()
+        self._poll.register(self._sock, select.POLLIN)
+        self._waits_for, self._woken_at = select.POLLIN, 1
+
+    @property
+    def dialled(self) -> str:
+        """IP:PORT at the other end, as far as this end sees."""
+        return dialled_address(self._sock)
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def interrupt(self) -> None:
+        """From another thread: whoever waits on this channel stops waiting."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def soon_s(self) -> float:
+        """When a peer that moves no byte from now on is taken for dead."""
+        return time.monotonic() + self.progress_s
+
+    # --- out ----------------------------------------------------------------------------------------------------
+
+    def await_room(self) -> None:
+        """Until the kernel takes more, where it took less than it was given."""
+        if self._full:
+            self._wait(select.POLLOUT, self.soon_s())
+
+    def send(self, views: Sequence[memoryview], size: int) -> int:
+        """Hand these, of so many bytes together, to the kernel; how many it took."""
+        try:
+            count = self._sock.send(views[0]) if len(views) == 1 or self._tls else self._sock.sendmsg(views)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            count = 0
+        except OSError as error:
+            raise self._break(f"went away: {error}") from None
+        self._full = count < size
+        return count
+
+    # --- in -----------------------------------------------------------------------------------------------------
+
+    def receive(self, into: memoryview, deadline_s: float) -> None:
+        received = 0
+        while received < len(into):
+            try:
+                count = self._sock.recv_into(into[received:])
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                self._wait(select.POLLIN, deadline_s)
+                continue
+            except OSError as error:
+                raise self._break(f"went away: {error}") from None
+            if count == 0:
+                raise self._break("closed the connection")
+            received += count
+            if received < len(into):
+                deadline_s = max(deadline_s, self.soon_s())
+
+    def receive_hashed(self, into: memoryview, deadline_s: float) -> int:
+        """Fill ``into`` and return its digest, taken piece by piece while each is still in the core's cache."""
+        hasher = xxhash.xxh3_64()
+        for start in range(0, len(into), HASHED_BYTES):
+            piece = into[start : start + HASHED_BYTES]
+            self._wake_at(min(_WOKEN_BYTES, len(into) - start - len(piece)))  # so many are sure to come
+            self.receive(piece, deadline_s)
+            deadline_s = max(deadline_s, self.soon_s())
+            hasher.update(piece)
+        return hasher.intdigest()
+
+    def readable(self) -> bool:
+        if isinstance(self._sock, ssl.SSLSocket) and self._sock.pending():
+            return True
+        self._watch(select.POLLIN)
+        return bool(self._poll.poll(0))
+
+    # --- waiting ------------------------------------------------------------------------------------------------
+
+    def _wait(self, event: int, deadline_s: float) -> None:
+        self._watch(event)
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            if self._poll.poll(1e3 * (left_s if self.stalled is None else min(left_s, STALL_S))):
+                return
+            self._wake_at(1)  # a peer that is slow is not dead
+            if self._poll.poll(0):
+                return
+            if self.stalled is None or time.monotonic() >= deadline_s:
+                raise self._break("did not answer in time")
+            try:
+                self.stalled(self.address)
+            except StoreUnavailable as error:
+                raise self._break(f"hangs ({error})") from None
+
+    def _wake_at(self, size_bytes: int) -> None:
+        """Let so many bytes have come before a wait for some is over."""
+        size_bytes = max(1, size_bytes)
+        if size_bytes != self._woken_at and not self._tls:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+            self._woken_at = size_bytes
+
+    def _watch(self, event: int) -> None:
+        if event != self._waits_for:
+            self._poll.modify(self._sock, event)
+            self._waits_for = event
+
+    def _break(self, how: str) -> StoreUnavailable:
+        self.broken = True
+        return StoreUnavailable(f"memory node {self.address} {how}")

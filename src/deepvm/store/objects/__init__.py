@@ -1,0 +1,1 @@
+"""Buckets as a store: ``s3://``, ``gs://``, ``az://``."""
