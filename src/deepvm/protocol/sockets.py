@@ -49,7 +49,10 @@ def accept_each(
     No failure ends this loop. Out of descriptors, threads or memory, it closes the connection, reports to ``failed``
     and continues after a pause, which doubles while failures follow each other.
     """
-    listener.settimeout(ACCEPT_S)
+    try:
+        listener.settimeout(ACCEPT_S)
+    except OSError:  # closed before this thread began
+        return
     pause_s = _FIRST_PAUSE_S
     while not stopping():
         sock: socket.socket | None = None
