@@ -142,7 +142,7 @@ def test_a_machine_that_hangs_is_given_up_and_replaced(tmp_path: Path) -> None:
 
 def is_keeper(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"tied.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"subreaper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

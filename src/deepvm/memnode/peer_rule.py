@@ -1,8 +1,9 @@
 """Which addresses a node dials. They come from manifests, which any client may write: so the node has its own rule.
 
-Node 0 fetches chunks from the other nodes of a checkpoint (peer.py). Without ``--peers`` it dials addresses of its own
-kind: a node on loopback dials loopback, any other dials no loopback, link-local (where clouds keep their metadata),
-multicast or unspecified address, and from a private network only private ones. Ports below 1024 are never dialled.
+Node 0 fetches chunks from the other nodes of a checkpoint (writeback/peers.py). Without ``--peers`` it dials addresses
+of its own kind: a node on loopback dials loopback, any other dials no loopback, link-local (where clouds keep their
+metadata), multicast or unspecified address, and from a private network only private ones. Ports below 1024 are never
+dialled.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Input: address ranges. Output: whether every page of them is as it was when it was protected. A write to a protected
 page does not wait: the kernel takes the protection off that page and goes on. It makes no difference who writes: torch,
-NumPy, C++ or the kernel itself. live_pages.py and frozen.py decide what is watched.
+NumPy, C++ or the kernel itself. snapshot/ decides what is watched.
 """
 
 from __future__ import annotations

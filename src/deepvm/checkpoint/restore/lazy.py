@@ -1,9 +1,9 @@
 """Restore on demand: the first step begins while the checkpoint is still coming in.
 
-Parameters are received straight into their own memory (or, from a mapped file, used where they lie: lending.py), in the
-order in which an earlier run used them, and a module waits only for its own. The optimizer's state, two thirds of an
-Adam checkpoint, comes after them, and is waited for when the optimizer first steps. Everything else (buffers,
-schedulers, counters) is small, and there at once.
+Parameters are received straight into their own memory (or, from a mapped file, used where they lie:
+mapped_parameter.py), in the order in which an earlier run used them, and a module waits only for its own. The
+optimizer's state, two thirds of an Adam checkpoint, comes after them, and is waited for when the optimizer first steps.
+Everything else (buffers, schedulers, counters) is small, and there at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which saved state is for which live component: what a checkpoint's skeleton and the state here have in common.
 
-Comes between reading a checkpoint's header (restore.py) and loading it (loading.py, on_demand.py). Those see a skeleton
+Comes between reading a checkpoint's header (select.py) and loading it (load.py, lazy.py). Those see a skeleton
 of what is to be loaded alone, in which modules' tensors have the names that they have here.
 """
 

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint as views of the memory that holds them, or will. loading.py gives them to components."""
+"""The tensors of a checkpoint as views of the memory that holds them, or will. load.py gives them to components."""
 
 from __future__ import annotations
 

@@ -124,13 +124,15 @@ def _put_tuple(live: Any, saved: tuple[Any, ...], filled: Filled) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    return type(value).__module__ == "numpy" and hasattr(value, "flags") and hasattr(value, "tobytes")
+    import numpy as np
+
+    return isinstance(value, np.ndarray)
 
 
 def _put_array(live: Any, saved: Any) -> Any:
     import numpy as np
 
-    both = isinstance(live, np.ndarray) and isinstance(saved, np.ndarray)
+    both = _is_array(live) and _is_array(saved)
     if both and live.shape == saved.shape and live.dtype == saved.dtype and live.flags.writeable:
         np.copyto(live, saved)
         return live

@@ -1,6 +1,6 @@
 """Whose the tensors of a state are: a module's parameters, frozen ones among them, or an optimizer's.
 
-Input: the state. Output: sets of addresses, by which taking.py decides how each tensor is saved.
+Input: the state. Output: sets of addresses, by which snapshotter.py decides how each tensor is saved.
 """
 
 from __future__ import annotations

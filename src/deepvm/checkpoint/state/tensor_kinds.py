@@ -1,7 +1,8 @@
 """Kinds of tensors: which bytes stand for one, in which layout it lies, and which cannot be saved.
 
-Comes between a state's tensors and the skeleton (state.py). Every tensor passes ``check_readable`` before anybody takes
-its address: what has no memory of its own is a wrapper, which is saved by the tensors that it holds, or is refused.
+Comes between a state's tensors and the skeleton (skeleton.py). Every tensor passes ``check_readable`` before anybody
+takes its address: what has no memory of its own is a wrapper, which is saved by the tensors that it holds, or is
+refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Frames of one client's connection, as the node reads and writes them, between channel.py and connection.py."""
+"""Frames of one client's connection, as the node reads and writes them, between socket_io.py and connection.py."""
 
 from __future__ import annotations
 

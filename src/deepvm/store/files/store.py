@@ -1,7 +1,7 @@
 """Checkpoints as files: ``ROOT/RUN/step-000000000100.safetensors`` and, written last, its manifest ``.json``.
 
-Bytes go into a file set aside under a name that no reader looks at (aside.py); publishing makes them safe, then gives
-both files their names.
+Bytes go into a file set aside under a name that no reader looks at (staged_file.py); publishing makes them safe, then
+gives both files their names.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints in object storage (S3, Google Cloud Storage, Azure): the same two names as in a directory.
 
 The bytes are one object, uploaded in parts side by side, which exists only once all parts do; the manifest is put
-last. obstore gives no hold on single parts, so chunks are streamed to it in order (see ordering.py), and its own
+last. obstore gives no hold on single parts, so chunks are streamed to it in order (see ordered_stream.py), and its own
 multipart upload cuts them. An aborted upload is removed; one whose process died leaves hidden parts, for which buckets
 have a lifecycle rule (abort incomplete multipart uploads).
 
