@@ -7,6 +7,7 @@ import re
 
 from deepvm.errors import UsageError
 
+USD_DECIMALS = 9  # sums of prices that are equal on paper compare equal once rounded
 USD_TOLERANCE = 1e-6  # prices are sums of floats; a millionth of a dollar is never a reason
 
 _BYTES = {"": 1, "b": 1}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from small_markets import small_catalog
 
@@ -42,7 +42,24 @@ def papers_catalogs(draw: st.DrawFn) -> Catalog:
     return small_catalog(machines, rows[Market.ON_DEMAND], rows[Market.SPOT], quotas=tuple(quotas), saturation="table")
 
 
+def equal_worth() -> Catalog:
+    """Clusters of 1 × 100/0.1 and of 3 × 100/0.3 eFLOPS per USD: equal, though floats make the second the larger."""
+    machines = [
+        Instance(
+            name=f"g{i}", family="G", vcpus=vcpus, memory_gib=0.25, accelerator="T4", accelerator_count=1,
+            burst_gbps=0.3, eflops=100.0, speedup={"model": "logistic", "a": 0.2, "b": b, "c": 4.0},
+        )
+        for i, (vcpus, b) in enumerate([(8, 2.0), (4, 2.0), (4, 5.0)])
+    ]  # fmt: skip
+    machines += [Instance(name=f"c{i}", family="C", vcpus=4, memory_gib=0.5, burst_gbps=0.3) for i in range(2)]
+    on_demand = [(i, 0, 0.1) for i in range(len(machines))]
+    spot = [(0, 0, 0.1), (1, 0, 0.3), (2, 0, 0.3)]
+    quota = Quota(families=("G",), market=Market.SPOT, vcpus=16)
+    return small_catalog(machines, on_demand, spot, quotas=(quota,), saturation="table")
+
+
 @settings(max_examples=150, deadline=None)
+@example(catalog=equal_worth(), policy="deepvm", cents=70, buffers=1)
 @given(
     catalog=papers_catalogs(), policy=st.sampled_from(POLICIES), cents=st.integers(0, 300), buffers=st.integers(1, 2)
 )

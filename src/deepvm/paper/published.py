@@ -116,9 +116,19 @@ def performance(v: Gpu, n: int) -> float:
 def best(
     setting: Setting, budget_usd: float, worth: Callable[[Gpu, int], float], *, top: int = 1, prune: bool = False
 ) -> list[Found]:
-    """The clusters of the highest worth; of equals the cheaper."""
-    found = clusters(setting, budget_usd, prune=prune)
-    return heapq.nsmallest(top, found, key=lambda cluster: (-worth(cluster[0], cluster[1]), cluster[4]))
+    """The clusters of the highest worth; of equals the cheaper, then the smaller.
+
+    Values that differ only by how floats round are equal: 3 × 100/0.3 is 1 × 100/0.1, and the cheaper wins."""
+
+    def order(found: Found) -> tuple[float, float, int]:
+        v, n, _, _, usd = found
+        return -_rounded(worth(v, n)), _rounded(usd), n
+
+    return heapq.nsmallest(top, clusters(setting, budget_usd, prune=prune), key=order)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.12g}")
 
 
 def clusters(setting: Setting, budget_usd: float, *, prune: bool = False) -> Iterator[Found]:
@@ -156,12 +166,12 @@ def _single_anchors(setting: Setting, budget_usd: float) -> list[Found]:
 
 def _cost_first(setting: Setting, budget_usd: float) -> list[Found]:
     found = _single_anchors(setting, budget_usd)
-    return sorted(found, key=lambda cluster: (-cluster[1], cluster[4]))[:1]
+    return sorted(found, key=lambda cluster: (-cluster[1], _rounded(cluster[4])))[:1]
 
 
 def _performance_first(setting: Setting, budget_usd: float) -> list[Found]:
     found = _single_anchors(setting, budget_usd)
-    return sorted(found, key=lambda cluster: (-cluster[0].eflops, -cluster[1], cluster[4]))[:1]
+    return sorted(found, key=lambda cluster: (-cluster[0].eflops, -cluster[1], _rounded(cluster[4])))[:1]
 
 
 def choice(found: Found) -> Choice:

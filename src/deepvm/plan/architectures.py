@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from deepvm.catalog import Market
 from deepvm.errors import DeepvmError, UnknownName
 from deepvm.plan.search.board import Board, Floats, Ints
+from deepvm.units import USD_DECIMALS
 
 RoleName = Literal["worker", "anchor", "memory"]
 ENTRY_POINTS = "deepvm.architectures"
@@ -36,7 +37,7 @@ Cluster = tuple[Part, ...]
 
 
 def hourly_usd(cluster: Cluster) -> float:
-    return sum(part.count * part.usd_per_hour for part in cluster)
+    return round(sum(part.count * part.usd_per_hour for part in cluster), USD_DECIMALS)
 
 
 @runtime_checkable

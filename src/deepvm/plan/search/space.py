@@ -17,7 +17,7 @@ from deepvm.plan import architectures
 from deepvm.plan.architectures import Architecture, Cluster
 from deepvm.plan.request import Request
 from deepvm.plan.search.board import Board, Floats, Ints
-from deepvm.units import USD_TOLERANCE
+from deepvm.units import USD_DECIMALS, USD_TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,4 +134,4 @@ def prices(board: Board, kinds: Sequence[Architecture], nodes: Ints) -> Floats:
     if not kinds:
         return np.empty((0, *shape))
     usd = np.stack([np.asarray(kind.hourly_usd(board, nodes), dtype=np.float64) for kind in kinds])
-    return np.where(np.isnan(usd), np.inf, usd)
+    return np.where(np.isnan(usd), np.inf, usd.round(USD_DECIMALS))
