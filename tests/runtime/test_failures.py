@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
+from deepvm.runtime.log_tail import script_output
 
 LOGGED = "2026-11-18 03:20:48,123 deepvm.runtime: worker/0 joins\n"
 IMPORTS = """Traceback (most recent call last):
@@ -18,6 +19,32 @@ SYNTAX = """  File "/home/me/train.py", line 2
 SyntaxError: invalid syntax
 """
 USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --bogus\n"
+LOG_LINE = "2026-11-18 11:17:07,934 deepvm.runtime.workers.elastic: started 1 workers from the template in 0.034 s"
+
+
+def test_a_line_that_deepvm_logged_into_is_the_scripts_own_up_to_there() -> None:
+    assert script_output(f"only this{LOG_LINE}") == "only this"
+    assert error_text(f"{LOG_LINE}\nonly this{LOG_LINE}\n\n{LOG_LINE}\n") == "only this"
+
+
+@pytest.mark.parametrize("line", ["I use deepvm.Checkpointer", "E1 loss 0.5", "W1 norm 2.0", "[W] careful"])
+def test_what_a_script_prints_is_not_taken_for_a_log_of_deepvm_or_torch(line: str) -> None:
+    assert script_output(line) == line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LOG_LINE,
+        "W1118 11:17:09.108000 2364 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal",
+        "[W1118 11:17:09.108000000 socket.cpp:767] [c10d] The client socket cannot be initialized",
+        "[rank1]:[W1118 11:17:09.108000000 ProcessGroupGloo.cpp:767] Warning",
+    ],
+)
+def test_logs_of_deepvm_and_torch_are_not_the_scripts(line: str) -> None:
+    assert script_output(line) == ""
+
+
 RANKED = "".join(f"[rank1]: {line}\n" for line in IMPORTS.replace("ModuleNotFound", "ZeroDivision").splitlines())
 CHAINED = (
     "epoch 1\n" + IMPORTS.replace("ModuleNotFoundError", "KeyError")

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 LOOK_S = 0.02
 MOST_BYTES = 2**20  # at once, and of one line
+_DEEPVM_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} deepvm\.")
+_TORCH_LINE = re.compile(r"(\[rank\d+\]:? ?)?\[?[WIEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def as_shown(line: str) -> str:
     """What a terminal leaves of a line: what was written after the last carriage return."""
     return next((part for part in reversed(line.split("\r")) if part), "")
+
+
+def script_output(line: str) -> str:
+    """The part of a log's line that the script printed: without lines of deepvm and of torch's own logs.
+
+    Both share one pipe, and a script may not have ended its line when deepvm logs: then that line is the script's."""
+    if _TORCH_LINE.match(line):
+        return ""
+    own = _DEEPVM_LINE.search(line)
+    return line if own is None else line[: own.start()]
 
 
 def last_words(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:

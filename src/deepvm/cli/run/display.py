@@ -17,7 +17,7 @@ from rich.text import Text
 
 from deepvm.errors import printable
 from deepvm.events import Event
-from deepvm.runtime.log_tail import Tail
+from deepvm.runtime.log_tail import Tail, script_output
 from deepvm.runtime.supervise.view import Place, View
 from deepvm.units import format_seconds
 
@@ -27,7 +27,6 @@ MOST_LINES, LINES_S = 100, 1.0  # of the script's output in that time: a termina
 MOST_WIDE = 2_000  # letters of one of these lines
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles, cursors
 # torch's own: what a lost peer makes it say, and logs
-_NOT_THE_SCRIPTS = ("[rank", "[W", "W1", "I1", "E1", "W0", "I0", "E0")
 _LOUD = {"warning": "yellow", "worker-failed": "bold red"}
 _COLOURS = {
     "training": "green",
@@ -127,8 +126,8 @@ class Output:
 
     def _lines(self, lines: Sequence[str]) -> None:
         self.update = ""
-        for line in lines:
-            if not line.strip() or line.startswith(_NOT_THE_SCRIPTS) or " deepvm." in line:
+        for line in map(script_output, lines):
+            if not line.strip() or line.startswith("[rank"):  # torch repeats a rank's traceback with that prefix
                 continue
             now_s = time.monotonic()
             if now_s - self._since_s >= LINES_S:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import signal
 
+from deepvm.runtime.log_tail import script_output
+
 MOST_LINES = 40  # of a traceback that is shown
-_RANK = re.compile(r"^\[rank\d+\]:? ?", re.MULTILINE)  # torch's own prefix
+_RANK = re.compile(r"^\[rank\d+\]:? ?")  # torch's own prefix
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
-_OURS = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ deepvm\.")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")
 _USAGE = re.compile(r"^\S+: error: ")  # argparse
 # Raised while a script is read or its imports are made: nothing changes when that is done again.
@@ -18,7 +19,7 @@ _HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ImportError", "Modu
 
 def error_text(said: str) -> str:
     """The traceback (or whatever came last) in the output of workers that failed."""
-    lines = [line for line in _RANK.sub("", said).splitlines() if line.strip() and not _OURS.match(line)]
+    lines = [line for each in said.splitlines() if (line := _RANK.sub("", script_output(each))).strip()]
     begins = [at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if not begins:
         return "\n".join(lines[-MOST_LINES:])

@@ -36,8 +36,9 @@ def enter(job: Job) -> None:
     _set_environment(job)
     _refresh_random_numbers(job.torch_seed)
     _set_threads(job)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a log is followed while it grows
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # whole lines, each in one write: others write to the same pipe
+            stream.reconfigure(line_buffering=True, write_through=False)
     try:
         module, _, name = job.target.partition(":")
         target: Any = importlib.import_module(module)
