@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import deepvm
-from deepvm.checkpoint import deterministic, settled
+from deepvm.checkpoint import deterministic, with_final_buckets
 
 LICENSE = Path(__file__).resolve().parent.parent / "LICENSE"
 WINDOW = 48  # characters that it sees
@@ -66,7 +66,7 @@ def train(options: argparse.Namespace, store: str | None) -> None:
     deterministic(options.seed, threads=1)
     data = Windows(options.text.read_text(encoding="utf-8"))
     model = Writer(len(data.letters))
-    network = settled(DistributedDataParallel(model)) if world_size > 1 else model
+    network = with_final_buckets(DistributedDataParallel(model)) if world_size > 1 else model
     share = deepvm.share_of_batch(options.batch)  # (1) however many processes there are
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(

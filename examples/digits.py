@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import deepvm
-from deepvm.checkpoint import deterministic, settled
+from deepvm.checkpoint import deterministic, with_final_buckets
 
 UNSEEN = 6  # every so many images are kept back, to show what it has learned
 WARM_UP = 20  # steps
@@ -44,7 +44,7 @@ def train(options: argparse.Namespace, store: str | None) -> None:
         nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.2), nn.Linear(256, 256), nn.GELU(), nn.Dropout(0.2),
         nn.Linear(256, 10),
     )  # fmt: skip
-    network = settled(DistributedDataParallel(model)) if world_size > 1 else model
+    network = with_final_buckets(DistributedDataParallel(model)) if world_size > 1 else model
     share = deepvm.share_of_batch(options.batch)  # (1) however many processes there are
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: share.lr_factor * rate(step, options.steps))

@@ -185,7 +185,7 @@ def test_where_the_market_has_none_another_type_is_taken_or_it_is_asked_again(
         script=TOY, args=("60", str(tmp_path / "out")), policy="every 10 steps", workers=2, memory_bytes=64_000_000,
         preempt="at:step:25:worker/1:notice=0s",
     )  # fmt: skip
-    ended = local_run.start(cluster, settings, name="run")
+    ended = local_run.run_local(cluster, settings, name="run")
     assert ended.outcome.outcome == "finished"
     with Ledger.open(ended.folder / "ledger.sqlite") as ledger:
         events = list(ledger.events())

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from killable import Forked, Work, digest_of
 
-from deepvm.checkpoint import Checkpointer, ResumableSampler, meetings, ranks, settled, share_of_batch
+from deepvm.checkpoint import Checkpointer, ResumableSampler, meetings, ranks, share_of_batch, with_final_buckets
 from deepvm.checkpoint.meetings import RanksApart
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import AtNotice, EverySeconds
@@ -281,7 +281,7 @@ def summed_steps(rank: int, url: str, run: str, steps: int, first_sums: str) -> 
     network = torch.nn.parallel.DistributedDataParallel(model)
     if first_sums == "settled":
         before = [torch.get_rng_state(), *(value.clone() for value in model.state_dict().values())]
-        assert settled(network) is network
+        assert with_final_buckets(network) is network
         after = [torch.get_rng_state(), *model.state_dict().values()]
         assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -106,3 +106,11 @@ def test_a_loaders_workers_repeat_themselves_too() -> None:
         return [sample for batch in loader for sample in batch]
 
     assert epoch() == epoch()
+
+
+@pytest.mark.parametrize(("old", "new"), [("Determined", "DeterminismReport"), ("settled", "with_final_buckets")])
+def test_names_of_earlier_versions_still_work_and_warn(old: str, new: str) -> None:
+    from deepvm import checkpoint
+
+    with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}"):
+        assert getattr(checkpoint, old) is getattr(checkpoint, new)

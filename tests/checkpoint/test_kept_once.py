@@ -18,7 +18,7 @@ from tuned import Tuned, tune
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
-from deepvm.checkpoint.save.dedup import AGAIN_SAVES, Offers
+from deepvm.checkpoint.save.dedup import AGAIN_SAVES, DedupHistory
 from deepvm.checkpoint.state.layout import HEADER_STEP_BYTES, LARGE_HEADER_BYTES, make_layout, read_header
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.protocol import frames
@@ -159,7 +159,7 @@ def test_offers_are_made_again_after_many_saves_and_for_another_layout() -> None
     class Saved:
         bytes_offered, bytes_linked, bytes_kept, bytes_sent = 1000, 0, 0, 1000
 
-    offers = Offers()
+    offers = DedupHistory()
     assert (offers.begin("a"), offers.lean) == (True, True)
     offers.learn([], failed=True)  # nothing was learned: the node was away
     assert offers.begin("a")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer, resumable
-from deepvm.checkpoint.restore.pending_parameter import Awaited
+from deepvm.checkpoint.restore.pending_parameter import PendingParameter
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
@@ -162,7 +162,7 @@ def test_a_module_waits_only_for_its_own_tensors(saved: tuple[Work, Path]) -> No
         got = again.model.first(x)
         again.model.attention(got, got, got)
         assert torch.equal(got, work.model.first(x))
-        assert type(again.model.last.weight) is Awaited
+        assert type(again.model.last.weight) is PendingParameter
         store.let_go()
         assert again.loss(2) == work.loss(2)
 
@@ -224,7 +224,7 @@ def test_any_use_of_a_parameter_waits_for_it(saved: tuple[Work, Path]) -> None:
         assert lent.shape == (256, 256)
         assert lent.grad is None
         assert lent.requires_grad  # none of these needs its content
-        assert type(lent) is Awaited
+        assert type(lent) is PendingParameter
         threading.Timer(0.2, store.let_go).start()
         began = time.monotonic()
         assert torch.equal(lent.detach().clone(), work.model.lent.weight)

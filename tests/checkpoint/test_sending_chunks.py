@@ -16,7 +16,7 @@ from deepvm.checkpoint.save.sender_threads import Job, Senders
 from deepvm.errors import Corrupt
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest, chunk_span
-from deepvm.store.memory.buffers import cut
+from deepvm.store.memory.buffers import group
 from deepvm.store.memory.connection import Connection, Send
 from deepvm.store.memory.store import MemoryStore
 from deepvm.store.memory.upload import begin, seal, seal_and_publish
@@ -50,7 +50,7 @@ class Scattered:
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
         start, length = chunk_span(chunk, SIZE, BLOCK)
-        return send(cut(self.views(start + offset, start + length)))
+        return send(group(self.views(start + offset, start + length)))
 
     def sent(self, chunk: int) -> None: ...
 

@@ -16,8 +16,8 @@ import torch
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.handle import SaveHandle
 from deepvm.checkpoint.save import event_log as told_module
-from deepvm.checkpoint.save.event_log import Told
-from deepvm.checkpoint.save.schedule import Deciding, NoticeFile
+from deepvm.checkpoint.save.event_log import EventLog
+from deepvm.checkpoint.save.schedule import NoticeFile, SaveSchedule
 from deepvm.events import Event
 from deepvm.policy import EverySteps, Moment
 from deepvm.runtime.notices.files import FileNotices, write_notice
@@ -49,7 +49,7 @@ def read(path: Path, kind: str | None = None) -> list[Event]:
 
 
 def test_the_lines_are_those_of_the_runtime(tmp_path: Path) -> None:
-    told = Told(str(tmp_path / "events"), rank=0, world_size=3)
+    told = EventLog(str(tmp_path / "events"), rank=0, world_size=3)
     before_s = time.time()
     told.stepped(7, 0.25)
     told.close()
@@ -146,7 +146,7 @@ def test_a_full_disk_is_told_once_and_half_a_line_spoils_no_other(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "events"
-    told = Told(str(path), rank=0, world_size=1)
+    told = EventLog(str(path), rank=0, world_size=1)
     told.stepped(1, 0.5)
     room = path.stat().st_size + 20
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -169,9 +169,9 @@ def test_a_full_disk_is_told_once_and_half_a_line_spoils_no_other(
 
 def test_lines_of_several_writers_do_not_mix(tmp_path: Path) -> None:
     path = str(tmp_path / "events")
-    writers = [Told(path, rank=0, world_size=4) for _ in range(4)]
+    writers = [EventLog(path, rank=0, world_size=4) for _ in range(4)]
 
-    def write(writer: Told) -> None:
+    def write(writer: EventLog) -> None:
         for step in range(200):
             writer.saved(SaveHandle(step), "failed", why="x" * (step % 50))
 
@@ -254,7 +254,7 @@ def test_a_notice_makes_a_trainer_save_that_would_not_have(tmp_path: Path, monke
 
 
 def test_alone_every_step_is_decided_by_itself() -> None:
-    deciding = Deciding(EverySteps(2), 1, expects_notices=True)
+    deciding = SaveSchedule(EverySteps(2), 1, expects_notices=True)
     plain = Moment(step=1, now_s=100.0)
     assert not deciding.due(plain, 0.01)
     assert deciding.due(Moment(step=2, now_s=100.0), 0.01)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from deepvm import Checkpointer
-from deepvm.checkpoint.buffers.off_heap import apart
+from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.errors import CheckpointError
 
 SMALL_BYTES = 512  # the interpreter has memory of its own for these
@@ -42,10 +42,10 @@ def test_a_save_leaves_nothing_on_the_trainers_heap(tmp_path: Path) -> None:
 
 
 def test_work_apart_returns_and_raises() -> None:
-    assert apart(threading.get_ident) != threading.get_ident()
+    assert run_off_heap(threading.get_ident) != threading.get_ident()
 
     def fail() -> None:
         raise CheckpointError("as it was raised")
 
     with pytest.raises(CheckpointError, match="as it was raised"):
-        apart(fail)
+        run_off_heap(fail)

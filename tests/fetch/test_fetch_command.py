@@ -18,7 +18,7 @@ from fetching import Fetcher, opened, restore, save, wait_until
 from deepvm.errors import AccessDenied, Corrupt
 from deepvm.fetch import segment
 from deepvm.fetch.segment_reader import find_segment
-from deepvm.fetch.segment_writer import Filling
+from deepvm.fetch.segment_writer import SegmentWriter
 from deepvm.memnode import MemoryNode
 from deepvm.store import open_store
 
@@ -192,7 +192,7 @@ def test_a_trainer_removes_what_killed_fetchers_left(url: str, run: str, fetch: 
 
 
 def test_a_segment_whose_fetcher_was_killed_before_it_chose_goes_with_its_trainer(run: str) -> None:
-    filling = Filling(segment.default_path(run))
+    filling = SegmentWriter(segment.default_path(run))
     path = filling.path
     os.close(filling._fd)  # as if it was killed
     assert path.exists()

@@ -21,7 +21,7 @@ from memnode_client import BLOCK, Client, content, digest_of, manifest_of
 
 from deepvm.errors import DeepvmError, StoreError
 from deepvm.memnode import Limits, MemoryNode
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.serving.requests import Requests
 from deepvm.policy.loss import parse_after_loss
@@ -29,7 +29,7 @@ from deepvm.protocol import frames as wire
 from deepvm.protocol.frames import Kind
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.hub import Hub
-from deepvm.runtime.hub.json_lines import Gone, Lines, introduce
+from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
 from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import Connection
@@ -181,7 +181,7 @@ def one_request(data: bytes) -> None:
         for kind, meta, body in unpacked(data):
             try:
                 handled.answer(kind, without_waiting(wire.decode_meta(meta)), body)
-            except (Refused, wire.ProtocolError):
+            except (RequestRefused, wire.ProtocolError):
                 continue
     finally:
         handled.leave()
@@ -300,7 +300,7 @@ def one_line(data: bytes) -> None:
     try:
         for line in data.split(b"\n")[:4]:
             lines._sock.sendall(line.replace(b"\n", b" ") + b"\n")
-        lines.say("event", line=json.dumps({"kind": "step", "at_s": 1.0, "step": 7}))
+        lines.send("event", line=json.dumps({"kind": "step", "at_s": 1.0, "step": 7}))
         found = hub().events.get(timeout=0.02)
         while found.data.get("step") != 7:
             found = hub().events.get(timeout=0.02)
@@ -316,9 +316,9 @@ def meet() -> Lines:
     host, _, port = hub().address.rpartition(":")
     for _ in range(500):  # until the one before is missed
         lines = Lines(socket.create_connection((host, int(port)), timeout=WAIT_S))
-        with contextlib.suppress(Gone):
-            introduce(lines, TOKEN, machine="worker/0")
-            if lines.hear(WAIT_S)["say"] == "welcome":
+        with contextlib.suppress(HubGone):
+            connect_handshake(lines, TOKEN, machine="worker/0")
+            if lines.receive(WAIT_S)["say"] == "welcome":
                 return lines
         lines.close()
     raise AssertionError("the hub takes nobody any more")

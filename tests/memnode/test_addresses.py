@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from deepvm.errors import DeepvmError, StoreUnavailable, UsageError
 from deepvm.memnode.settings import Settings
 from deepvm.protocol.addresses import join_address, split_address
-from deepvm.runtime.hub.client import Link
+from deepvm.runtime.hub.client import HubClient
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
 
@@ -26,7 +26,7 @@ def test_addresses_are_read_and_written_alike(text: str, host: str, port: int) -
 
 
 def dial_link(address: str) -> None:
-    Link(
+    HubClient(
         address, token="t", machine="worker/0", address="127.0.0.1", workers=1, connect_s=0.1,
         on_notice=print, on_broken=print, on_end=print,
     )  # fmt: skip

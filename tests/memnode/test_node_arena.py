@@ -12,7 +12,7 @@ from memnode_client import BLOCK, wait_until
 
 from deepvm.errors import UsageError
 from deepvm.memnode import MemoryNode
-from deepvm.memnode.storage.arena import Arena, NoRoom
+from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.protocol.placement import Share
 
 MOVES = st.tuples(st.sampled_from(["reserve", "take", "free", "hold", "drop"]), st.integers(0, 7))
@@ -31,7 +31,7 @@ def test_blocks_and_reservations_never_exceed_the_capacity(moves: list[tuple[str
                     arena.reserve(number)
                     reserved += number
                 else:
-                    with pytest.raises(NoRoom):
+                    with pytest.raises(ArenaFull):
                         arena.reserve(number)
             elif move == "take" and reserved:
                 block = arena.take(reserved=True)
@@ -44,7 +44,7 @@ def test_blocks_and_reservations_never_exceed_the_capacity(moves: list[tuple[str
                     assert block not in held
                     held.append(block)
                 else:
-                    with pytest.raises(NoRoom):
+                    with pytest.raises(ArenaFull):
                         arena.take(reserved=False)
             elif move == "hold" and held:
                 block = held[number % len(held)]
@@ -95,7 +95,7 @@ def test_a_reservation_waits_for_room_until_its_deadline() -> None:
     arena = Arena(2 * BLOCK, BLOCK)
     arena.reserve(2)
     started = time.monotonic()
-    with pytest.raises(NoRoom, match="1 blocks needed, 0 free"):
+    with pytest.raises(ArenaFull, match="1 blocks needed, 0 free"):
         arena.reserve(1, timeout_s=0.1)
     assert 0.09 < time.monotonic() - started < 2
     arena.close()

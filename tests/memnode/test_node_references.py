@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from memnode_client import BLOCK, content, digest_of
 
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.settings import Settings
@@ -19,7 +19,7 @@ from deepvm.memnode.storage.dedup import MOST_FALSE, Sharing
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
 from deepvm.memnode.storage.upload import Begin, Upload
-from deepvm.memnode.writeback.writeback import Flow
+from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
@@ -32,7 +32,7 @@ CHUNK = st.integers(0, 3)
 SEED = st.integers(0, len(CONTENTS) - 1)
 
 
-def expect(no: Refused, *codes: str) -> None:
+def expect(no: RequestRefused, *codes: str) -> None:
     assert no.code in codes
 
 
@@ -42,7 +42,7 @@ class Node(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.arena, counters = Arena(BLOCKS * BLOCK, BLOCK), Counters()
-        outlet = Flow(Settings(capacity_bytes=BLOCKS * BLOCK, block_bytes=BLOCK), Log(None))
+        outlet = Writeback(Settings(capacity_bytes=BLOCKS * BLOCK, block_bytes=BLOCK), Log(None))
         self.runs = Runs(self.arena, outlet, counters, Kept(2**30), most=10)
         self.counters, self.sessions, self.step = counters, 0, 0
         for name in ("one", "two", "three"):
@@ -76,7 +76,7 @@ class Node(RuleBasedStateMachine):
         )
         try:
             self.of(name).begin(begin, self.of(name).session, buffers=BUFFERS, room_s=0)
-        except Refused as no:
+        except RequestRefused as no:
             expect(no, "no-room")
             assert not lean
 
@@ -100,7 +100,7 @@ class Node(RuleBasedStateMachine):
             return
         try:
             block = upload.start(chunk, BLOCK)
-        except Refused as no:
+        except RequestRefused as no:
             expect(no, "busy", "no-room")
             return
         self.arena.view(block, BLOCK)[:] = CONTENTS[seed]
@@ -121,7 +121,7 @@ class Node(RuleBasedStateMachine):
                 offers.append((chunk, digest_of(CONTENTS[seed]), frames.content_proof(KEY, [memoryview(bytes_had)])))
         linked = Sharing(self.arena, KEY, self.counters, Log(None)).link(upload, offers)
         assert len(offers) <= MOST_FALSE
-        known = self.arena.known((digest, BLOCK) for _, digest, _ in offers)
+        known = self.arena.contains((digest, BLOCK) for _, digest, _ in offers)
         assert linked == [chunk for (chunk, _, _), here in zip(offers, known, strict=True) if here and honest]
 
     @rule(name=RUN, chunk=CHUNK)
@@ -133,7 +133,7 @@ class Node(RuleBasedStateMachine):
         digests = base.manifest.digests
         try:
             upload.keep(base, [chunk], [digests[chunk] if chunk < len(digests) else 0])
-        except Refused as no:
+        except RequestRefused as no:
             expect(no, "not-found")
             assert chunk >= len(digests)
 

@@ -32,7 +32,7 @@ from deepvm.runtime.backends.ec2 import backend as ec2_module
 from deepvm.runtime.cluster import load_cluster
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.supervise import cloud_run, cloud_supervisor
-from deepvm.runtime.supervise.local_run import Settings
+from deepvm.runtime.supervise.local_run import RunSettings
 
 NAMES = ["memory/0", "worker/0", "worker/1", "worker/2"]
 RANK = 2  # three spot g4dn.xlarge and a memory node for $1.2461/h
@@ -120,12 +120,12 @@ def started(on: str, options: list[str], here: Path) -> Iterator[list[str]]:
     """A run that a thread follows; what it says. It must have ended, and without an error, when this is left."""
     said: list[str] = []
     errors: list[BaseException] = []
-    settings = Settings(script="train.py", rank=RANK)
+    settings = RunSettings(script="train.py", rank=RANK)
 
     def follow() -> None:
         try:
             cluster = load_cluster("plan.json", rank=RANK)
-            cloud_run.start(on, cluster, settings, name="r1", options=options, dry_run=False, say=said.append)
+            cloud_run.run_cloud(on, cluster, settings, name="r1", options=options, dry_run=False, say=said.append)
         except BaseException as error:
             errors.append(error)
 
@@ -390,8 +390,8 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
             sky.alive.pop("deepvm-r1-memory-0", None)
 
     with pytest.raises(DeepvmError, match=r"memory/0 is down, .* deepvm run --down r1$"):
-        cloud_run.start(
-            "skypilot", load_cluster("plan.json", rank=RANK), Settings(script="train.py", rank=RANK), name="r1",
+        cloud_run.run_cloud(
+            "skypilot", load_cluster("plan.json", rank=RANK), RunSettings(script="train.py", rank=RANK), name="r1",
             options=SKY, dry_run=False, say=say,
         )  # fmt: skip
     assert said[-1] == "memory/0 is down (lost)"

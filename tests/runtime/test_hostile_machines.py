@@ -13,7 +13,7 @@ from deepvm.events import Event
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.hub import Hub
-from deepvm.runtime.hub.json_lines import Gone, Lines, introduce
+from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
 
 TOKEN = "secret"
 
@@ -36,8 +36,8 @@ def connected(hub: Hub, name: str, **about: Any) -> tuple[Lines, socket.socket]:
     host, _, port = hub.address.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout=5)
     lines = Lines(sock)
-    introduce(lines, TOKEN, machine=name, **about)
-    assert lines.hear(5)["say"] == "welcome"
+    connect_handshake(lines, TOKEN, machine=name, **about)
+    assert lines.receive(5)["say"] == "welcome"
     return lines, sock
 
 
@@ -58,8 +58,8 @@ def connected(hub: Hub, name: str, **about: Any) -> tuple[Lines, socket.socket]:
 def test_a_malformed_line_ends_one_connection(hub: Hub, line: bytes) -> None:
     lines, sock = connected(hub, "worker/0")
     sock.sendall(line + b"\n")
-    with pytest.raises(Gone, match="left"):
-        lines.hear(5)
+    with pytest.raises(HubGone, match="left"):
+        lines.receive(5)
     other, _ = connected(hub, "worker/1")
     other.close()
     lines.close()
@@ -82,9 +82,9 @@ def test_a_malformed_line_ends_one_connection(hub: Hub, line: bytes) -> None:
 )
 def test_an_event_that_no_trainer_tells_is_left_out(hub: Hub, event: dict[str, Any]) -> None:
     lines, _ = connected(hub, "worker/0")
-    lines.say("event", line=json.dumps(event))
+    lines.send("event", line=json.dumps(event))
     good = Event(at_s=2.0, kind="step", data={"step": 7})
-    lines.say("event", line=good.to_line())
+    lines.send("event", line=good.to_line())
     found = hub.events.get(timeout=5)
     assert (found.kind, found.machine, dict(found.data)) == ("step", "worker/0", {"step": 7})
     assert hub.events.empty()
@@ -95,8 +95,8 @@ def test_an_event_that_no_trainer_tells_is_left_out(hub: Hub, event: dict[str, A
 def test_a_machine_of_no_known_size_is_not_admitted(hub: Hub, workers: Any) -> None:
     host, _, port = hub.address.rpartition(":")
     lines = Lines(socket.create_connection((host, int(port)), timeout=5))
-    introduce(lines, TOKEN, machine="worker/0", workers=workers)
-    with pytest.raises(Gone, match="left"):
-        lines.hear(5)
+    connect_handshake(lines, TOKEN, machine="worker/0", workers=workers)
+    with pytest.raises(HubGone, match="left"):
+        lines.receive(5)
     assert hub.connected == ()
     lines.close()

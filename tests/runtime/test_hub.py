@@ -16,7 +16,7 @@ from deepvm.errors import AccessDenied, UsageError
 from deepvm.events import Event
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub.client import Link
+from deepvm.runtime.hub.client import HubClient
 from deepvm.runtime.hub.hub import Hub
 
 TOKEN = "t" * 32
@@ -43,12 +43,12 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def come(hub: Hub) -> Iterator[Callable[..., Link]]:
-    links: list[Link] = []
+def come(hub: Hub) -> Iterator[Callable[..., HubClient]]:
+    links: list[HubClient] = []
 
-    def _come(name: str, **given: Any) -> Link:
+    def _come(name: str, **given: Any) -> HubClient:
         told: list[Any] = []
-        link = Link(
+        link = HubClient(
             hub.address, token=TOKEN, machine=name, address="127.0.0.1", workers=1, connect_s=5.0,
             on_notice=told.append, on_broken=lambda: told.append("broken"), on_end=told.append, **given,
         )  # fmt: skip
@@ -79,93 +79,93 @@ def events(hub: Hub, kind: str) -> list[Event]:
             return [event for event in found if event.kind == kind]
 
 
-def group(come: Callable[..., Link]) -> tuple[Link, Link, Link]:
+def group(come: Callable[..., HubClient]) -> tuple[HubClient, HubClient, HubClient]:
     memory, first, second = come("memory/0"), come("worker/0"), come("worker/1")
-    first.say("join")
-    second.say("join")
-    memory.say("memory", address="127.0.0.1:7070")
+    first.send("join")
+    second.send("join")
+    memory.send("memory", address="127.0.0.1:7070")
     assert first.await_group(0, WAIT_S) is not None
     assert second.await_group(0, WAIT_S) is not None
     return memory, first, second
 
 
-def test_a_group_is_formed_once_the_memory_nodes_listen(hub: Hub, come: Callable[..., Link]) -> None:
+def test_a_group_is_formed_once_the_memory_nodes_listen(hub: Hub, come: Callable[..., HubClient]) -> None:
     memory, first, second = come("memory/0"), come("worker/0"), come("worker/1")
-    second.say("join")
-    first.say("join")
+    second.send("join")
+    first.send("join")
     assert first.await_group(0, 0.3) is None
-    memory.say("memory", address="127.0.0.1:7070")
+    memory.send("memory", address="127.0.0.1:7070")
     found = second.await_group(0, WAIT_S)
     assert found is not None
     assert (found.number, found.rank, found.stores) == (1, 1, ("127.0.0.1:7070",))
     assert first.job["script"] == "x.py"
-    first.say("endpoint", round=1, endpoint="127.0.0.1:4711")
+    first.send("endpoint", round=1, endpoint="127.0.0.1:4711")
     assert second.await_endpoint(1, WAIT_S) == "127.0.0.1:4711"
     assert events(hub, "group")[0].data["machines"] == ["worker/0", "worker/1"]
 
 
-def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: Callable[..., Link]) -> None:
+def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: Callable[..., HubClient]) -> None:
     _, first, second = group(come)
     saved = Event(at_s=1.0, kind="save", data={"step": 10, "state": "remote", "seconds": 0.1})
-    first.say("event", line=saved.to_line())
+    first.send("event", line=saved.to_line())
     until(lambda: hub.progress.saved_step == 10)
     began = time.monotonic()
     second._lines._sock.shutdown(socket.SHUT_RDWR)
     assert first.await_broken(1, WAIT_S) == "worker/1"
     assert time.monotonic() - began < 1.0
-    first.say("join")
+    first.send("join")
     until(lambda: "worker/1" not in hub.connected)
     again = come("worker/1")
     assert (first.stores, again.stores) == ((), ("127.0.0.1:7070",)), "where it finds a checkpoint, if there is one"
-    again.say("join")
+    again.send("join")
     found = first.await_group(1, WAIT_S)
     assert found is not None
     assert found.number == 2
     assert "broken" in first.told  # type: ignore[attr-defined]
 
 
-def test_whose_workers_fail_first_is_named_and_the_others_are_excused(hub: Hub, come: Callable[..., Link]) -> None:
+def test_whose_workers_fail_first_is_named_and_the_others_are_excused(hub: Hub, come: Callable[..., HubClient]) -> None:
     _, first, second = group(come)
-    second.say("failing", error="ZeroDivisionError: my own mistake")
+    second.send("failing", error="ZeroDivisionError: my own mistake")
     assert first.await_broken(1, WAIT_S) == "worker/1"
-    first.say("failing", error="Connection closed by peer")
+    first.send("failing", error="Connection closed by peer")
     assert second.await_broken(1, WAIT_S) == "worker/1"
-    second.say("failed", error="ZeroDivisionError: my own mistake")
+    second.send("failed", error="ZeroDivisionError: my own mistake")
     until(lambda: hub.failed)
     assert "worker/1" in str(hub.failed)
     assert "my own mistake" in hub.failures["worker/1"]
 
 
-def test_it_is_finished_when_all_are(hub: Hub, come: Callable[..., Link]) -> None:
+def test_it_is_finished_when_all_are(hub: Hub, come: Callable[..., HubClient]) -> None:
     _, first, second = group(come)
-    first.say("finished")
+    first.send("finished")
     assert not hub.finished.wait(0.2)
-    second.say("finished")
+    second.send("finished")
     assert hub.finished.wait(WAIT_S)
     assert first.await_over(1)
 
 
-def test_a_notice_reaches_all_with_what_is_to_be_done(hub: Hub, come: Callable[..., Link]) -> None:
+def test_a_notice_reaches_all_with_what_is_to_be_done(hub: Hub, come: Callable[..., HubClient]) -> None:
     _, first, second = group(come)
     step = Event(at_s=time.time(), kind="step", data={"step": 7, "seconds": 0.1, "world_size": 2})
-    first.say("event", line=step.to_line())
+    first.send("event", line=step.to_line())
     until(lambda: hub.progress.step == 7)
-    second.say("notice", action="terminate", at_s=time.time() + 60, source="test")
+    second.send("notice", action="terminate", at_s=time.time() + 60, source="test")
     told: Any = until(lambda: first.told)  # type: ignore[attr-defined]
     assert (told[0]["machine"], told[0]["choice"]) == ("worker/1", "save")
     until(lambda: second.told)  # type: ignore[attr-defined]
 
 
-def test_strangers_are_refused(hub: Hub, come: Callable[..., Link]) -> None:
+def test_strangers_are_refused(hub: Hub, come: Callable[..., HubClient]) -> None:
     come("worker/0")
     kwargs: Any = dict.fromkeys(("on_notice", "on_broken", "on_end"), print)
     kwargs |= {"address": None, "workers": 1, "connect_s": 2.0}
     with pytest.raises(AccessDenied):
-        Link(hub.address, token="wrong", machine="worker/1", **kwargs)
+        HubClient(hub.address, token="wrong", machine="worker/1", **kwargs)
     with pytest.raises(UsageError, match="here already"):
-        Link(hub.address, token=TOKEN, machine="worker/0", **kwargs)
+        HubClient(hub.address, token=TOKEN, machine="worker/0", **kwargs)
     with pytest.raises(UsageError, match="no machine of this run"):
-        Link(hub.address, token=TOKEN, machine="worker/9", **kwargs)
+        HubClient(hub.address, token=TOKEN, machine="worker/9", **kwargs)
     assert come("worker/auto").name == "worker/1"
     with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
@@ -177,7 +177,7 @@ def dial(hub: Hub) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=5)
 
 
-def test_idle_strangers_keep_no_machine_out(hub: Hub, come: Callable[..., Link]) -> None:
+def test_idle_strangers_keep_no_machine_out(hub: Hub, come: Callable[..., HubClient]) -> None:
     before = threading.active_count()
     with ExitStack() as stack:
         for _ in range(300):
@@ -187,53 +187,53 @@ def test_idle_strangers_keep_no_machine_out(hub: Hub, come: Callable[..., Link])
         assert hub.connected == ("memory/0", "worker/0", "worker/1")
 
 
-def test_a_stranger_cannot_send_a_long_line(hub: Hub, come: Callable[..., Link]) -> None:
+def test_a_stranger_cannot_send_a_long_line(hub: Hub, come: Callable[..., HubClient]) -> None:
     with dial(hub) as sock:
         sock.recv(4096)  # who the hub is
         sock.sendall(b"x" * 8200)
         with suppress(ConnectionResetError):
             assert sock.recv(100) == b"", "it waits for the end of the line"
     first = come("worker/0")
-    first.say("failing", error="x" * 100_000)  # a machine may
+    first.send("failing", error="x" * 100_000)  # a machine may
     until(lambda: hub.connected == ("worker/0",))
 
 
 def test_a_machine_that_leaves_is_to_blame_and_not_those_whose_workers_fail_without_it(
-    hub: Hub, come: Callable[..., Link]
+    hub: Hub, come: Callable[..., HubClient]
 ) -> None:
     _, first, second = group(come)
-    second.say("leave")
-    second.say("join")  # its agent may not know yet
+    second.send("leave")
+    second.send("join")  # its agent may not know yet
     assert first.await_broken(1, WAIT_S) == "worker/1"
-    first.say("failing", error="Connection closed by peer")
-    first.say("join")
+    first.send("failing", error="Connection closed by peer")
+    first.send("join")
     assert first.await_group(1, 0.3) is None
     assert first.await_broken(1, WAIT_S) == "worker/1"
     second.close()
     until(lambda: "worker/1" not in hub.connected)
-    come("worker/1").say("join")
+    come("worker/1").send("join")
     assert first.await_group(1, WAIT_S) is not None
 
 
 def test_a_memory_node_that_comes_back_elsewhere_makes_a_new_group_which_is_told(
-    hub: Hub, come: Callable[..., Link]
+    hub: Hub, come: Callable[..., HubClient]
 ) -> None:
     memory, first, second = group(come)
-    memory.say("memory", address="127.0.0.1:7070")
+    memory.send("memory", address="127.0.0.1:7070")
     assert first.await_broken(1, 0.3) is None, "it is where it was"
     memory.close()
     until(lambda: "memory/0" not in hub.connected)
     assert first.await_broken(1, 0.3) is None, "training goes on without it"
-    come("memory/0").say("memory", address="127.0.0.1:7171")
+    come("memory/0").send("memory", address="127.0.0.1:7171")
     assert first.await_broken(1, WAIT_S) == "memory/0"
-    first.say("join")
-    second.say("join")
+    first.send("join")
+    second.send("join")
     found = second.await_group(1, WAIT_S)
     assert found is not None
     assert found.stores == ("127.0.0.1:7171",)
 
 
-def test_lines_that_are_no_events_cost_nothing_but_themselves(hub: Hub, come: Callable[..., Link]) -> None:
+def test_lines_that_are_no_events_cost_nothing_but_themselves(hub: Hub, come: Callable[..., HubClient]) -> None:
     _, first, _ = group(come)
     whole = Event(at_s=time.time(), kind="step", data={"step": 7, "seconds": 0.1, "world_size": 2}).to_line()
     for line in (
@@ -244,9 +244,9 @@ def test_lines_that_are_no_events_cost_nothing_but_themselves(hub: Hub, come: Ca
         whole.replace("7", '"seven"'),
         whole.replace('"step": 7, ', ""),
     ):
-        first.say("event", line=line)
-    first.say("event", line='{"at_s": NaN, "kind": "machine-up"}')
-    first.say("event", line=whole)
+        first.send("event", line=line)
+    first.send("event", line='{"at_s": NaN, "kind": "machine-up"}')
+    first.send("event", line=whole)
     until(lambda: hub.progress.step == 7)
     assert [event.data["step"] for event in events(hub, "step")] == [7]
     assert "worker/0" in hub.connected
@@ -254,16 +254,16 @@ def test_lines_that_are_no_events_cost_nothing_but_themselves(hub: Hub, come: Ca
 
 @pytest.mark.chaos
 def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiting(
-    hub: Hub, come: Callable[..., Link]
+    hub: Hub, come: Callable[..., HubClient]
 ) -> None:
     _, first, second = group(come)
     line = Event(at_s=1.0, kind="step", data={"step": 1, "seconds": 0.1, "world_size": 2}).to_line()
-    flood = threading.Thread(target=lambda: [first.say("event", line=line) for _ in range(200_000)])
+    flood = threading.Thread(target=lambda: [first.send("event", line=line) for _ in range(200_000)])
     flood.start()
     longest_s = 0.0
     for number in range(50):
         began = time.monotonic()
-        second.say("endpoint", round=1, endpoint=f"127.0.0.1:{number}")
+        second.send("endpoint", round=1, endpoint=f"127.0.0.1:{number}")
         until(lambda wanted=f"127.0.0.1:{number}": second._endpoints.get(1) == wanted)
         longest_s = max(longest_s, time.monotonic() - began)
         time.sleep(0.02)
@@ -277,7 +277,7 @@ def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiti
 
 
 def test_a_machine_that_says_nothing_any_more_is_missed(
-    hub: Hub, come: Callable[..., Link], monkeypatch: pytest.MonkeyPatch
+    hub: Hub, come: Callable[..., HubClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("deepvm.runtime.hub.hub.DEAD_S", 0.5)
     monkeypatch.setattr("deepvm.runtime.hub.client.BEAT_S", 0.05)
@@ -289,7 +289,7 @@ def test_a_machine_that_says_nothing_any_more_is_missed(
 
 @pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError()])
 def test_a_hub_that_could_start_no_thread_hears_the_next_machine(
-    hub: Hub, come: Callable[..., Link], monkeypatch: pytest.MonkeyPatch, problem: Exception
+    hub: Hub, come: Callable[..., HubClient], monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     start, failed = threading.Thread.start, threading.Event()
 

@@ -14,9 +14,9 @@ import pytest
 from deepvm.errors import AccessDenied
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub.client import Link
+from deepvm.runtime.hub.client import HubClient
 from deepvm.runtime.hub.hub import Hub
-from deepvm.runtime.hub.json_lines import Gone, Lines, greet, introduce
+from deepvm.runtime.hub.json_lines import HubGone, Lines, accept_handshake, connect_handshake
 
 TOKEN = "t" * 32
 
@@ -69,9 +69,9 @@ class LineRelay:
             sock.close()
 
 
-def come(address: str) -> Link:
+def come(address: str) -> HubClient:
     nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    return Link(
+    return HubClient(
         address, token=TOKEN, machine="worker/0", address="127.0.0.1", workers=1, connect_s=5.0,
         on_notice=nothing, on_broken=nothing, on_end=nothing,
     )  # fmt: skip
@@ -95,8 +95,8 @@ def met(change: Callable[[int, bytes], bytes], monkeypatch: pytest.MonkeyPatch) 
         lines = Lines(listener.accept()[0])
         found.append(lines)
         try:
-            found.append(greet(lines, TOKEN))
-        except Gone as gone:
+            found.append(accept_handshake(lines, TOKEN))
+        except HubGone as gone:
             found.append(gone)
 
     thread = threading.Thread(target=serve)
@@ -104,7 +104,7 @@ def met(change: Callable[[int, bytes], bytes], monkeypatch: pytest.MonkeyPatch) 
     host, _, port = relay.address.rpartition(":")
     machine = Lines(socket.create_connection((host, int(port)), timeout=10))
     try:
-        introduce(machine, TOKEN, machine="worker/0", workers=1)
+        connect_handshake(machine, TOKEN, machine="worker/0", workers=1)
     except AccessDenied as denied:
         found.append(denied)
     thread.join(10)
@@ -120,7 +120,7 @@ def closed(*ends: Any) -> None:
 def test_what_a_machine_says_of_itself_cannot_be_changed_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     hub, machine, heard, relay = met(lambda _, line: line.replace(b"worker/0", b"worker/1"), monkeypatch)
     closed(hub, machine, relay)
-    assert isinstance(heard, Gone)
+    assert isinstance(heard, HubGone)
     assert "tag" in str(heard)
 
 
@@ -143,12 +143,12 @@ def test_messages_that_were_changed_added_repeated_or_left_out_end_the_connectio
     hub, machine, heard, relay = met(change, monkeypatch)
     try:
         assert heard["machine"] == "worker/0"
-        machine.say("beat")
-        machine.say("beat", again=True)
+        machine.send("beat")
+        machine.send("beat", again=True)
         if harm == "repeated":
-            assert hub.hear(10) == {"say": "beat"}
-        with pytest.raises(Gone, match="tag"):
-            hub.hear(10)
+            assert hub.receive(10) == {"say": "beat"}
+        with pytest.raises(HubGone, match="tag"):
+            hub.receive(10)
     finally:
         closed(hub, machine, relay)
 
@@ -158,10 +158,10 @@ def test_both_ends_hear_each_other_where_nothing_is_changed(monkeypatch: pytest.
     try:
         assert (heard["machine"], heard["workers"]) == ("worker/0", 1)
         for number in range(3):
-            machine.say("beat", number=number)
-            assert hub.hear(10) == {"say": "beat", "number": number}
-            hub.say("round", number=number)
-            assert machine.hear(10) == {"say": "round", "number": number}
+            machine.send("beat", number=number)
+            assert hub.receive(10) == {"say": "beat", "number": number}
+            hub.send("round", number=number)
+            assert machine.receive(10) == {"say": "round", "number": number}
     finally:
         closed(hub, machine, relay)
 

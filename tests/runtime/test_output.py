@@ -16,10 +16,10 @@ from rich.console import Console
 from deepvm.cli.run.display import MOST_LINES, Display, Output, plain
 from deepvm.events import Event
 from deepvm.runtime import Template
-from deepvm.runtime.backends.local.process_tree import Tree
+from deepvm.runtime.backends.local.process_tree import ProcessTree
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.log_tail import Tail, as_shown, last_words
-from deepvm.runtime.supervise.view import Place, View
+from deepvm.runtime.log_tail import Tail, as_shown, tail_text
+from deepvm.runtime.supervise.view import MachineView, View
 from deepvm.runtime.workers.forked_worker import run_script
 
 BAR = """
@@ -34,7 +34,7 @@ print("end", flush=True)
 
 
 def ran(code: str, log: Path) -> int:
-    tree = Tree([sys.executable, "-c", code], env=dict(os.environ), log=log)
+    tree = ProcessTree([sys.executable, "-c", code], env=dict(os.environ), log=log)
     return tree.wait(timeout_s=60)
 
 
@@ -68,7 +68,7 @@ def test_a_line_without_an_end_does_not_grow_in_memory(tmp_path: Path) -> None:
     assert len(tail._rest) <= 2**20
     tail.close()
     log.write_bytes(b"ValueError: no\n" + b"".join(b"\r%d%%" % i for i in range(100_000)))
-    assert last_words(log, most_bytes=100) == "ValueError: no\n99999%"
+    assert tail_text(log, most_bytes=100) == "ValueError: no\n99999%"
 
 
 def test_of_a_progress_bar_the_log_keeps_a_state_a_second_and_the_last(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ while not os.path.exists({str(go)!r}): print("x" * 1000, flush=True); time.sleep
 print("end", flush=True)
 """
     full.write_bytes(b"0" * 200_000)
-    tree = Tree([sys.executable, "-c", code], env=dict(os.environ), log=log)
+    tree = ProcessTree([sys.executable, "-c", code], env=dict(os.environ), log=log)
     wait_until(lambda: os.statvfs(small_disk).f_bavail == 0, "a full disk")
     with pytest.raises(TimeoutError):
         tree.wait(timeout_s=0.5)
@@ -133,7 +133,7 @@ def view(*news: Event) -> View:
     machine = Machine(
         name="worker/0", role="worker", instance="g", market="spot", usd_per_hour=0.1, on_demand_usd_per_hour=0.3
     )
-    return View(run="run", places=[Place(machine)], news=news)
+    return View(run="run", places=[MachineView(machine)], news=news)
 
 
 def test_a_flood_of_lines_is_cut_and_the_rest_is_counted(tmp_path: Path) -> None:

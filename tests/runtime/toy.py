@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import deepvm
-from deepvm.checkpoint import settled
+from deepvm.checkpoint import with_final_buckets
 
 SAMPLES, BATCH = 96, 8
 
@@ -37,7 +37,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 4))
-    network = settled(DistributedDataParallel(model))
+    network = with_final_buckets(DistributedDataParallel(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     data = TensorDataset(torch.randn(SAMPLES, 16), torch.arange(SAMPLES) % 4, torch.arange(SAMPLES))
     share = deepvm.share_of_batch(BATCH)

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepvm.errors import StoreError, StoreUnavailable
-from deepvm.store.objects.ordered_stream import InOrder
+from deepvm.store.objects.ordered_stream import OrderedStream
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.permutations(range(20)), st.integers(0, 300), st.integers(1, 4))
 def test_every_order_comes_out_in_order(order: list[int], budget_bytes: int, threads: int) -> None:
     data = [bytes([chunk]) * (chunk % 7 + 10) for chunk in range(20)]
-    chunks = InOrder(20, budget_bytes=budget_bytes, stall_s=20)
+    chunks = OrderedStream(20, budget_bytes=budget_bytes, stall_s=20)
     with ThreadPoolExecutor(threads + 1) as pool:
         out = pool.submit(lambda: b"".join(chunks.stream()))
         shares = [order[k::threads] for k in range(threads)]
@@ -29,7 +29,7 @@ def test_every_order_comes_out_in_order(order: list[int], budget_bytes: int, thr
 
 
 def test_whoever_brings_more_than_the_budget_waits_for_the_stream() -> None:
-    chunks = InOrder(10, budget_bytes=30, stall_s=20)
+    chunks = OrderedStream(10, budget_bytes=30, stall_s=20)
     for chunk in range(3):
         chunks.add(chunk, bytes(10))
     fourth = threading.Thread(target=chunks.add, args=(3, bytes(10)))
@@ -44,7 +44,7 @@ def test_whoever_brings_more_than_the_budget_waits_for_the_stream() -> None:
 
 
 def test_a_stream_that_takes_nothing_is_told() -> None:
-    chunks = InOrder(10, budget_bytes=10, stall_s=0.2)
+    chunks = OrderedStream(10, budget_bytes=10, stall_s=0.2)
     chunks.add(0, bytes(10))
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match=r"within 0\.2 s"):
@@ -53,20 +53,20 @@ def test_a_stream_that_takes_nothing_is_told() -> None:
 
 
 def test_a_chunk_that_never_comes_and_a_publication_that_never_comes_are_told() -> None:
-    chunks = InOrder(2, budget_bytes=10, stall_s=0.1)
+    chunks = OrderedStream(2, budget_bytes=10, stall_s=0.1)
     chunks.add(0, b"a")
     stream = chunks.stream()
     assert next(stream) == b"a"
     with pytest.raises(StoreUnavailable, match="chunk 1 did not come"):
         next(stream)
-    chunks = InOrder(1, budget_bytes=10, stall_s=0.1)
+    chunks = OrderedStream(1, budget_bytes=10, stall_s=0.1)
     chunks.add(0, b"a")
     with pytest.raises(StoreUnavailable, match="nobody published"):
         list(chunks.stream())
 
 
 def test_stopping_ends_every_wait_with_the_reason() -> None:
-    chunks = InOrder(3, budget_bytes=10, stall_s=60)
+    chunks = OrderedStream(3, budget_bytes=10, stall_s=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lambda: list(chunks.stream()))
         chunks.stop(StoreUnavailable("the network is gone"))

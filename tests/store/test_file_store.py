@@ -19,7 +19,7 @@ import pytest
 from saving import CHUNK, manifest_of, payload, put, read, safetensors_payload, save
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
-from deepvm.store.files.staged_file import Aside
+from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import FileStore
 
 
@@ -126,8 +126,8 @@ def _blocks_written(store: FileStore, data: bytes, step: int, monkeypatch: pytes
     """The chunks that reach the disk when this is saved."""
     written = []
     with monkeypatch.context() as patch:
-        real = Aside.write
-        patch.setattr(Aside, "write", lambda aside, pieces, at: (written.append(at), real(aside, pieces, at))[1])
+        real = StagedFile.write
+        patch.setattr(StagedFile, "write", lambda aside, pieces, at: (written.append(at), real(aside, pieces, at))[1])
         save(store, data, step=step)
     return len(written) - 1  # the manifest
 
@@ -266,7 +266,7 @@ def test_a_file_that_a_cleaner_caught_before_its_lock_is_left_to_it(
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    found = Aside(tmp_path, "step-1.json")
+    found = StagedFile(tmp_path, "step-1.json")
     ((caught, cleaner),) = cleaners
     caught.unlink()
     os.close(cleaner)

@@ -29,7 +29,7 @@ _PLAUSIBLE_GIB = (1.0, 1024.0)  # of one GPU that nobody knows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Told:
+class StatedMemory:
     """What a row's GpuInfo says, both as if in MiB."""
 
     size_gib: float | None = None
@@ -66,7 +66,7 @@ def gpu_of(provider: str, name: str, count: float, gpu_info: str) -> Gpu:
     return Gpu(name=name, memory_gib=known.memory_gib, flags=(DISAGREES,))
 
 
-def _slice(known: accelerators.Accelerator, name: str, count: float, told: Told) -> Gpu:
+def _slice(known: accelerators.Accelerator, name: str, count: float, told: StatedMemory) -> Gpu:
     """A part of a GPU has that part of its memory."""
     gib = known.memory_gib * count
     if told.size_gib is None:
@@ -76,7 +76,7 @@ def _slice(known: accelerators.Accelerator, name: str, count: float, told: Told)
     return Gpu(name=name, memory_gib=gib, flags=(DISAGREES,))
 
 
-def _unknown(provider: str, name: str, count: float, told: Told) -> Gpu:
+def _unknown(provider: str, name: str, count: float, told: StatedMemory) -> Gpu:
     """Of an accelerator that is in no table, the first reading that could be a GPU's is believed."""
     low, high = _PLAUSIBLE_GIB
     if told.size_gib is not None:
@@ -102,21 +102,21 @@ def _readings(
 
 
 @lru_cache(maxsize=4096)
-def told_by(text: str) -> Told:
+def told_by(text: str) -> StatedMemory:
     """GpuInfo is a Python literal, or anything else that people put there."""
     if not text or len(text) > _MAX_LITERAL:
-        return Told()
+        return StatedMemory()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of odd literals; they are only data here
             info: Any = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return Told()
+        return StatedMemory()
     try:
         size = info["Gpus"][0]["MemoryInfo"]["SizeInMiB"]
     except (TypeError, KeyError, IndexError):
-        return Told()
-    return Told(size_gib=_gib(size), total_gib=_gib(info.get("TotalGpuMemoryInMiB")))
+        return StatedMemory()
+    return StatedMemory(size_gib=_gib(size), total_gib=_gib(info.get("TotalGpuMemoryInMiB")))
 
 
 def _gib(mib: Any) -> float | None:

@@ -1,18 +1,23 @@
 """The trainer's side: snapshot, layout, transfer, commit, restore; data loaders that go on where they were."""
 
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
 from deepvm.checkpoint.checkpointer import Checkpointer
 from deepvm.checkpoint.data.batch_share import BatchShare, share_of_batch
 from deepvm.checkpoint.data.loader import ResumableLoader, resumable
 from deepvm.checkpoint.data.sample_seed import SeededDataset, per_sample_seed
 from deepvm.checkpoint.data.sampler import ResumableSampler
-from deepvm.checkpoint.determinism.ddp_buckets import settled
-from deepvm.checkpoint.determinism.seeding import Determined, deterministic
+from deepvm.checkpoint.determinism.ddp_buckets import with_final_buckets
+from deepvm.checkpoint.determinism.seeding import DeterminismReport, deterministic
 from deepvm.checkpoint.handle import SaveHandle, Status
 
 __all__ = [
     "BatchShare",
     "Checkpointer",
-    "Determined",
+    "DeterminismReport",
     "ResumableLoader",
     "ResumableSampler",
     "SaveHandle",
@@ -21,6 +26,16 @@ __all__ = [
     "deterministic",
     "per_sample_seed",
     "resumable",
-    "settled",
     "share_of_batch",
+    "with_final_buckets",
 ]
+
+_RENAMED: dict[str, Any] = {"Determined": DeterminismReport, "settled": with_final_buckets}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = _RENAMED[name]
+    warnings.warn(f"{__name__}.{name} is now called {found.__name__}", DeprecationWarning, stacklevel=2)
+    return found

@@ -16,18 +16,18 @@ from deepvm.checkpoint.determinism.replay import Step, Witnesses, replay_step
 from deepvm.checkpoint.ending import at_exit
 from deepvm.checkpoint.ending.unsaved import Unsaved
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.restore.lazy import OnDemand
+from deepvm.checkpoint.restore.lazy import LazyRestore
 from deepvm.checkpoint.restore.prefetched import fetched_first
 from deepvm.checkpoint.restore.select import Restored, restore_newest
 from deepvm.checkpoint.restore.selection import Wanted
 from deepvm.checkpoint.restore.use_order import USE_ORDER, UseOrder
-from deepvm.checkpoint.save.durability import Tiers
-from deepvm.checkpoint.save.event_log import Told
-from deepvm.checkpoint.save.saver import Sending
-from deepvm.checkpoint.save.schedule import Deciding, NoticeFile, Pace
+from deepvm.checkpoint.save.durability import DurabilityWorker
+from deepvm.checkpoint.save.event_log import EventLog
+from deepvm.checkpoint.save.saver import Saver
+from deepvm.checkpoint.save.schedule import NoticeFile, Pace, SaveSchedule
 from deepvm.checkpoint.save.step_order import Order
 from deepvm.checkpoint.setup import prepare, whole_step
-from deepvm.checkpoint.snapshot.snapshotter import Taking
+from deepvm.checkpoint.snapshot.snapshotter import Snapshotter
 from deepvm.checkpoint.state.own_state import StepHooks, write_back
 from deepvm.checkpoint.state.owners import optimizers
 from deepvm.checkpoint.timeline import Start, Timeline
@@ -79,24 +79,27 @@ class Checkpointer:
         self.place = (self.run, self._stores[0].url)
         self._older = at_exit.Older(self.place)
         self._transfer = given.transfer(self._rank, self._world_size)
-        self._taking = Taking(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
+        self._taking = Snapshotter(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
         self._taking.budget_bytes = memory_budget_bytes
         self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
         self.restored: Restored | None = None  # what the last restore took, and what it passed over
-        self._on_demand: OnDemand | None = None
+        self._lazy: LazyRestore | None = None
         self._handle: SaveHandle | None = None
         self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved(state)
         self._replay, self._replaying, self._attempts, self._closed = replay, False, 0, False
         self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
-        self._told, self._notices = Told(given.events, self._rank, self._world_size), NoticeFile(given.notice_file)
-        self._deciding = Deciding(self.policy, self._world_size, expects_notices=given.expects_notices)
+        self._event_log, self._notices = (
+            EventLog(given.events, self._rank, self._world_size),
+            NoticeFile(given.notice_file),
+        )
+        self._deciding = SaveSchedule(self.policy, self._world_size, expects_notices=given.expects_notices)
         self._order = Order(self._stores, self.run, self.retention, self._rank, self._world_size)
-        self._tiers = Tiers(
-            self._stores, self.run, self._rank, self._told,
+        self._durability = DurabilityWorker(
+            self._stores, self.run, self._rank, self._event_log,
             order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
         )  # fmt: skip
-        self._sending = Sending(
-            self._transfer, self._taking, self._determinism, self._tiers, self._order, self._told,
+        self._sending = Saver(
+            self._transfer, self._taking, self._determinism, self._durability, self._order, self._event_log,
             place=self.place[1], status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
@@ -116,8 +119,8 @@ class Checkpointer:
         self._check_open()
         step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
-        self._unsaved.told(step, arriving=self._on_demand is not None and self._on_demand.open)
-        self._told.stepped(step, seconds)
+        self._unsaved.told(step, arriving=self._lazy is not None and self._lazy.open)
+        self._event_log.stepped(step, seconds)
         self._sending.raise_problem()
         self._look(step)
         self._drifts(self._determinism.stepped())
@@ -212,7 +215,7 @@ class Checkpointer:
         if last_save and self._replay is None:  # a step after which none follows has no witness
             self._unsaved.save(self._save, self._sending, lambda: self._handle, self._group, ends_s)
         self._closed = True
-        self._tiers.hurry(ends_s)
+        self._durability.finish_by(ends_s)
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
             self.finish_restore()
         self._step_hooks.remove()
@@ -221,12 +224,12 @@ class Checkpointer:
         self._determinism.close()
         self._before_step()
         self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
-        self._tiers.join(max(0.0, ends_s - time.monotonic()))
+        self._durability.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
         if self._group is not None:
             self._group.leave("its Checkpointer is closed")
-        parts: list[at_exit.Closing] = [self._transfer, self._taking, self._told]
+        parts: list[at_exit.Closing] = [self._transfer, self._taking, self._event_log]
         parts += [store for store in self._stores if store not in self._kept_open]
         for part in parts:
             part.close()
@@ -299,7 +302,7 @@ class Checkpointer:
         self.restored = restored
         self._unsaved = Unsaved(self.state)
         self._pace.restored(restored.step)
-        self._told.restored(restored, time.monotonic() - began_s)
+        self._event_log.restored(restored, time.monotonic() - began_s)
         return restored.step
 
     def restore_generators(self) -> None:
@@ -310,15 +313,15 @@ class Checkpointer:
     @in_turn
     def finish_restore(self) -> None:
         """Wait for all that restore(lazy=True) left on its way."""
-        if self._on_demand is not None:
-            self._on_demand.finish()
-            self._on_demand = None
+        if self._lazy is not None:
+            self._lazy.finish()
+            self._lazy = None
 
     def _restore(self, step: int | None, *, lazy: bool = False, wanted: Wanted | None = None) -> Restored | None:
         self._before_step()  # what is under way is of the state as it is now
-        if self._on_demand is not None:
-            self._on_demand.abandon()
-            self._on_demand = None
+        if self._lazy is not None:
+            self._lazy.abandon()
+            self._lazy = None
         self._determinism.forget()
         components = self._components()
         with self._start.restoring(), ExitStack() as stack:
@@ -326,8 +329,8 @@ class Checkpointer:
             stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
             restored = restore_newest(stores, self.run, components, step, wanted, lazy, deadline_s=self._deadline_s)
             if restored is not None and restored.on_demand is not None:
-                self._on_demand = restored.on_demand
-                self._on_demand.when_over(stack.pop_all().close)  # until then it reads from these stores
+                self._lazy = restored.on_demand
+                self._lazy.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None
         write_back(self.state, components)

@@ -15,17 +15,19 @@ DEFAULT_RUN = "default"
 DEFAULT_POLICY = "every 60s"
 
 
-def told(name: str) -> str | None:
+def env_value(name: str) -> str | None:
     """What is empty was not told."""
     return os.environ.get(name, "").strip() or None
 
 
-def the_stores(given: str | Sequence[str] | Store | None, *, token: str | None, key: str | None) -> tuple[Store, ...]:
+def resolve_stores(
+    given: str | Sequence[str] | Store | None, *, token: str | None, key: str | None
+) -> tuple[Store, ...]:
     if given is not None and not isinstance(given, str | Sequence):
         return (given,)
     urls = given
     if urls is None:
-        text = told(variables.STORE)
+        text = env_value(variables.STORE)
         if text is None:
             raise UsageError(
                 f"nobody says where checkpoints go: give Checkpointer(state, store=URL), or set {variables.STORE} "
@@ -41,13 +43,13 @@ def the_secrets(token: str | None, key: str | None) -> tuple[str | None, str | N
     return token or os.environ.get(variables.TOKEN), key or os.environ.get(variables.RUN_KEY)
 
 
-def the_run(given: str | None) -> str:
-    return check_run(given if given is not None else told(variables.RUN) or DEFAULT_RUN)
+def resolve_run(given: str | None) -> str:
+    return check_run(given if given is not None else env_value(variables.RUN) or DEFAULT_RUN)
 
 
-def the_policy(given: SavePolicy | str | None) -> SavePolicy:
+def resolve_policy(given: SavePolicy | str | None) -> SavePolicy:
     if given is None:
-        text = told(variables.POLICY)
+        text = env_value(variables.POLICY)
         try:
             return parse_policy(text or DEFAULT_POLICY)
         except UsageError as error:

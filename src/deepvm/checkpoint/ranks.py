@@ -78,12 +78,12 @@ def any_of(what: str, value: bool, *, deadline_s: float | None = None) -> bool:
     return any(meet(what, value, deadline_s=deadline_s).values)
 
 
-def largest_of(what: str, values: Sequence[int]) -> list[int]:
+def all_reduce_max(what: str, values: Sequence[int]) -> list[int]:
     """The largest of each over all ranks."""
     return [max(column) for column in zip(*meet(what, list(values)).values, strict=True)]
 
 
-def as_rank_0_says(what: str, value: Any, *, deadline_s: float | None = None) -> Any:
+def broadcast_from_rank_0(what: str, value: Any, *, deadline_s: float | None = None) -> Any:
     return meet(what, value, deadline_s=deadline_s).values[0]
 
 

@@ -63,13 +63,13 @@ def prepare(
 
     def look() -> Given:
         check_savable(state)
-        stores = environment.the_stores(store, token=token, key=key)
-        notice_file = environment.told(variables.NOTICE_FILE)
+        stores = environment.resolve_stores(store, token=token, key=key)
+        notice_file = environment.env_value(variables.NOTICE_FILE)
         return Given(
-            run=environment.the_run(run),
-            policy=environment.the_policy(policy),
+            run=environment.resolve_run(run),
+            policy=environment.resolve_policy(policy),
             stores=stores,
-            events=environment.told(variables.EVENTS),
+            events=environment.env_value(variables.EVENTS),
             notice_file=notice_file,
             session=stores[0].session if isinstance(stores[0], MemoryStore) else "",
             expects_notices=notice_file is not None,

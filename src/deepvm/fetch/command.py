@@ -20,7 +20,7 @@ from deepvm import variables
 from deepvm.errors import DeepvmError, NotFound, UsageError
 from deepvm.fetch import segment
 from deepvm.fetch.pull import LOOK_S, Pulled, Unwanted, pull
-from deepvm.fetch.segment_writer import Filling
+from deepvm.fetch.segment_writer import SegmentWriter
 from deepvm.store.base import check_run
 from deepvm.store.urls import KNOWN, open_stores
 from deepvm.units import format_bytes, parse_seconds
@@ -113,7 +113,7 @@ def _tell(as_json: bool, run: str, pulled: Pulled | None, path: Path, text: str)
     print(json.dumps(document), flush=True)
 
 
-def _keep(filling: Filling, keep_s: float, stop: threading.Event) -> None:
+def _keep(filling: SegmentWriter, keep_s: float, stop: threading.Event) -> None:
     """Until its readers have removed it, or the time is up: then it is removed here."""
     ends, swept_s = time.monotonic() + keep_s, time.monotonic()
     while filling.wanted and not stop.is_set() and time.monotonic() < ends:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepvm.errors import StoreError, StoreUnavailable
-from deepvm.fetch.segment_writer import Filling, NoRoom
+from deepvm.fetch.segment_writer import SegmentFull, SegmentWriter
 from deepvm.store.base import Manifest, Store
 from deepvm.store.memory.store import MemoryStore
 
@@ -42,10 +42,10 @@ class _Copy:
 
 def pull(
     stores: Sequence[Store], run: str, step: int | None, path: Path, *, stop: threading.Event
-) -> tuple[Filling, Pulled] | None:
+) -> tuple[SegmentWriter, Pulled] | None:
     """Fill a segment with the newest checkpoint (or that of ``step``) that is whole in one store or in several
     together, nearest first; None where there is none. Raises where there are some, and none can be used."""
-    filling = Filling(path)
+    filling = SegmentWriter(path)
     problems: list[str] = []
     try:
         for candidate, having in _candidates(stores, run, step, problems):
@@ -57,12 +57,12 @@ def pull(
             filling.choose(nearest.manifest, nearest.store.url, tuple(problems))
             try:
                 used = _fill(filling, copies, problems, stop)
-            except NoRoom:
+            except SegmentFull:
                 raise
             except StoreError as error:
                 _pass_over(problems, f"step {candidate}: {error}")
                 filling.give_up()
-                filling = Filling(path)
+                filling = SegmentWriter(path)
                 continue
             filling.finish()
             return filling, Pulled(
@@ -124,7 +124,7 @@ def _pass_over(problems: list[str], problem: str) -> None:
     log.warning("%s", problem)
 
 
-def _fill(filling: Filling, copies: Sequence[_Copy], problems: list[str], stop: threading.Event) -> str:
+def _fill(filling: SegmentWriter, copies: Sequence[_Copy], problems: list[str], stop: threading.Event) -> str:
     """All chunks, by several threads; the stores that gave them. The first chunk that no copy has ends it all."""
     manifest = copies[0].manifest
     chunks = iter(range(len(manifest.digests)))

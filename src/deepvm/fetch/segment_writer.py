@@ -27,7 +27,7 @@ BUSY_S = 0.3  # readers hold the lock for an instant, when they look whether the
 SPARE = 1.02  # as much room as the checkpoint and a little more, so that the last page of the machine is not taken
 
 
-class Filling:
+class SegmentWriter:
     """A segment that this process fills. It exists under its name from the start, so that a trainer that comes early
     knows that somebody is at work."""
 
@@ -136,7 +136,7 @@ class Filling:
         if segment.SHARED_MEMORY in self.path.parents:  # it may be larger than what is left of the memory
             free = min(free, _available_memory_bytes() or free)
         if free < size_bytes * SPARE:
-            raise NoRoom(
+            raise SegmentFull(
                 f"{self.path.parent} has no room for the checkpoint: {format_bytes(size_bytes)} needed, "
                 f"{format_bytes(free)} free: enlarge it (mount -o remount,size=...), or use --into; "
                 "the trainer restores from its stores as usual"
@@ -160,7 +160,7 @@ class Filling:
         os.close(fd)
 
 
-class NoRoom(StoreUnavailable):
+class SegmentFull(StoreUnavailable):
     pass
 
 
@@ -179,7 +179,7 @@ def _explained(path: Path, size_bytes: int) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM):
             raise StoreUnavailable(f"{path} cannot be written: {error.strerror}") from None
-        raise NoRoom(
+        raise SegmentFull(
             f"{path.parent} became full ({error.strerror}) while {format_bytes(size_bytes)} were fetched into it: "
             "the trainer restores from its stores as usual"
         ) from None

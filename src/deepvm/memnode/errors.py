@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     def __init__(self, code: str, message: str) -> None:
         self.code, self.message = code, message
         super().__init__(f"{code}: {message}")
 
 
-class Gone(Exception):
+class PeerGone(Exception):
     """The client left, or was too slow."""

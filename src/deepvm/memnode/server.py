@@ -13,14 +13,14 @@ import deepvm
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.monitoring.metrics import MetricsServer
-from deepvm.memnode.serving.admission import Admission, Place
-from deepvm.memnode.serving.connection import Connection
-from deepvm.memnode.serving.socket_io import Channel
+from deepvm.memnode.serving.admission import Admission, AdmittedPeer
+from deepvm.memnode.serving.connection import ClientConnection
+from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.settings import Settings
 from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.budgets import Budget, Kept
 from deepvm.memnode.storage.registry import Runs
-from deepvm.memnode.writeback.writeback import Flow
+from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
 from deepvm.protocol.addresses import join_address
 from deepvm.protocol.auth import resolve_all
@@ -39,12 +39,12 @@ class MemoryNode:
         self.log = log or Log(None)
         self.counters = Counters()
         self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
-        self.arena.expect(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
+        self.arena.prefault(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
         self.documents = Budget(self.settings.incoming_documents_bytes)
         self.kept = Kept(self.settings.kept_documents_bytes)
         self.admission = Admission(self.settings.limits)
         try:
-            self.flow = Flow(self.settings, self.log)
+            self.flow = Writeback(self.settings, self.log)
         except BaseException:
             self.arena.close()
             raise
@@ -54,7 +54,7 @@ class MemoryNode:
         self._started_s = time.time()
         self._wake = threading.Event()
         self._lock = threading.Lock()
-        self._threads: dict[Connection, threading.Thread] = {}
+        self._threads: dict[ClientConnection, threading.Thread] = {}
         self._background: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self._address = ""
@@ -128,7 +128,7 @@ class MemoryNode:
             self.admission.leave(place)
             raise
 
-    def _serve(self, place: Place, name: str) -> None:
+    def _serve(self, place: AdmittedPeer, name: str) -> None:
         self.counters.add(connections_total=1)
         try:
             self._serve_one(place, name)
@@ -138,17 +138,17 @@ class MemoryNode:
             place.sock.close()
             self.admission.leave(place)
 
-    def _serve_one(self, place: Place, name: str) -> None:
+    def _serve_one(self, place: AdmittedPeer, name: str) -> None:
         try:
             if self._tls is not None:
                 place.sock.settimeout(self.settings.limits.handshake_s)
                 place.sock = tls = self._tls.wrap_socket(place.sock, server_side=True, do_handshake_on_connect=False)
                 tls.do_handshake()
-            channel = Channel(place.sock, frame_s=self.settings.limits.frame_s)
+            channel = ClientSocket(place.sock, frame_s=self.settings.limits.frame_s)
         except OSError as error:  # ssl's errors are among them
             self.log.warning("handshake failed", client=name, error=str(error))
             return
-        connection = Connection(self, channel, name, place)
+        connection = ClientConnection(self, channel, name, place)
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-def home_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
+def replica_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
     """The nodes that keep a chunk, its first home first."""
     return [(chunk + j) % nodes for j in range(min(replicas, nodes))]
 
 
-def fewest_nodes(nodes: int, replicas: int) -> int:
+def minimum_nodes(nodes: int, replicas: int) -> int:
     """How many nodes must be left: with fewer, some chunk has none."""
     return max(1, nodes - replicas + 1)
 

@@ -28,7 +28,7 @@ def script_output(line: str) -> str:
     return line if own is None else line[: own.start()]
 
 
-def last_words(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
+def tail_text(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
     """The end of a file, from that offset on, as a terminal would show it."""
     try:
         with path.open("rb") as file:

@@ -56,7 +56,7 @@ def check_length(manifest: Manifest, chunk: int, into: memoryview) -> int:
     return offset
 
 
-class Tally:
+class UploadCheck:
     """The chunks that a writer has taken, checked against the manifest that is to be published."""
 
     def __init__(self, run: str, step: int, size_bytes: int, chunk_bytes: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from deepvm.errors import Corrupt, NotFound
 from deepvm.store.base import Manifest, Store
-from deepvm.store.files.staged_file import Aside
+from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import explained
 from deepvm.store.safetensors import read_header
 
@@ -115,7 +115,7 @@ def export(
     manifest = store.manifest(run, step)
     target = Path(path).expanduser().absolute()
     with explained(target.parent, manifest.size_bytes):
-        aside = Aside(target.parent, target.name)
+        aside = StagedFile(target.parent, target.name)
 
         def write(chunk: int, buffer: memoryview) -> None:
             offset, length = manifest.span(chunk)

@@ -30,7 +30,7 @@ _DENIED = ("AccessDenied", "UnauthorizedOperation", "AuthFailure", "OptInRequire
 _EXPIRED = ("InvalidClientTokenId", "UnrecognizedClient", "SignatureDoesNotMatch", "ExpiredToken")
 _THROTTLED = ("Throttling", "RequestLimitExceeded", "TooManyRequests", "RequestThrottled")
 Progress = Callable[[str], None]
-OnDemand = dict[str, tuple[float, date]]
+LazyRestore = dict[str, tuple[float, date]]
 
 
 def default_name(region: str) -> str:
@@ -183,7 +183,7 @@ def _spot_prices(calls: _Calls, region: str) -> dict[tuple[str, str], tuple[floa
     return {key: (usd, now.date()) for key, (_, usd) in newest.items()}
 
 
-def _on_demand_prices(calls: _Calls, region: str, today: date) -> OnDemand:
+def _on_demand_prices(calls: _Calls, region: str, today: date) -> LazyRestore:
     wanted = {
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -192,7 +192,7 @@ def _on_demand_prices(calls: _Calls, region: str, today: date) -> OnDemand:
         "capacitystatus": "Used",
     }
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    prices: OnDemand = {}
+    prices: LazyRestore = {}
     for text in calls.pages(
         "pricing", PRICING_REGION, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters
     ):
@@ -213,7 +213,7 @@ def _quotas(calls: _Calls, region: str) -> tuple[Quota, ...]:
     return tuple(sorted(found, key=lambda q: q.name))
 
 
-def _lent(previous: Catalog | None, region: str) -> OnDemand:
+def _lent(previous: Catalog | None, region: str) -> LazyRestore:
     if previous is None:
         return {}
     return {
@@ -228,7 +228,7 @@ def _catalog(
     region: str,
     instances: list[Instance],
     spot: Mapping[tuple[str, str], tuple[float, date]],
-    on_demand: OnDemand,
+    on_demand: LazyRestore,
     quotas: tuple[Quota, ...],
     notes: list[str],
 ) -> Catalog:

@@ -26,7 +26,7 @@ COPY_THREADS = min(4, os.cpu_count() or 1)
 COPY_S = 600.0  # no copy takes so long
 
 Span: TypeAlias = tuple[int, int, int]  # to, from, length
-Job: TypeAlias = Callable[[], object]
+CopyJob: TypeAlias = Callable[[], object]
 
 
 def is_small(tensor: torch.Tensor) -> bool:
@@ -43,7 +43,7 @@ class Copier:
         self._work: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._helpers: list[threading.Thread] = []
 
-    def do(self, jobs: Sequence[Job], *, alone: bool = False) -> None:
+    def do(self, jobs: Sequence[CopyJob], *, alone: bool = False) -> None:
         """Return when all are done, or raise what kept one from it. ``alone``: with the calling thread only."""
         if alone:
             for job in jobs:
@@ -51,7 +51,7 @@ class Copier:
             return
         self.finish(self.start(jobs))
 
-    def start(self, jobs: Sequence[Job]) -> Work:
+    def start(self, jobs: Sequence[CopyJob]) -> Work:
         """Let the other threads begin."""
         while len(self._helpers) < self._threads - 1:
             self._helpers.append(threading.Thread(target=self._help, name="deepvm-copy", daemon=True))
@@ -84,7 +84,7 @@ class Copier:
 class Work:
     """Jobs that several threads share: taking one from the iterator is one step under the GIL."""
 
-    def __init__(self, jobs: Iterator[Job]) -> None:
+    def __init__(self, jobs: Iterator[CopyJob]) -> None:
         self._jobs, self.shared = jobs, threading.Semaphore(0)  # its own: a copy that was interrupted owes nothing
         self.failure: Exception | None = None
 
@@ -96,7 +96,7 @@ class Work:
             self.failure = error
 
 
-def in_pieces(span: Span) -> list[Job]:
+def in_pieces(span: Span) -> list[CopyJob]:
     to, source, length = span
     starts = range(0, length, PIECE_BYTES)
     return [partial(copy_bytes, to + at, source + at, min(PIECE_BYTES, length - at)) for at in starts]

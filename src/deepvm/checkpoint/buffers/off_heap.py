@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def apart(work: Callable[[], T]) -> T:
+def run_off_heap(work: Callable[[], T]) -> T:
     """Do it in a thread of its own, since each thread takes memory from a heap of its own. What stays on the trainer's
     lies where its activations were: one that no longer fits there takes new memory, and many are larger than all that
     stays of a save. Not for code of the user's, which may depend on the thread that it runs in."""

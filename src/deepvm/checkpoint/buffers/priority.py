@@ -9,7 +9,7 @@ from contextlib import suppress
 NICENESS = 10
 
 
-def stand_back() -> None:
+def lower_priority() -> None:
     """From here on this thread's work is less urgent than training."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

@@ -34,7 +34,7 @@ def share_of_batch(
     it: ``policy`` from DEEPVM_BATCH, else keep-global-batch; ``planned_world_size`` from DEEPVM_PLANNED_WORLD_SIZE,
     else the present number of ranks.
     """
-    policy = policy or environment.told(variables.BATCH) or KEEP_GLOBAL
+    policy = policy or environment.env_value(variables.BATCH) or KEEP_GLOBAL
     if policy not in BATCH_POLICIES:
         raise UnknownName("batch policy", policy, BATCH_POLICIES)
     _, world_size = ranks.rank_and_world_size()
@@ -65,7 +65,7 @@ def share_of_batch(
 
 
 def _planned_world_size() -> int | None:
-    text = environment.told(variables.PLANNED_WORLD_SIZE)
+    text = environment.env_value(variables.PLANNED_WORLD_SIZE)
     if text is None:
         return None
     try:

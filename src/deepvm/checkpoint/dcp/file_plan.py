@@ -14,7 +14,7 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem
 
-from deepvm.checkpoint.state.layout import ALIGNED_BYTES, DTYPES, Entry, Layout, disguise, entries_text, spec_of
+from deepvm.checkpoint.state.layout import ALIGNED_BYTES, DTYPES, Entry, Layout, entries_text, spec_of, to_storable
 from deepvm.errors import CheckpointError
 from deepvm.store.safetensors import MOST_HEADER_BYTES
 
@@ -99,7 +99,7 @@ def _of_rank(plan: SavePlan, names: dict[MetadataIndex, str]) -> list[tuple[Meta
     """One rank's shards: sizes that are no multiple of 64 last, wide types first, so that each is aligned."""
     found = []
     for item, data in tensor_items(plan):
-        plain, _ = disguise(torch.empty(data.chunk.sizes, dtype=data.properties.dtype, device="meta"))
+        plain, _ = to_storable(torch.empty(data.chunk.sizes, dtype=data.properties.dtype, device="meta"))
         name, dtype, shape = spec_of(shard_name(item.index, data), plain)
         if item.index in names or name.startswith(PAD):
             raise CheckpointError(f"{name} is saved twice, or has a name of ours: use a planner that removes doubles")

@@ -54,7 +54,7 @@ def encode_object(value: Any, name: str) -> dict[str, Any]:
     document = {"value": flatten(value, name, tensors)}
     if tensors:
         document["tensors"] = {
-            key: [spelled(tensor.dtype), list(tensor.shape), base64.b64encode(_bytes(tensor)).decode()]
+            key: [dtype_text(tensor.dtype), list(tensor.shape), base64.b64encode(_bytes(tensor)).decode()]
             for key, tensor in tensors.items()
         }
     return document
@@ -79,7 +79,7 @@ def encode(metadata: Metadata, names: Mapping[MetadataIndex, str], objects: Mapp
     for fqn, found in metadata.state_dict_metadata.items():
         if isinstance(found, TensorStorageMetadata):
             tensors[fqn] = {
-                "dtype": spelled(found.properties.dtype),
+                "dtype": dtype_text(found.properties.dtype),
                 "size": list(found.size),
                 "requires_grad": found.properties.requires_grad,
                 "shards": [
@@ -124,7 +124,7 @@ def decode(header: Header) -> Contents:
         raise Corrupt(f"what the file says of its shards cannot be read: {type(error).__name__} {error}") from None
 
 
-def spelled(dtype: torch.dtype) -> str:
+def dtype_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -15,12 +15,12 @@ import xxhash
 
 from deepvm.checkpoint.buffers.staging import view_of
 from deepvm.store.base import chunk_count, chunk_span
-from deepvm.store.memory.buffers import cut, from_offset
+from deepvm.store.memory.buffers import from_offset, group
 from deepvm.store.memory.connection import Send
 
 
 @dataclass(frozen=True)
-class Segment:
+class RegionSegment:
     """Bytes from ``start`` on in the file; ``load`` gives a contiguous tensor in this machine's memory."""
 
     start: int
@@ -28,19 +28,19 @@ class Segment:
     load: Callable[[], torch.Tensor]
 
 
-def filled(start: int, data: bytes | int) -> Segment:
+def filled(start: int, data: bytes | int) -> RegionSegment:
     """These bytes, or so many zeros."""
     if isinstance(data, int):
         length = data
-        return Segment(start, length, lambda: torch.zeros(length, dtype=torch.uint8))
-    return Segment(start, len(data), lambda: torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        return RegionSegment(start, length, lambda: torch.zeros(length, dtype=torch.uint8))
+    return RegionSegment(start, len(data), lambda: torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
 class Region:
     """``segments`` lie without gaps; they begin where a chunk does and end where one does, or the file. ``copies`` is
     the number of nodes that get each chunk."""
 
-    def __init__(self, size_bytes: int, chunk_bytes: int, segments: Sequence[Segment], copies: int) -> None:
+    def __init__(self, size_bytes: int, chunk_bytes: int, segments: Sequence[RegionSegment], copies: int) -> None:
         self._size_bytes, self._chunk_bytes = size_bytes, chunk_bytes
         self._segments = sorted((s for s in segments if s.length), key=lambda s: s.start)
         self._starts = [s.start for s in self._segments]
@@ -66,7 +66,7 @@ class Region:
         return hasher.intdigest()
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
-        return send(from_offset(cut(self.views(chunk)), offset))
+        return send(from_offset(group(self.views(chunk)), offset))
 
     def sent(self, chunk: int) -> None:
         with self._lock:
@@ -112,5 +112,5 @@ class Region:
         return range(bisect_right(self._starts, offset) - 1, bisect_right(self._starts, offset + length - 1))
 
 
-def _overlapped(segment: Segment, chunk_bytes: int) -> range:
+def _overlapped(segment: RegionSegment, chunk_bytes: int) -> range:
     return range(segment.start // chunk_bytes, chunk_count(segment.start + segment.length, chunk_bytes))

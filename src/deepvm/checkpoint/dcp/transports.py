@@ -8,22 +8,22 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from deepvm.checkpoint.dcp.file_plan import RankShare
-from deepvm.checkpoint.dcp.rank_region import Region, Segment
-from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, Sent
+from deepvm.checkpoint.dcp.rank_region import Region, RegionSegment
+from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResult
 from deepvm.checkpoint.save.sender_threads import Base
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.layout import Layout
 from deepvm.errors import StoreError
 from deepvm.store.base import Manifest, Store, Writer
 from deepvm.store.memory.store import MemoryStore
 
 
-class Way(Protocol):
-    def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
+class Transport(Protocol):
+    def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
         """Bring this rank's region to the store. Nothing becomes visible."""
         ...
 
-    def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
         """Send the header, wait until all ranks' bytes are there, and make the checkpoint exist."""
         ...
 
@@ -34,7 +34,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-def way_into(store: Store, run: str, share: RankShare, deadline_s: float) -> Way:
+def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
     if isinstance(store, MemoryStore):
         store.session = share.session
         return _IntoNodes(store, run, share, deadline_s)
@@ -45,17 +45,17 @@ class _IntoNodes:
     def __init__(self, store: MemoryStore, run: str, share: RankShare, deadline_s: float) -> None:
         self._store, self._run, self._share, self._deadline_s = store, run, share, deadline_s
 
-    def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
+    def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
         with self._transfer() as transfer:
             ends = time.monotonic() + self._deadline_s
             return self._send(transfer, segments, base, ends, offering=base is None)
 
-    def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
         share, ends = self._share, time.monotonic() + self._deadline_s
         with self._transfer() as transfer:
             sent = self._send(transfer, [header], None, ends)
             gone = sorted({*down, *sent.nodes_down})
-            transfer.commit(Pieces(layout, share.chunk_bytes), share.step, facts, gone, ends)
+            transfer.commit(ChunkMap(layout, share.chunk_bytes), share.step, facts, gone, ends)
 
     def abort(self) -> None:
         with suppress(StoreError), self._transfer() as transfer:
@@ -68,12 +68,12 @@ class _IntoNodes:
     def _send(
         self,
         transfer: MemoryTransfer,
-        segments: Sequence[Segment],
+        segments: Sequence[RegionSegment],
         base: Base | None,
         ends: float,
         *,
         offering: bool = False,
-    ) -> Sent:
+    ) -> TransferResult:
         share = self._share
         region = Region(share.size_bytes, share.chunk_bytes, segments, self._store.replicas)
         return transfer.send(
@@ -96,16 +96,16 @@ class _IntoStore:
         self._digests: dict[int, int] = {}
         self._writer: Writer = store.writer(run, share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes)
 
-    def send(self, segments: Sequence[Segment], base: Base | None) -> Sent:
+    def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
         del base
         region = Region(self._share.size_bytes, self._share.chunk_bytes, segments, 1)
         for chunk in region.chunks:
             self._digests[chunk] = digest = region.digest(chunk)
             self._writer.put(chunk, region.views(chunk), digest)
             region.sent(chunk)
-        return Sent(digests=[])
+        return TransferResult(digests=[])
 
-    def commit(self, header: Segment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
         del layout, down
         self.send([header], None)
         manifest = Manifest(

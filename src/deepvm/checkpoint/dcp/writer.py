@@ -23,12 +23,12 @@ from torch.futures import Future
 from deepvm.checkpoint.dcp.checkpoint_id import step_of, tells_step
 from deepvm.checkpoint.dcp.file_plan import FilePlan, RankShare, plan_file, tensor_items
 from deepvm.checkpoint.dcp.metadata import FORMAT, encode, encode_object
-from deepvm.checkpoint.dcp.rank_region import Segment, filled
-from deepvm.checkpoint.dcp.transports import Way, way_into
+from deepvm.checkpoint.dcp.rank_region import RegionSegment, filled
+from deepvm.checkpoint.dcp.transports import Transport, open_transport
 from deepvm.checkpoint.environment import the_secrets
-from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, Sent
+from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResult
 from deepvm.checkpoint.save.sender_threads import Base
-from deepvm.checkpoint.state.layout import disguise
+from deepvm.checkpoint.state.layout import to_storable
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Store, check_run
 from deepvm.store.memory.store import MemoryStore
@@ -63,7 +63,7 @@ class DeepvmWriter(StorageWriter):
         self._plans: list[SavePlan] = []  # as last planned; planners that cache send changes only
         self._file: FilePlan | None = None  # the coordinator's
         self._base: Base | None = None
-        self._way: Way | None = None
+        self._way: Transport | None = None
         self._coordinator = False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -149,7 +149,7 @@ class DeepvmWriter(StorageWriter):
             raise CheckpointError(f"rank {share.rank} saves step {self._step}, the coordinator step {share.step}")
         results = [_write_object(item, planner) for item in plan.items if item.type is WriteItemType.BYTE_IO]
         segments = [
-            Segment(share.places[item.index], _bytes_of(item), _loading(item, planner))
+            RegionSegment(share.places[item.index], _bytes_of(item), _loading(item, planner))
             for item, _ in tensor_items(plan)
         ]
         end = max((s.start + s.length for s in segments), default=share.start)
@@ -160,9 +160,9 @@ class DeepvmWriter(StorageWriter):
         written.set_result(results)
         return written
 
-    def _send(self, share: RankShare, segments: Sequence[Segment]) -> Sent:
+    def _send(self, share: RankShare, segments: Sequence[RegionSegment]) -> TransferResult:
         base, self._base = self._base, None
-        way = way_into(self._open(), self._run, share, self._deadline_s)
+        way = open_transport(self._open(), self._run, share, self._deadline_s)
         try:
             sent = way.send(segments, base if base and base.fingerprint == share.fingerprint else None)
         except BaseException:
@@ -221,7 +221,7 @@ def _loading(item: WriteItem, planner: SavePlanner) -> Any:
                 f"{item.index.fqn} was planned as {planned.properties.dtype} {list(planned.chunk.sizes)}, "
                 f"and is {tensor.dtype} {list(tensor.shape)}"
             )
-        return disguise(tensor.detach())[0].to("cpu").contiguous()
+        return to_storable(tensor.detach())[0].to("cpu").contiguous()
 
     return load
 

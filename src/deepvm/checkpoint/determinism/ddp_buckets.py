@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from deepvm.errors import UsageError
 
 
-def settled(network: DistributedDataParallel) -> DistributedDataParallel:
+def with_final_buckets(network: DistributedDataParallel) -> DistributedDataParallel:
     """The same network, with its buckets in their final order: ``network = settled(DistributedDataParallel(model))``.
 
     Every rank calls it, before the Checkpointer is made; it costs one exchange of gradients. No generator is drawn

@@ -20,7 +20,7 @@ MOST = 2**32  # NumPy's seeds are smaller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Determined:
+class DeterminismReport:
     """What ``deterministic`` has set, and what it could not. Print it."""
 
     seed: int
@@ -45,7 +45,7 @@ class Determined:
         return "\n".join(rows)
 
 
-def deterministic(seed: int, *, threads: int | None = None) -> Determined:
+def deterministic(seed: int, *, threads: int | None = None) -> DeterminismReport:
     """Make this process repeatable: generators, torch's and CUDA's flags, the number of threads.
 
     The same call with the same seed, on the same kind of machine, with as many ranks and threads and the same versions,
@@ -64,7 +64,7 @@ def deterministic(seed: int, *, threads: int | None = None) -> Determined:
     _set_cublas(done, not_done)
     _fix_threads(threads, done, not_done)
     _look_at_hashes(_environment_at_start(), done, not_done)
-    return Determined(seed=seed, threads=torch.get_num_threads(), done=tuple(done), not_done=tuple(not_done))
+    return DeterminismReport(seed=seed, threads=torch.get_num_threads(), done=tuple(done), not_done=tuple(not_done))
 
 
 def _seed(seed: int, done: list[str], not_done: list[str]) -> None:

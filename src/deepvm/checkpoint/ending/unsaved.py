@@ -11,7 +11,7 @@ from typing import Any
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.ending.as_told import AsTold
 from deepvm.checkpoint.handle import SaveHandle
-from deepvm.checkpoint.save.saver import Sending
+from deepvm.checkpoint.save.saver import Saver
 from deepvm.errors import CheckpointError
 
 log = logging.getLogger("deepvm.checkpoint")
@@ -43,7 +43,7 @@ class Unsaved:
     def save(
         self,
         save: Callable[[int], SaveHandle],
-        sending: Sending,
+        sending: Saver,
         newest: Callable[[], SaveHandle | None],
         group: ranks.Meetings | None,
         ends_s: float,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias
 
-from deepvm.checkpoint.buffers.priority import stand_back
+from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.buffers.staging import Staging, copy_bytes, view_of
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.fetch.fetched_store import FetchedStore
@@ -32,7 +32,7 @@ Part: TypeAlias = tuple[int, int, int]  # offset in the file, length, address in
 Place: TypeAlias = Callable[[int], Sequence[Part]]
 
 
-class InPlace:
+class MappedSource:
     """A checkpoint whose bytes are in memory already, mapped from a file. They only have to be verified, and copied to
     where they are not yet."""
 
@@ -46,30 +46,30 @@ class InPlace:
         _scatter(self._memory.address + offset, offset, parts)
 
 
-def readers_for(store: Store | InPlace) -> int:
+def readers_for(store: Store | MappedSource) -> int:
     if isinstance(store, MemoryStore):
         return len(store.nodes) * store.connections
     cores = os.cpu_count() or 1
-    if isinstance(store, InPlace):
+    if isinstance(store, MappedSource):
         return cores - 1  # and whoever waits
     return cores if isinstance(store, FetchedStore) else READERS
 
 
-class Arrival:
+class ChunkReader:
     """Fetches chunks in ``order``; those that somebody waits for come before the others. ``place`` tells where the
-    bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned. After the ``hurried``
-    first ones the rest is fetched at lower priority. If it comes within a moment, it is left alone until ``go_on``:
-    bytes that come so fast, and those that are in memory already, take nothing but the cores that the first step
-    computes on."""
+    bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned. After the
+    ``eager_count`` first ones the rest is fetched at lower priority. If it comes within a moment, it is left alone
+    until ``resume``: bytes that come so fast, and those that are in memory already, take nothing but the cores that the
+    first step computes on."""
 
     def __init__(
         self,
-        store: Store | InPlace,
+        store: Store | MappedSource,
         manifest: Manifest,
         place: Place,
         order: Iterable[int],
         *,
-        hurried: int | None = None,
+        eager_count: int | None = None,
     ) -> None:
         self._store, self._manifest, self._place = store, manifest, place
         self._waiting = deque(order)
@@ -77,8 +77,8 @@ class Arrival:
         self._taken = bytearray(len(manifest.digests))
         self._there = bytearray(len(manifest.digests))
         self._left = len(self._waiting)
-        self._rest = 0 if hurried is None else self._left - hurried  # how many are not hurried
-        self._held = hurried is not None
+        self._rest = 0 if eager_count is None else self._left - eager_count  # how many are not hurried
+        self._held = eager_count is not None
         self._began_s, self._all = time.monotonic(), self._left
         self._changed = threading.Condition()
         self._missing: list[set[int]] = []  # of each that somebody waits for: those that are not there
@@ -116,14 +116,14 @@ class Arrival:
         if not there:
             raise StoreUnavailable(f"a part of step {self._manifest.step} did not come within {timeout_s:g} s")
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Bring the rest, too."""
         with self._changed:
             self._held = False
             self._changed.notify_all()
 
     def wait_all(self, timeout_s: float) -> None:
-        self.go_on()
+        self.resume()
         self._help(self._next)
         with self._changed:
             there = self._changed.wait_for(lambda: self._failure is not None or self.finished, timeout_s)
@@ -175,7 +175,7 @@ class Arrival:
 
     def _comes_fast(self) -> bool:
         """Whether what is waiting would be there within a moment, if it came as the others have."""
-        if isinstance(self._store, InPlace):
+        if isinstance(self._store, MappedSource):
             return True
         come = self._all - self._left
         return come > 0 and len(self._waiting) * (time.monotonic() - self._began_s) / come < MOMENT_S
@@ -186,20 +186,20 @@ class Arrival:
         while (chunk := self._next()) is not None:
             if not patient and self._left <= self._rest:
                 patient = True
-                stand_back()  # nobody needs it yet: the first step keeps its cores
+                lower_priority()  # nobody needs it yet: the first step keeps its cores
             buffer = self._bring(chunk, buffer)
 
     def _help(self, take: Callable[[], int | None]) -> None:
         """What is in memory already takes nothing but a core, and whoever waits has one to give: a reader more would
         keep it waiting for its turn, for milliseconds."""
-        if isinstance(self._store, InPlace):
+        if isinstance(self._store, MappedSource):
             while self._failure is None and (chunk := take()) is not None:
                 self._bring(chunk, None)
 
     def _bring(self, chunk: int, buffer: memoryview | None) -> memoryview | None:
         """To its place; or tell why not. The buffer, for the next time."""
         try:
-            if isinstance(self._store, InPlace):
+            if isinstance(self._store, MappedSource):
                 self._store.bring(self._manifest, chunk, self._place(chunk))
             else:
                 buffer = self._receive(self._store, chunk, buffer)

@@ -16,15 +16,15 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.restore import pending_parameter
-from deepvm.checkpoint.restore.chunk_reader import Arrival, InPlace, Part
-from deepvm.checkpoint.restore.load import Adopted, load_component
-from deepvm.checkpoint.restore.mapped_parameter import Loan
+from deepvm.checkpoint.restore.chunk_reader import ChunkReader, MappedSource, Part
+from deepvm.checkpoint.restore.load import OwnedTensors, load_component
+from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.checkpoint.restore.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.restore.rehearsal import Undo, rebuilt
 from deepvm.checkpoint.restore.selection import Selection
-from deepvm.checkpoint.restore.tensor_views import TensorsIn, is_aligned
+from deepvm.checkpoint.restore.tensor_views import TensorViews, is_aligned
 from deepvm.checkpoint.restore.use_order import modules_in_order
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.layout import Layout
 from deepvm.checkpoint.state.optimizer_state import loads_as_torch, with_layouts, with_numbers
 from deepvm.checkpoint.state.skeleton import module_tensors, names_of_tensors, rebuild
@@ -36,26 +36,26 @@ _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SavedTensors:
     """Where the bytes come from, and what they are."""
 
-    store: Store | InPlace
+    store: Store | MappedSource
     manifest: Manifest
     layout: Layout
     deadline_s: float
 
 
-class OnDemand:
+class LazyRestore:
     """One restore that is under way. All of its methods are for the trainer's thread. The memory of ``tensors`` is for
     all that does not go straight into a parameter; it is not touched before bytes come."""
 
-    def __init__(self, selected: Selection, tensors: TensorsIn, source: Source) -> None:
+    def __init__(self, selected: Selection, tensors: TensorViews, source: SavedTensors) -> None:
         self._selected, self._tensors, self._source = selected, tensors, source
-        self._pieces = Pieces(source.layout, source.manifest.chunk_bytes)
+        self._pieces = ChunkMap(source.layout, source.manifest.chunk_bytes)
         self._homes: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
         self._of_parameter: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
-        self._loans: dict[int, Loan] = {}  # by entry
-        self._adopted = Adopted(tensors)  # until all is in its place, and others have what they keep
+        self._loans: dict[int, MappedParameter] = {}  # by entry
+        self._adopted = OwnedTensors(tensors)  # until all is in its place, and others have what they keep
         self._hooks: list[RemovableHandle] = []
         self._loading = False
         self._afterwards: Callable[[], None] | None = None
@@ -66,26 +66,26 @@ class OnDemand:
         for entry in [*late, *now]:
             if entry in self._homes:  # tied to something that is no parameter of a module
                 self._homes[entry].append(tensors.address(entry))
-        order, hurried = self._order(now, late)
+        order, eager_count = self._order(now, late)
         # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
         # for an instant, and a forward that shares them with it takes longer than one after the other.
         self._together: Sequence[int] = ()
-        if isinstance(source.store, InPlace):
+        if isinstance(source.store, MappedSource):
             self._plan_loans()
-            self._together = order[:hurried]
+            self._together = order[:eager_count]
         with Undo() as undo:
             rest = self._load_bare(undo)
-            self._arrival = Arrival(source.store, source.manifest, self._place, order, hurried=hurried)
+            self._reader = ChunkReader(source.store, source.manifest, self._place, order, eager_count=eager_count)
             try:
-                self._arrival.wait(self._pieces.chunks_of(now), source.deadline_s)
+                self._reader.wait(self._pieces.chunks_of(now), source.deadline_s)
                 self._load_now(rest, undo)
             except BaseException:
-                self._arrival.close()
+                self._reader.close()
                 raise
         for parameter, _ in self._of_parameter.values():
-            pending_parameter.expect(parameter, self._arrive)
+            pending_parameter.attach(parameter, self._arrive)
         if not self._of_parameter:  # of no forward on these cores
-            self._arrival.go_on()
+            self._reader.resume()
         self._hook()
 
     @property
@@ -107,11 +107,11 @@ class OnDemand:
             return
         if self.open:
             try:
-                self._arrival.wait_all(self._source.deadline_s)
+                self._reader.wait_all(self._source.deadline_s)
             except Exception as error:
                 raise self._failed(error) from error
             for parameter, _ in self._of_parameter.values():
-                pending_parameter.forget(parameter)
+                pending_parameter.detach(parameter)
             self._of_parameter = {}
             self._loading = True
             try:
@@ -123,14 +123,14 @@ class OnDemand:
     def abandon(self) -> None:
         """Stop, with whatever is there; for a restore that begins anew."""
         for parameter, _ in self._of_parameter.values():
-            pending_parameter.forget(parameter)
+            pending_parameter.detach(parameter)
         self._of_parameter, self._late = {}, []
         self._loans = {entry: loan for entry, loan in self._loans.items() if loan.begun}
         self._end_loans()
         self._end()
 
     def _end(self) -> None:
-        self._arrival.close()
+        self._reader.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -157,7 +157,7 @@ class OnDemand:
         for parameter, entry in self._of_parameter.values():
             mapped = self._tensors[self._source.layout.entries[entry].name]
             if len(self._homes[entry]) == 1 and is_aligned(mapped) and owns_memory(parameter):
-                self._loans[entry] = Loan(parameter, mapped)
+                self._loans[entry] = MappedParameter(parameter, mapped)
                 del self._homes[entry]
 
     def _end_loans(self) -> list[int]:
@@ -212,12 +212,12 @@ class OnDemand:
     def _wait(self, chunks: Sequence[int]) -> None:
         together, self._together = self._together, ()
         try:
-            self._arrival.wait(together or chunks, self._source.deadline_s)
+            self._reader.wait(together or chunks, self._source.deadline_s)
         except Exception as error:
             raise self._failed(error) from error
         if together:
             for parameter, entry in list(self._of_parameter.values()):
-                if self._arrival.has(self._pieces.chunks_of_one(entry)):
+                if self._reader.has(self._pieces.chunks_of_one(entry)):
                     self._settle(parameter, entry)
 
     def _failed(self, error: Exception) -> CheckpointError:
@@ -234,7 +234,7 @@ class OnDemand:
 
     def _settle(self, parameter: torch.nn.Parameter, entry: int) -> None:
         """An ordinary one from here on: its bytes are there."""
-        pending_parameter.forget(parameter)
+        pending_parameter.detach(parameter)
         if self._of_parameter.pop(id(parameter), None) is not None and entry in self._loans:
             self._loans[entry].begin()
 
@@ -304,7 +304,7 @@ class OnDemand:
             self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
 
     def _go_on(self, *_: object) -> None:
-        pending_parameter.uncompiled(self._arrival.go_on)
+        pending_parameter.uncompiled(self._reader.resume)
 
     _go_on._torchdynamo_disable = True  # type: ignore[attr-defined]
 
@@ -321,7 +321,7 @@ class OnDemand:
             if entries:
                 self._wait(self._pieces.chunks_of(entries))  # together, not one by one
                 for parameter in wanted:
-                    pending_parameter.come(parameter)
+                    pending_parameter.wait(parameter)
 
         before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiler runs it, and looks away
         handle: RemovableHandle = module.register_forward_pre_hook(before_forward)

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.buffers.priority import stand_back
+from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.restore.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.restore.rehearsal import Undo, prepare
 from deepvm.checkpoint.restore.selection import Selection
-from deepvm.checkpoint.restore.tensor_views import LASTING_BYTES, TensorsIn, is_aligned
+from deepvm.checkpoint.restore.tensor_views import LASTING_BYTES, TensorViews, is_aligned
 from deepvm.checkpoint.state.fill import fill, put
 from deepvm.checkpoint.state.skeleton import LaidOut, names_of_tensors
 from deepvm.checkpoint.state.tensor_kinds import fill_expanded, is_expanded
 
 
-def load(selected: Selection, tensors: TensorsIn) -> None:
+def load(selected: Selection, tensors: TensorViews) -> None:
     """Give every component its state, which was checked to be of it, and the system what no component kept. Parameters
     keep only what is memory as good as theirs: they are written to in every step."""
-    adopted = Adopted(tensors)
+    adopted = OwnedTensors(tensors)
     ready = prepare(selected, adopted)
     with Undo() as undo:
         for name, state in ready.items():
@@ -38,7 +38,7 @@ def load(selected: Selection, tensors: TensorsIn) -> None:
 
 def _let_go(replaced: list[torch.Tensor]) -> None:
     """Drop tensors that nobody else has, one by one: to give their pages back takes a while."""
-    stand_back()
+    lower_priority()
     while replaced:
         replaced.pop()
 
@@ -63,7 +63,7 @@ def _fill(component: torch.Tensor, saved: torch.Tensor) -> None:
             component.copy_(saved)  # of another type
 
 
-def _give_memory(selected: Selection, adopted: Adopted) -> tuple[set[int], list[torch.Tensor]]:
+def _give_memory(selected: Selection, adopted: OwnedTensors) -> tuple[set[int], list[torch.Tensor]]:
     """Let parameters use the memory that came with the checkpoint in the place of their own, as Module.to() does; the
     ids of those that do, and what they had. A copy stays where memory has others that look at it, now or after this
     restore, and where the copy takes no time to speak of."""
@@ -87,11 +87,11 @@ def _give_memory(selected: Selection, adopted: Adopted) -> tuple[set[int], list[
     return given, replaced
 
 
-class Adopted(LaidOut, dict[str, torch.Tensor]):
+class OwnedTensors(LaidOut, dict[str, torch.Tensor]):
     """Tensors that belong to whoever asks for them. Memory that came with a checkpoint is not copied again where it
     can serve as it is; tied tensors stay tied."""
 
-    def __init__(self, tensors: TensorsIn) -> None:
+    def __init__(self, tensors: TensorViews) -> None:
         super().__init__()
         self.borrowed = tensors
         self._lasting: list[torch.Tensor] = []
@@ -101,7 +101,7 @@ class Adopted(LaidOut, dict[str, torch.Tensor]):
         if tensor.nbytes < LASTING_BYTES or not is_aligned(tensor):
             found = tensor.clone()
         else:
-            found = self.borrowed.lasting(name)
+            found = self.borrowed.owning(name)
             self._lasting.append(found)
         self[name] = found
         return found

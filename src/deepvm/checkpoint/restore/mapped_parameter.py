@@ -12,7 +12,7 @@ import torch
 from deepvm.checkpoint.restore.parameters import uses
 
 
-class Loan:
+class MappedParameter:
     """One parameter, and the memory that it may use instead of its own."""
 
     def __init__(self, parameter: torch.nn.Parameter, mapped: torch.Tensor) -> None:

@@ -45,22 +45,22 @@ _HARMLESS = _ask_without_content()
 _ARRIVE = "_deepvm_arrive"  # an attribute of the parameter
 
 
-class Awaited(torch.nn.Parameter):
+class PendingParameter(torch.nn.Parameter):
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
         if func not in _HARMLESS:
-            uncompiled(_come_all, _awaited_among([*args, *(kwargs or {}).values()]))
+            uncompiled(_wait_all, _awaited_among([*args, *(kwargs or {}).values()]))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
-def expect(parameter: torch.nn.Parameter, arrive: Arrive) -> None:
+def attach(parameter: torch.nn.Parameter, arrive: Arrive) -> None:
     """Let the first use of a parameter call ``arrive``, which returns when its bytes are there."""
     setattr(parameter, _ARRIVE, arrive)
-    parameter.__class__ = Awaited
+    parameter.__class__ = PendingParameter
 
 
 def can_be_awaited(tensor: object) -> bool:
@@ -92,30 +92,30 @@ def _disabled() -> Callable[..., None]:
     return found
 
 
-def _come_all(parameters: Iterable[torch.nn.Parameter]) -> None:
+def _wait_all(parameters: Iterable[torch.nn.Parameter]) -> None:
     for parameter in parameters:
-        come(parameter)
+        wait(parameter)
 
 
-def come(parameter: torch.nn.Parameter) -> None:
+def wait(parameter: torch.nn.Parameter) -> None:
     """Wait for an awaited parameter, and make it an ordinary one."""
     arrive: Arrive | None = parameter.__dict__.get(_ARRIVE)
     if arrive is not None:
         arrive(parameter)
-    forget(parameter)
+    detach(parameter)
 
 
-def forget(parameter: torch.nn.Parameter) -> None:
+def detach(parameter: torch.nn.Parameter) -> None:
     """Make it an ordinary one, whether its bytes are there or not."""
     parameter.__dict__.pop(_ARRIVE, None)
-    if type(parameter) is Awaited:
+    if type(parameter) is PendingParameter:
         parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
 
 
-def _awaited_among(values: Iterable[Any]) -> list[Awaited]:
-    found: list[Awaited] = []
+def _awaited_among(values: Iterable[Any]) -> list[PendingParameter]:
+    found: list[PendingParameter] = []
     for value in values:
-        if type(value) is Awaited:
+        if type(value) is PendingParameter:
             found.append(value)
         elif isinstance(value, list | tuple):
             found += _awaited_among(value)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from deepvm.checkpoint.restore.selection import Selection
-from deepvm.checkpoint.restore.tensor_views import TensorsIn
+from deepvm.checkpoint.restore.tensor_views import TensorViews
 from deepvm.checkpoint.state.fill import check_puttable
 from deepvm.checkpoint.state.optimizer_state import rebuild_optimizer
 from deepvm.checkpoint.state.owners import inner_optimizer
@@ -22,7 +22,7 @@ from deepvm.errors import Corrupt
 class Given(Protocol):
     """Tensors by name for whoever asks for them, and those of the checkpoint that they are made of."""
 
-    borrowed: TensorsIn
+    borrowed: TensorViews
 
 
 def prepare(selected: Selection, tensors: Any) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _check_module(own: Mapping[str, Any], skeleton: Any, tensors: Shown) -> None
 class Shown(LaidOut, Mapping[str, torch.Tensor]):
     """Tensors whose bytes may not be here yet, to see what they are."""
 
-    def __init__(self, tensors: TensorsIn) -> None:
+    def __init__(self, tensors: TensorViews) -> None:
         super().__init__()
         self.borrowed = tensors
 

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.buffers.staging import Staging
-from deepvm.checkpoint.restore.chunk_reader import Arrival, InPlace, Part, Place
-from deepvm.checkpoint.restore.lazy import OnDemand, Source, refuse_compiled
+from deepvm.checkpoint.restore.chunk_reader import ChunkReader, MappedSource, Part, Place
+from deepvm.checkpoint.restore.lazy import LazyRestore, SavedTensors, refuse_compiled
 from deepvm.checkpoint.restore.load import load
 from deepvm.checkpoint.restore.prefetched import came_from, memory_for
 from deepvm.checkpoint.restore.rehearsal import Shown, prepare
 from deepvm.checkpoint.restore.selection import Selection, Wanted, listed, select
-from deepvm.checkpoint.restore.tensor_views import TensorsIn
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.restore.tensor_views import TensorViews
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.documents import skeleton_of_rank
 from deepvm.checkpoint.state.layout import read_header
 from deepvm.checkpoint.state.skeleton import names_of_tensors
@@ -54,7 +54,7 @@ class Restored:
     skipped: tuple[str, ...] = ()  # left out, as was asked for
     drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
     replayed: bool = False  # its next step was made once more, and was the same
-    on_demand: OnDemand | None = None  # what is still under way
+    on_demand: LazyRestore | None = None  # what is still under way
     seen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # on rank 0: the steps of each store that answered
 
     def left_as_it_was(self) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def restore_newest(
         began = time.perf_counter()
         candidate, nearness = chosen = found.pop(0) if found else (-1, 0)
         if world_size > 1:
-            candidate, nearness = ranks.as_rank_0_says(CALL, chosen)
+            candidate, nearness = ranks.broadcast_from_rank_0(CALL, chosen)
         if candidate < 0:
             break
         store = stores[nearness]
@@ -201,23 +201,23 @@ class _Fetched:
         wanted: Wanted,
     ) -> None:
         self._deadline_s, self._lazy = deadline_s, lazy
-        self._store: Store | InPlace = store
-        self.on_demand: OnDemand | None = None
+        self._store: Store | MappedSource = store
+        self.on_demand: LazyRestore | None = None
         self.manifest = store.manifest(run, step)
         mapped = store.map(self.manifest) if isinstance(store, FileStore) else None
         if mapped is None:
             self._memory = memory_for(store, self.manifest)
         else:
             self._memory = Staging(self.manifest.size_bytes, warm=False, over=memoryview(mapped))
-            self._store = InPlace(store, self._memory)
+            self._store = MappedSource(store, self._memory)
         self._fetch(range(1))
         header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))
         self._fetch(self._here[1:])
         self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
         skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
-        self._pieces = Pieces(self._layout, self.manifest.chunk_bytes)
-        self._tensors = TensorsIn(self._memory, self._layout)
+        self._pieces = ChunkMap(self._layout, self.manifest.chunk_bytes)
+        self._tensors = TensorViews(self._memory, self._layout)
         self.selected: Selection = select(components, skeleton, self._tensors, wanted)
         if not lazy:
             self._fetch_whole()
@@ -231,7 +231,7 @@ class _Fetched:
             self._tensors.settle(self._pieces.parts[chunk])
 
     def _fetch(self, chunks: Collection[int], place: Place | None = None) -> None:
-        arrival = Arrival(self._store, self.manifest, place or self._place, sorted(chunks))
+        arrival = ChunkReader(self._store, self.manifest, place or self._place, sorted(chunks))
         try:
             arrival.wait_all(self._deadline_s)
         finally:
@@ -249,8 +249,10 @@ class _Fetched:
         """Give the components their state, or let it come to them."""
         if self._lazy:
             prepare(self.selected, Shown(self._tensors))
-            source = Source(store=self._store, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s)
-            self.on_demand = OnDemand(self.selected, self._tensors, source)
+            source = SavedTensors(
+                store=self._store, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s
+            )
+            self.on_demand = LazyRestore(self.selected, self._tensors, source)
         else:
             load(self.selected, self._tensors)
         components.update(self.selected.components)  # plain values are other objects now

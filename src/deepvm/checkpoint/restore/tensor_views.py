@@ -21,7 +21,7 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % ALIGNED_BYTES == 0
 
 
-class TensorsIn(Mapping[str, torch.Tensor]):
+class TensorViews(Mapping[str, torch.Tensor]):
     """Every tensor of a checkpoint, made when it is asked for. Most lie as in the file. Those of odd sizes would
     lie unaligned there, and be copied once more before anything can keep them: where memory is the restore's own, each
     has an aligned place."""
@@ -43,7 +43,7 @@ class TensorsIn(Mapping[str, torch.Tensor]):
     def dtype(self, name: str) -> torch.dtype:
         return DTYPES[self._entry(name).dtype]
 
-    def lasting(self, name: str) -> torch.Tensor:
+    def owning(self, name: str) -> torch.Tensor:
         """One for whoever keeps it when the others go."""
         return self._made_by(Staging.lasting_tensor, name)
 

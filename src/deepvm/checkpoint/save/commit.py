@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.errors import AccessDenied, CheckpointError, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.protocol.frames import Kind, fingerprint
-from deepvm.protocol.placement import home_nodes
+from deepvm.protocol.placement import replica_nodes
 from deepvm.store.base import Manifest
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
@@ -26,7 +26,7 @@ COMMIT_POLL_S = 0.02
 ABORT_S = 1.0
 
 
-class Control:
+class CommitClient:
     """One connection to each node, beside those that carry chunks. For one thread at a time."""
 
     def __init__(self, store: MemoryStore, run: str, rank: int, world_size: int) -> None:
@@ -150,7 +150,7 @@ class Control:
 
     def commit(
         self,
-        pieces: Pieces,
+        pieces: ChunkMap,
         step: int,
         facts: Mapping[str, Any],
         down: Sequence[str],
@@ -194,7 +194,7 @@ class Control:
         for index, node in enumerate(store.nodes):
             if node in down:
                 continue
-            chunks = [c for c in range(count) if index in home_nodes(c, len(store.nodes), store.replicas)]
+            chunks = [c for c in range(count) if index in replica_nodes(c, len(store.nodes), store.replicas)]
             try:
                 found = self.call(node, _sealing(step, chunks, ends))
             except (AccessDenied, Corrupt):
@@ -259,7 +259,9 @@ class Control:
         """Those that an earlier session left, which ended in the middle of its commit."""
         if len(self._store.nodes) > 1:
             with suppress(StoreUnavailable):
-                self._half.update({step: set(nodes) for step, nodes in self._store.half_steps(self._run).items()})
+                self._half.update(
+                    {step: set(nodes) for step, nodes in self._store.uncommitted_steps(self._run).items()}
+                )
                 for step in self._half:
                     log.warning("step %d of run %s was never committed: it is deleted", step, self._run)
                 self.forget_halves()

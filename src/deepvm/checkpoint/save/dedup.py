@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from deepvm.protocol import frames
-from deepvm.store.memory.buffers import Strip, views_of
+from deepvm.store.memory.buffers import BufferGroup, views_of
 from deepvm.store.memory.connection import Connection, Send
 from deepvm.store.memory.upload import link, offer
 
@@ -38,7 +38,7 @@ class Outcome(Protocol):
     def bytes_sent(self) -> int: ...
 
 
-class Offers:
+class DedupHistory:
     """What the saves of one run found so far."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def link_known(
 def _proof(source: Source, chunk: int, key: bytes) -> bytes:
     proof = b""
 
-    def prove(strips: Sequence[Strip]) -> int:
+    def prove(strips: Sequence[BufferGroup]) -> int:
         nonlocal proof
         proof = frames.content_proof(key, views_of(strips))
         return 0

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from deepvm.checkpoint.determinism.replay import Witnesses, witness_run
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.save.event_log import Told
+from deepvm.checkpoint.save.event_log import EventLog
 from deepvm.checkpoint.save.step_order import Order
 from deepvm.errors import StoreError
 from deepvm.store.base import Store
@@ -26,7 +26,7 @@ DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
 REPAIR_S = 1.0  # how often a node that missed a checkpoint is looked for
 
 
-class Tiers:
+class DurabilityWorker:
     """A thread that follows each committed checkpoint. Rank 0 copies, deletes and repairs; the others look."""
 
     def __init__(
@@ -34,14 +34,14 @@ class Tiers:
         stores: Sequence[Store],
         run: str,
         rank: int,
-        told: Told,
+        told: EventLog,
         *,
         order: Order,
         status: Status,
         deadline_s: float,
         witnesses: Witnesses | None,
     ) -> None:
-        self._stores, self._run, self._rank, self._told = stores, run, rank, told
+        self._stores, self._run, self._rank, self._event_log = stores, run, rank, told
         self._order, self._status, self._deadline_s = order, status, deadline_s
         self._witnesses = witnesses
         self._newest: SaveHandle | None = None
@@ -59,7 +59,7 @@ class Tiers:
         self._newest = handle
         self._committed.put(handle)
 
-    def hurry(self, ends_s: float) -> None:
+    def finish_by(self, ends_s: float) -> None:
         """Wait until then at most for memory nodes to write on by themselves what they have; not for those that do
         not."""
         self._ends_s = ends_s
@@ -84,7 +84,7 @@ class Tiers:
             try:
                 place = self._make_durable(handle)
                 if place is not None:
-                    self._told.saved(handle, "durable", place=place)
+                    self._event_log.saved(handle, "durable", place=place)
                     handle.advance("durable")
                     self._status.durable += 1
                     self._status.last_durable_step = handle.step
@@ -121,7 +121,7 @@ class Tiers:
                 states = first.states(self._run, handle.step)
                 if not states:  # overtaken by a newer one before it was written on
                     return None
-                if first.outlives_the_nodes(states):
+                if first.is_durable(states):
                     return first.url
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, SLOWEST_POLL_S)

@@ -19,7 +19,7 @@ from deepvm.checkpoint.restore.select import Restored
 log = logging.getLogger("deepvm.checkpoint")
 
 
-class Told:
+class EventLog:
     """Rank 0 tells of steps and of saves; every rank of what it restored, and of saves that are committed."""
 
     def __init__(self, path: str | None, rank: int, world_size: int) -> None:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepvm.checkpoint.save.commit import Control
-from deepvm.checkpoint.save.dedup import Offers
-from deepvm.checkpoint.save.sender_threads import Base, Chunks, Job, Senders
+from deepvm.checkpoint.save.commit import CommitClient
+from deepvm.checkpoint.save.dedup import DedupHistory
+from deepvm.checkpoint.save.sender_threads import Base, Chunks, RankJob, Senders
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.errors import CheckpointError, Corrupt, StoreUnavailable
-from deepvm.protocol.placement import home_nodes
+from deepvm.protocol.placement import replica_nodes
 from deepvm.store.base import chunk_count
 from deepvm.store.memory.store import MemoryStore
 
@@ -28,7 +28,7 @@ STOP_S = 15.0  # a sender that is interrupted ends at once, or when its attempt 
 
 
 @dataclass(kw_only=True)
-class Sent:
+class TransferResult:
     """What a save moved."""
 
     digests: list[int]
@@ -54,10 +54,10 @@ class MemoryTransfer:
     def __init__(self, store: MemoryStore, run: str, rank: int = 0, world_size: int = 1) -> None:
         self._store, self._run, self._rank, self._world_size = store, run, rank, world_size
         self._senders: dict[str, Senders] = {}
-        self._control = Control(store, run, rank, world_size)
+        self._control = CommitClient(store, run, rank, world_size)
         self._tidied = False
         self._base: Base | None = None
-        self._offers = Offers()
+        self._offers = DedupHistory()
 
     def block_bytes(self) -> int:
         """The size of chunks that all nodes keep. The first call also takes the run for this session."""
@@ -67,7 +67,7 @@ class MemoryTransfer:
             self._tidied = True
         return found
 
-    def copies(self, pieces: Pieces) -> list[int]:
+    def copies(self, pieces: ChunkMap) -> list[int]:
         """How many copies of each chunk this rank sends."""
         mine = share(pieces.count, pieces.of_header, self._rank, self._world_size)
         return [self._store.replicas if chunk in mine else 0 for chunk in range(pieces.count)]
@@ -87,7 +87,7 @@ class MemoryTransfer:
         deadline_s: float,
         on_sent: Callable[[], None],
         attempt: int = 0,
-    ) -> Sent:
+    ) -> TransferResult:
         """Send, wait for the other ranks, and commit. ``write_header`` is given all ranks' extras, on rank 0."""
         try:
             ends = time.monotonic() + deadline_s
@@ -121,7 +121,7 @@ class MemoryTransfer:
         write_header: Callable[[Sequence[str]], None],
         on_sent: Callable[[], None],
         ends: float,
-    ) -> Sent:
+    ) -> TransferResult:
         pieces, layout = snapshot.pieces, snapshot.pieces.layout
         mine = share(pieces.count, pieces.of_header, self._rank, self._world_size)
         base, digests = self._base_of(pieces), [0] * pieces.count
@@ -159,7 +159,7 @@ class MemoryTransfer:
     def send(
         self, source: Chunks, chunks: Sequence[int], step: int, size_bytes: int, chunk_bytes: int,
         *, layout: str, base: Base | None, ends: float, offering: bool = False,
-    ) -> Sent:  # fmt: skip
+    ) -> TransferResult:  # fmt: skip
         """Send some chunks of a checkpoint that others may send other chunks of; nothing is committed."""
         digests = [0] * chunk_count(size_bytes, chunk_bytes)
         jobs = self._jobs(
@@ -173,7 +173,7 @@ class MemoryTransfer:
         return self._sent(jobs, digests, base)
 
     def commit(
-        self, pieces: Pieces, step: int, facts: Mapping[str, Any], down: Sequence[str], ends: float
+        self, pieces: ChunkMap, step: int, facts: Mapping[str, Any], down: Sequence[str], ends: float
     ) -> list[int]:
         """Wait until every chunk has arrived, from whatever rank, and write the manifest; the chunks' digests."""
         return self._control.commit(pieces, step, facts, down, ends)[0]
@@ -190,7 +190,7 @@ class MemoryTransfer:
 
     # --- parts --------------------------------------------------------------------------------------------------
 
-    def _base_of(self, pieces: Pieces) -> Base | None:
+    def _base_of(self, pieces: ChunkMap) -> Base | None:
         """The last save, or the newest checkpoint that an earlier process left: what is as it was there is not sent."""
         layout, base = pieces.layout, self._base
         if base is not None:
@@ -210,9 +210,9 @@ class MemoryTransfer:
         self, source: Chunks, step: int, size_bytes: int, chunk_bytes: int,
         *, layout: str, base: Base | None, digests: list[int], attempt: int = 0, offering: bool = False,
         lean: bool = False,
-    ) -> dict[str, Job]:  # fmt: skip
+    ) -> dict[str, RankJob]:  # fmt: skip
         return {
-            node: Job(
+            node: RankJob(
                 source=source, step=step, size_bytes=size_bytes, chunk_bytes=chunk_bytes,
                 layout=layout, base=base, digests=digests, waiting=queue.SimpleQueue(), senders=0, attempt=attempt,
                 offering=offering, lean=lean,
@@ -220,10 +220,10 @@ class MemoryTransfer:
             for node in self._store.nodes
         }  # fmt: skip
 
-    def _enqueue(self, jobs: Mapping[str, Job], chunks: Sequence[int]) -> None:
+    def _enqueue(self, jobs: Mapping[str, RankJob], chunks: Sequence[int]) -> None:
         nodes = self._store.nodes
         for chunk in chunks:
-            for home in home_nodes(chunk, len(nodes), self._store.replicas):
+            for home in replica_nodes(chunk, len(nodes), self._store.replicas):
                 jobs[nodes[home]].waiting.put(chunk)
 
     def _sender(self, node: str) -> Senders:
@@ -231,17 +231,17 @@ class MemoryTransfer:
             self._senders[node] = Senders(self._store, node, self._run, self._rank, self._world_size)
         return self._senders[node]
 
-    def _await(self, jobs: Mapping[str, Job], ends: float) -> None:
+    def _await(self, jobs: Mapping[str, RankJob], ends: float) -> None:
         for node, job in jobs.items():
             if not job.finished.wait(max(0.0, ends - time.monotonic())):
                 late = StoreUnavailable(f"memory node {node} did not take the checkpoint within its deadline")
                 self._stop(jobs, late)
                 raise late
 
-    def _sent(self, jobs: Mapping[str, Job], digests: list[int], base: Base | None) -> Sent:
+    def _sent(self, jobs: Mapping[str, RankJob], digests: list[int], base: Base | None) -> TransferResult:
         down = tuple(node for node, job in jobs.items() if job.failure is not None)
         self._check_losses(jobs, down)
-        return Sent(
+        return TransferResult(
             digests=digests,
             base=base,
             bytes_sent=sum(job.bytes_sent for job in jobs.values()),
@@ -249,7 +249,7 @@ class MemoryTransfer:
             nodes_down=down,
         )
 
-    def _stop(self, jobs: Mapping[str, Job], why: BaseException) -> None:
+    def _stop(self, jobs: Mapping[str, RankJob], why: BaseException) -> None:
         """Nothing of this save may be sent any more: staging memory belongs to the next one."""
         for node, job in jobs.items():
             with job.lock:
@@ -260,7 +260,7 @@ class MemoryTransfer:
         for job in jobs.values():
             job.finished.wait(STOP_S)
 
-    def _check_losses(self, jobs: Mapping[str, Job], down: Sequence[str]) -> None:
+    def _check_losses(self, jobs: Mapping[str, RankJob], down: Sequence[str]) -> None:
         """Some nodes may have failed as long as every chunk has a home left."""
         if not down:
             return
@@ -275,7 +275,7 @@ class MemoryTransfer:
             log.warning("memory node %s has no part in step %d: %s", node, jobs[node].step, failure)
 
 
-def _changing(sent: Sent) -> frozenset[int]:
+def _changing(sent: TransferResult) -> frozenset[int]:
     if sent.base is None:
         return frozenset()
     return frozenset(c for c, (was, now) in enumerate(zip(sent.base.digests, sent.digests, strict=True)) if was != now)

@@ -13,13 +13,13 @@ from deepvm.checkpoint import ranks
 from deepvm.checkpoint.alarms import alarm
 from deepvm.checkpoint.determinism.component import Determinism
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.save.durability import Tiers
-from deepvm.checkpoint.save.event_log import Told
+from deepvm.checkpoint.save.durability import DurabilityWorker
+from deepvm.checkpoint.save.event_log import EventLog
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer
 from deepvm.checkpoint.save.step_order import Order
 from deepvm.checkpoint.save.store_transfer import PlainTransfer
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
-from deepvm.checkpoint.snapshot.snapshotter import Taking
+from deepvm.checkpoint.snapshot.snapshotter import Snapshotter
 from deepvm.checkpoint.state.capture import join
 from deepvm.errors import CheckpointError, DeepvmError
 
@@ -32,23 +32,23 @@ TELL_S = 5.0  # a wait at the end of a process that is longer is told
 _Save = tuple[Snapshot, SaveHandle, dict[str, bytearray] | str]
 
 
-class Sending:
+class Saver:
     def __init__(
         self,
         transfer: MemoryTransfer | PlainTransfer,
-        taking: Taking,
+        taking: Snapshotter,
         determinism: Determinism,
-        tiers: Tiers,
+        tiers: DurabilityWorker,
         order: Order,
-        told: Told,
+        told: EventLog,
         *,
         place: str,
         status: Status,
         deadline_s: float,
         raises: bool,
     ) -> None:
-        self._transfer, self._taking, self._determinism, self._tiers = transfer, taking, determinism, tiers
-        self._order, self._told, self._place = order, told, place
+        self._transfer, self._taking, self._determinism, self._durability = transfer, taking, determinism, tiers
+        self._order, self._event_log, self._place = order, told, place
         self._status, self._deadline_s = status, deadline_s
         self._raises = raises
         self._problem: CheckpointError | None = None
@@ -106,7 +106,7 @@ class Sending:
     def put(self, snapshot: Snapshot, handle: SaveHandle, extra: dict[str, bytearray] | str) -> None:
         """``extra`` are the state's plain values: this rank's, or all ranks' already joined."""
         if self._thread is None:
-            self._tiers.start()
+            self._durability.start()
             self._thread = threading.Thread(target=self._loop, name="deepvm-save", daemon=True)
             self._thread.start()
         self._under_way = handle
@@ -115,7 +115,7 @@ class Sending:
     def skipped(self, handle: SaveHandle, reason: str, *, told: bool = True) -> None:
         self._status.skipped += 1
         if told:
-            self._told.saved(handle, "skipped", why=reason)
+            self._event_log.saved(handle, "skipped", why=reason)
         handle.advance("skipped", reason)
 
     def failed(self, handle: SaveHandle, error: BaseException) -> None:
@@ -133,7 +133,7 @@ class Sending:
             log.warning("where it failed:", exc_info=error)
         if self._raises:
             self._problem = CheckpointError(self._status.last_error)
-        self._told.saved(handle, "failed", why=str(error), first=first)
+        self._event_log.saved(handle, "failed", why=str(error), first=first)
         handle.advance("failed", str(error))
 
     def _tell_failures(self) -> None:
@@ -173,11 +173,11 @@ class Sending:
             try:
                 self._send(snapshot, handle, extra if isinstance(extra, str) else join(extra))
                 self._status.last_save_s = time.perf_counter() - handle.began_s
-                self._told.saved(handle, "remote", place=self._place)
+                self._event_log.saved(handle, "remote", place=self._place)
                 self._status.remote += 1
                 self._status.last_remote_step = handle.step
                 handle.advance("remote")
-                self._tiers.follow(handle)
+                self._durability.follow(handle)
             except Exception as error:
                 if snapshot.torn is not None:
                     self.disturbed = True
@@ -194,7 +194,7 @@ class Sending:
                 self._idle.set()
             mend()
             del mend
-        self._tiers.end()
+        self._durability.end()
 
     def _send(self, snapshot: Snapshot, handle: SaveHandle, skeleton: str) -> None:
         self._order.check_alone(handle.step)

@@ -23,7 +23,7 @@ MOST_STEPS = 10  # between two questions: steps may become slower than they were
 UNTIMED_NOTICE_S = 30.0  # where a notice does not say when: the least that clouds give
 
 
-class Deciding:
+class SaveSchedule:
     def __init__(self, policy: SavePolicy, world_size: int, *, expects_notices: bool) -> None:
         """``expects_notices``: whether some machine may be announced its end, whatever the policy says of that."""
         self._world_size = world_size
@@ -47,7 +47,7 @@ class Deciding:
         if self._steps_until_question > 0:
             return due
         own = any(part.due(now) for part in self._uncertain)
-        some, slowest_us = ranks.largest_of(f"step({now.step})", (int(own), int(self._slowest_s * 1e6)))
+        some, slowest_us = ranks.all_reduce_max(f"step({now.step})", (int(own), int(self._slowest_s * 1e6)))
         self._slowest_s = 0.0
         self._steps_until_question = min(MOST_STEPS, max(1, int(LOOK_S * 1e6) // max(1, slowest_us)))
         return due or bool(some)

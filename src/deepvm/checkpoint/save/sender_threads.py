@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from deepvm.checkpoint.buffers.priority import stand_back
+from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.save.dedup import AT_ONCE, can_offer, link_known
 from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.protocol.frames import PUTS, Kind
@@ -51,7 +51,7 @@ class Base:
 
 
 @dataclass(kw_only=True)
-class Job:
+class RankJob:
     """One save, as the senders of one node see it."""
 
     source: Chunks
@@ -109,7 +109,7 @@ class Senders:
     def __init__(self, store: MemoryStore, node: str, run: str, rank: int, world_size: int) -> None:
         self.node = node
         self._store, self._run, self._rank, self._world_size = store, run, rank, world_size
-        self._jobs: list[queue.SimpleQueue[Job | None]] = [queue.SimpleQueue() for _ in range(store.connections)]
+        self._jobs: list[queue.SimpleQueue[RankJob | None]] = [queue.SimpleQueue() for _ in range(store.connections)]
         self._threads = [
             threading.Thread(target=self._work, args=(jobs,), name=f"deepvm-send-{node}-{i}", daemon=True)
             for i, jobs in enumerate(self._jobs)
@@ -118,7 +118,7 @@ class Senders:
         for thread in self._threads:
             thread.start()
 
-    def start(self, job: Job) -> None:
+    def start(self, job: RankJob) -> None:
         job.senders = len(self._jobs)
         for jobs in self._jobs:
             jobs.put(job)
@@ -135,8 +135,8 @@ class Senders:
         for thread in self._threads:
             thread.join(5.0)
 
-    def _work(self, jobs: queue.SimpleQueue[Job | None]) -> None:
-        stand_back()  # training keeps its cores; what is not sent in time is copied instead
+    def _work(self, jobs: queue.SimpleQueue[RankJob | None]) -> None:
+        lower_priority()  # training keeps its cores; what is not sent in time is copied instead
         connection: Connection | None = None
         while True:
             job = jobs.get()
@@ -165,7 +165,7 @@ class Senders:
             self._open.discard(connection)
             connection.close()
 
-    def _begin(self, connection: Connection | None, job: Job) -> Connection:
+    def _begin(self, connection: Connection | None, job: RankJob) -> Connection:
         """Begin the save, on a new connection where the old one died unnoticed between saves."""
         if self._store.health.can_spare(self.node):
             self._store.health.check(self.node)
@@ -186,14 +186,14 @@ class Senders:
             raise
         return connection
 
-    def _tell(self, connection: Connection, job: Job) -> None:
+    def _tell(self, connection: Connection, job: RankJob) -> None:
         begin(
             connection, job.step, job.size_bytes, job.chunk_bytes,
             layout=job.layout, rank=self._rank, world_size=self._world_size,
             attempt=job.attempt, share=self._store.share_of(self.node), lean=job.lean,
         )  # fmt: skip
 
-    def _serve(self, connection: Connection, job: Job) -> None:
+    def _serve(self, connection: Connection, job: RankJob) -> None:
         kept: list[int] = []
         offering = job.offering and can_offer(connection)
         unseen = PUTS in connection.features and not offering  # whether chunks may be sent before they are hashed
@@ -214,7 +214,7 @@ class Senders:
             if job.failure is None:
                 self._keep(connection, job, kept[start : start + KEPT_AT_ONCE])
 
-    def _link(self, connection: Connection, job: Job, chunks: list[int]) -> list[int]:
+    def _link(self, connection: Connection, job: RankJob, chunks: list[int]) -> list[int]:
         """Share what the node has already; the chunks that it has not."""
         connection.finish()  # answers come in order
         linked = set(link_known(connection, job.source, job.step, chunks, job.digests))
@@ -225,7 +225,7 @@ class Senders:
             job.bytes_linked += sum(map(job.length, linked))
         return [chunk for chunk in chunks if chunk not in linked]
 
-    def _put(self, connection: Connection, job: Job, chunks: Sequence[int]) -> None:
+    def _put(self, connection: Connection, job: RankJob, chunks: Sequence[int]) -> None:
         for start in range(0, len(chunks), PUT_AT_ONCE):
             some = chunks[start : start + PUT_AT_ONCE]
             lengths, digests = [job.length(chunk) for chunk in some], [job.digests[chunk] for chunk in some]
@@ -235,7 +235,7 @@ class Senders:
             with job.lock:
                 job.bytes_sent += sum(lengths)
 
-    def _keep(self, connection: Connection, job: Job, kept: list[int]) -> None:
+    def _keep(self, connection: Connection, job: RankJob, kept: list[int]) -> None:
         assert job.base is not None  # noqa: S101 - nothing is kept without a base
         try:
             connection.call(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.save.memory_transfer import Sent, Texts
+from deepvm.checkpoint.save.memory_transfer import Texts, TransferResult
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.state.capture import join
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.errors import StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
-from deepvm.store.memory.buffers import Strip, views_of
+from deepvm.store.memory.buffers import BufferGroup, views_of
 
 COMMIT_POLL_S = 0.05
 
@@ -25,7 +25,7 @@ class PlainTransfer:
     def block_bytes(self) -> int:
         return DEFAULT_CHUNK_BYTES
 
-    def copies(self, pieces: Pieces) -> list[int]:
+    def copies(self, pieces: ChunkMap) -> list[int]:
         return [1 if self._rank == 0 else 0] * pieces.count
 
     def plain_values(self, step: int, texts: Texts, *, otherwise: Callable[[], None]) -> Texts | str:
@@ -50,12 +50,12 @@ class PlainTransfer:
         deadline_s: float,
         on_sent: Callable[[], None],
         attempt: int = 0,  # noqa: ARG002 - a writer of its own for each
-    ) -> Sent:
+    ) -> TransferResult:
         pieces = snapshot.pieces
         if self._rank != 0:  # the state is the same on every rank, and one writer is enough
             on_sent()
             self._await_commit(step, time.monotonic() + deadline_s)
-            return Sent(digests=[])
+            return TransferResult(digests=[])
         write_header([extra])
         size_bytes = pieces.layout.size_bytes
         writer = self._store.writer(self._run, step, size_bytes=size_bytes, chunk_bytes=pieces.chunk_bytes)
@@ -78,7 +78,7 @@ class PlainTransfer:
         except BaseException:
             writer.abort()
             raise
-        return Sent(digests=digests, bytes_sent=size_bytes)
+        return TransferResult(digests=digests, bytes_sent=size_bytes)
 
     def _await_commit(self, step: int, ends: float) -> None:
         while step not in self._store.steps(self._run):
@@ -92,7 +92,7 @@ class PlainTransfer:
     def _put(self, writer: Writer, snapshot: Snapshot, chunk: int) -> int:
         digest = snapshot.digest(chunk)
 
-        def put(strips: Sequence[Strip]) -> int:
+        def put(strips: Sequence[BufferGroup]) -> int:
             writer.put(chunk, views_of(strips), digest)
             return 0
 

@@ -34,7 +34,7 @@ versions_of = attrgetter("_version")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A mark in a stream."""
 
     def query(self) -> bool:
@@ -61,11 +61,11 @@ class Device(Protocol):
         """Enqueue a copy on the side stream of the source's device, and keep the source's memory until it is done."""
         ...
 
-    def record(self, device: torch.device) -> Event:
+    def record(self, device: torch.device) -> DeviceEvent:
         """Mark the side stream behind all copies so far."""
         ...
 
-    def hold(self, device: torch.device, event: Event) -> None:
+    def hold(self, device: torch.device, event: DeviceEvent) -> None:
         """Let the current stream wait for a mark of the side stream. The CPU does not wait."""
         ...
 
@@ -94,7 +94,7 @@ class Cuda:
             to.copy_(source, non_blocking=True)
         source.record_stream(stream)
 
-    def record(self, device: torch.device) -> Event:
+    def record(self, device: torch.device) -> DeviceEvent:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(self._stream(device))
         return event
@@ -118,8 +118,10 @@ class Arrivals:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._groups: list[tuple[int, int, Event]] = []
-        self._held: dict[torch.device, Event] = {}  # the last of each device, until the current stream waits for it
+        self._groups: list[tuple[int, int, DeviceEvent]] = []
+        self._held: dict[
+            torch.device, DeviceEvent
+        ] = {}  # the last of each device, until the current stream waits for it
         self._owned: Sequence[torch.Tensor] = ()
         self._versions: list[int] = []
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.buffers.priority import stand_back
+from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.buffers.write_watch import Range, WriteWatch, collapse, plain_memory
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -124,7 +124,7 @@ class LivePages:
 
 
 def _stand_back_and_collapse(*work: Any) -> None:
-    stand_back()
+    lower_priority()
     _collapse(*work)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from deepvm.checkpoint.buffers.copying import SMALL_BYTES, Job, copy_one_by_one, in_pieces
+from deepvm.checkpoint.buffers.copying import SMALL_BYTES, CopyJob, copy_one_by_one, in_pieces
 from deepvm.checkpoint.buffers.staging import Staging, view_of
 from deepvm.checkpoint.buffers.write_watch import Range
 from deepvm.checkpoint.snapshot.live_pages import PAGE_BYTES, whole_pages, within
-from deepvm.checkpoint.state.chunk_map import Pieces
-from deepvm.store.memory.buffers import Strip, cut
+from deepvm.checkpoint.state.chunk_map import ChunkMap
+from deepvm.store.memory.buffers import BufferGroup, group
 
 
 class Part(NamedTuple):
@@ -26,10 +26,10 @@ class Part(NamedTuple):
     length: int
 
 
-class InPlace:
+class LiveParts:
     """For one set of protected ranges; made anew only when that set changes."""
 
-    def __init__(self, pieces: Pieces, staging: Staging, tensors: Sequence[Part], ranges: Sequence[Range]) -> None:
+    def __init__(self, pieces: ChunkMap, staging: Staging, tensors: Sequence[Part], ranges: Sequence[Range]) -> None:
         """``tensors``: the large ones, whole."""
         self.pieces, self._staging, self.ranges = pieces, staging, ranges
         self.parts: list[list[Part]] = [[] for _ in range(pieces.count)]  # by chunk
@@ -41,7 +41,7 @@ class InPlace:
         self.rest_bytes = sum(part.length for part in rest)
         self.rest = [(staging.address + part.offset, part.address, part.length) for part in rest]
         self.copy_all = self._copies([part for parts in self.parts for part in parts])
-        self._strips: dict[tuple[int, bool], list[Strip]] = {}
+        self._strips: dict[tuple[int, bool], list[BufferGroup]] = {}
 
     def _place(self, tensor: Part, rest: list[Part]) -> None:
         """Divide a tensor into what is read in place, chunk by chunk, and the rest."""
@@ -62,13 +62,13 @@ class InPlace:
             self.parts[chunk].append(Part(offset, part.address + offset - part.offset, until - offset))
             offset = until
 
-    def _copies(self, parts: Sequence[Part]) -> list[Job]:
+    def _copies(self, parts: Sequence[Part]) -> list[CopyJob]:
         spans = [(self._staging.address + part.offset, part.address, part.length) for part in parts]
         small = [span for span in spans if span[2] < SMALL_BYTES]
         large = [job for span in spans if span[2] >= SMALL_BYTES for job in in_pieces(span)]
         return [*large, partial(copy_one_by_one, small)] if small else large
 
-    def copy_chunks(self, chunks: Sequence[int]) -> tuple[list[Job], int]:
+    def copy_chunks(self, chunks: Sequence[int]) -> tuple[list[CopyJob], int]:
         """The copies of what some chunks have in place, and how many bytes that is."""
         parts = [part for chunk in chunks for part in self.parts[chunk]]
         return self._copies(parts), sum(part.length for part in parts)
@@ -82,7 +82,7 @@ class InPlace:
             found.append((found.pop()[0], end) if found and found[-1][1] == start else (start, end))
         return found
 
-    def strips(self, chunk: int, *, moved: bool) -> list[Strip]:
+    def strips(self, chunk: int, *, moved: bool) -> list[BufferGroup]:
         """The memory of a chunk; ``moved``: what was in place is in staging memory now. Made once, since it takes
         longer than to send what they show of small tensors. For whoever holds the chunk's lock."""
         moved = moved or not self.parts[chunk]
@@ -91,7 +91,7 @@ class InPlace:
             found = self._strips[chunk, moved] = self._make_strips(chunk, () if moved else self.parts[chunk])
         return found
 
-    def _make_strips(self, chunk: int, parts: Sequence[Part]) -> list[Strip]:
+    def _make_strips(self, chunk: int, parts: Sequence[Part]) -> list[BufferGroup]:
         at, length = self.pieces.span(chunk)
         end, base = at + length, self._staging.address
         spans: list[Range] = []  # address, length
@@ -102,7 +102,7 @@ class InPlace:
             at = part.offset + part.length
         if at < end:
             spans.append((base + at, end - at))
-        return cut([view_of(address, length) for address, length in spans])
+        return group([view_of(address, length) for address, length in spans])
 
 
 def _within(tensor: Part, start: int, end: int) -> Part:

@@ -19,19 +19,19 @@ from deepvm.checkpoint.buffers.copying import (
     ONE_CALL_BYTES,
     SMALL_BYTES,
     Copier,
-    Job,
+    CopyJob,
     Span,
     Work,
     copy_one_by_one,
     in_pieces,
     is_small,
 )
-from deepvm.checkpoint.buffers.off_heap import apart
+from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.buffers.write_watch import Range, WriteWatch
 from deepvm.checkpoint.snapshot.live_pages import LivePages
-from deepvm.checkpoint.snapshot.live_parts import InPlace, Part
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.snapshot.live_parts import LiveParts, Part
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 
 
 class Sources:
@@ -41,7 +41,7 @@ class Sources:
 
     def __init__(
         self,
-        pieces: Pieces,
+        pieces: ChunkMap,
         tensors: Sequence[torch.Tensor | None],
         staging: Staging,
         copier: Copier,
@@ -63,7 +63,7 @@ class Sources:
                 else:
                     self._large.append(Part(entry.start, tensor.data_ptr(), entry.bytes))
         self.pages = None if watch is None else LivePages(watch, self._held)
-        self.in_place = InPlace(pieces, staging, self._large, ())
+        self.in_place = LiveParts(pieces, staging, self._large, ())
         self._copies = self._copies_at_save()
         self._copying: Work | None = None
 
@@ -71,8 +71,8 @@ class Sources:
         """Protect what can be, and begin to copy all else. ``live``: False to copy everything."""
         protected: tuple[Range, ...] = self.pages.protect() if live and self.pages is not None else ()
         if protected != self.in_place.ranges:
-            self.in_place = apart(lambda: InPlace(self.pieces, self.staging, self._large, protected))
-            self._copies = apart(self._copies_at_save)
+            self.in_place = run_off_heap(lambda: LiveParts(self.pieces, self.staging, self._large, protected))
+            self._copies = run_off_heap(self._copies_at_save)
         if len(self._copies) > 1:
             self._copying = self._copier.start(self._copies)
         else:
@@ -120,7 +120,7 @@ class Sources:
         if self.pages is not None:
             self.pages.close()
 
-    def _copies_at_save(self) -> list[Job]:
+    def _copies_at_save(self) -> list[CopyJob]:
         """The copies of all that is not in place. Few bytes are one call, for which no other thread is waited for."""
         rest, size_bytes = self.in_place.rest, self.in_place.rest_bytes + sum(length for _, _, length in self._small)
         small = [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]
@@ -130,6 +130,6 @@ class Sources:
         return [*large, *(partial(copy_one_by_one, small[at : at + BATCH]) for at in range(0, len(small), BATCH))]
 
 
-def _copy_alone(jobs: Sequence[Job]) -> None:
+def _copy_alone(jobs: Sequence[CopyJob]) -> None:
     for job in jobs:
         job()

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.buffers.priority import stand_back
+from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.state.owners import optimizers
 
@@ -74,7 +74,7 @@ class Warming:
             self._thread.join(JOIN_S)
 
     def _touch(self, staging: Staging, size_bytes: int) -> None:
-        stand_back()
+        lower_priority()
         staging.warm(size_bytes, self._may_continue)
 
     def _may_continue(self) -> bool:

@@ -24,7 +24,7 @@ from deepvm.checkpoint.snapshot.device import Arrivals
 from deepvm.checkpoint.snapshot.live_tensors import Sources
 from deepvm.checkpoint.state.layout import DTYPES, Layout
 from deepvm.errors import CheckpointError
-from deepvm.store.memory.buffers import Strip, from_offset, views_of
+from deepvm.store.memory.buffers import BufferGroup, from_offset, views_of
 from deepvm.store.memory.connection import Send
 
 _CHANGED = "a tensor was changed in place before it was saved, other than by the optimizer's step"
@@ -154,7 +154,7 @@ class Snapshot:
             if self.torn is not None:
                 raise CheckpointError(self.torn)
 
-    def _strips(self, chunk: int) -> list[Strip]:
+    def _strips(self, chunk: int) -> list[BufferGroup]:
         if not self.readable(chunk):
             raise CheckpointError(self.torn or f"chunk {chunk} was given up to the optimizer and cannot be read again")
         return self._in_place.strips(chunk, moved=bool(self._moved[chunk]))

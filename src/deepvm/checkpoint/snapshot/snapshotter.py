@@ -11,7 +11,7 @@ import torch
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.buffers.copying import Copier, is_small
-from deepvm.checkpoint.buffers.off_heap import apart
+from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.buffers.write_watch import shared_watch
 from deepvm.checkpoint.snapshot.device import Arrivals, DeviceCopies
@@ -20,7 +20,7 @@ from deepvm.checkpoint.snapshot.live_tensors import Sources
 from deepvm.checkpoint.snapshot.prefault import Warming, expected_bytes
 from deepvm.checkpoint.snapshot.snapshot import Snapshot, stage
 from deepvm.checkpoint.state.capture import Capture, Captured
-from deepvm.checkpoint.state.chunk_map import Pieces
+from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.layout import DTYPES, Layout, make_layout, spec_of
 from deepvm.checkpoint.state.owners import Owners
 from deepvm.checkpoint.state.rank_difference import name_difference
@@ -38,7 +38,7 @@ HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) w
 class _Plan:
     """What stays the same from save to save, as long as the state's tensors do."""
 
-    pieces: Pieces
+    pieces: ChunkMap
     text_bytes: int  # of the skeleton for which the header was planned
     sources: Sources
     small: list[str]  # names of small tensors that no optimizer owns, buffers for one: copied in one call
@@ -64,13 +64,13 @@ class _Plan:
         self.frozen.close()
 
 
-class Taking:
+class Snapshotter:
     """Takes the snapshots of one checkpointer."""
 
     def __init__(
         self,
         chunk_bytes: Callable[[], int],
-        copies: Callable[[Pieces], list[int]],
+        copies: Callable[[ChunkMap], list[int]],
         world_size: int,
         *,
         live: bool = True,
@@ -214,14 +214,16 @@ class Taking:
         old, self._plan = self._plan, None  # a closed plan watches nothing: without a new one there is none
         if old is not None:
             old.close()
-        owners = apart(lambda: Owners(state))
-        pieces, text_bytes = apart(lambda: self._make_pieces(captured, owners, text_bytes, old if again else None))
+        owners = run_off_heap(lambda: Owners(state))
+        pieces, text_bytes = run_off_heap(
+            lambda: self._make_pieces(captured, owners, text_bytes, old if again else None)
+        )
         staging = self._warm(pieces.layout)
-        return apart(lambda: self._plan_sources(captured, owners, pieces, text_bytes, staging))
+        return run_off_heap(lambda: self._plan_sources(captured, owners, pieces, text_bytes, staging))
 
     def _make_pieces(
         self, captured: Captured, owners: Owners, text_bytes: int, old: _Plan | None
-    ) -> tuple[Pieces, int]:
+    ) -> tuple[ChunkMap, int]:
         """Where everything goes in the file, and for how long a skeleton; as in the ``old`` plan, if that has room."""
         if old is not None and old.has_room(text_bytes):
             return old.pieces, old.text_bytes
@@ -231,10 +233,10 @@ class Taking:
         ) * self._world_size  # JSON within JSON: a character takes two at most
         layout = make_layout(specs, {"skeleton": ""}, room, owners.stability(captured.tensors))
         self._check_budget(layout)
-        return Pieces(layout, self._chunk_bytes()), text_bytes
+        return ChunkMap(layout, self._chunk_bytes()), text_bytes
 
     def _plan_sources(
-        self, captured: Captured, owners: Owners, pieces: Pieces, text_bytes: int, staging: Staging
+        self, captured: Captured, owners: Owners, pieces: ChunkMap, text_bytes: int, staging: Staging
     ) -> _Plan:
         owned_tensors: list[torch.Tensor | None] = [None] * len(captured.tensors)
         small, others, still, on_device = [], [], [], []

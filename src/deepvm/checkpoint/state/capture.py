@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from deepvm.checkpoint.buffers.off_heap import apart
+from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.checkpoint.state.skeleton import Inline, Tensors, flatten
 from deepvm.checkpoint.state.tensor_kinds import is_direct, own_stride
 from deepvm.checkpoint.state.unwrapping import without_wrappers
@@ -112,7 +112,7 @@ class _Module:
         )
 
     def full(self, tensors: Tensors) -> str:
-        return apart(lambda: self._full(tensors))
+        return run_off_heap(lambda: self._full(tensors))
 
     def _full(self, tensors: Tensors) -> str:
         self._modules = list(self._module.modules())
@@ -150,7 +150,7 @@ class _Optimizer:
         )
 
     def full(self, tensors: Tensors) -> str:
-        return apart(lambda: self._full(tensors))
+        return run_off_heap(lambda: self._full(tensors))
 
     def _full(self, tensors: Tensors) -> str:
         state = self._optimizer.state_dict()

@@ -13,7 +13,7 @@ HEADER = -1  # in the place of an entry: bytes of the header
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ChunkMap:
     """For each chunk the parts of tensors in it, as (entry, file offset, length)."""
 
     layout: Layout

@@ -60,7 +60,7 @@ class Entry:
     bytes: int
 
 
-def disguise(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
+def to_storable(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
     """A tensor of a type that the format has, with the same bytes; and the type it really has, if another."""
     if tensor.is_sparse or tensor.is_quantized or tensor.layout is not torch.strided:
         raise CheckpointError(f"a tensor of layout {tensor.layout} cannot be saved: make it dense first")
@@ -74,7 +74,7 @@ def disguise(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
     raise CheckpointError(f"a tensor of type {tensor.dtype} cannot be saved")
 
 
-def undisguise(tensor: torch.Tensor, real: str) -> torch.Tensor:
+def from_storable(tensor: torch.Tensor, real: str) -> torch.Tensor:
     dtype = getattr(torch, real)
     return torch.view_as_complex(tensor) if dtype in _DISGUISED else tensor.view(dtype)
 

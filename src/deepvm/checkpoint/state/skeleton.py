@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.state.layout import disguise, undisguise
+from deepvm.checkpoint.state.layout import from_storable, to_storable
 from deepvm.checkpoint.state.tensor_kinds import (
     check_readable,
     class_name,
@@ -47,7 +47,7 @@ class Tensors(dict[str, torch.Tensor]):
             return self._add_wrapper(name, tensor)
         check_readable(name, tensor)
         stride, usual = own_stride(tensor), self.usual.get(id(tensor))
-        plain, real = disguise(tensor)
+        plain, real = to_storable(tensor)
         memory = (plain.data_ptr(), plain.dtype, plain.shape, plain.stride()) if plain.numel() else (name,)
         found = self._names.get(memory)
         if found is None:
@@ -95,7 +95,7 @@ class Inline(Tensors):
 
     def add(self, name: str, tensor: torch.Tensor) -> dict[str, Any]:
         check_readable(name, tensor)
-        disguise(tensor)  # or it says why it cannot be saved
+        to_storable(tensor)  # or it says why it cannot be saved
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         dtype = str(tensor.dtype).removeprefix("torch.")
         return {
@@ -233,7 +233,7 @@ def _rebuild_tensor(row: dict[str, Any], tensors: Mapping[str, torch.Tensor]) ->
         return tensors.laid_out(row)
     tensor = tensors[row["$tensor"]]
     if "real" in row:
-        tensor = undisguise(tensor, row["real"])
+        tensor = from_storable(tensor, row["real"])
     return laid_out(tensor, row["stride"]) if "stride" in row else tensor
 
 

@@ -10,13 +10,13 @@ from deepvm.errors import printable
 
 if TYPE_CHECKING:
     from deepvm.runtime.cluster import Cluster
-    from deepvm.runtime.supervise.local_run import Settings
+    from deepvm.runtime.supervise.local_run import RunSettings
 
 
 def start(
     on: str,
     cluster: Cluster,
-    settings: Settings,
+    settings: RunSettings,
     *,
     name: str | None,
     options: Sequence[str],
@@ -37,7 +37,7 @@ def start(
             stderr.print(text, markup=False, soft_wrap=True)
 
     try:
-        cloud_run.start(on, cluster, settings, name=run, options=options, dry_run=dry_run, say=say)
+        cloud_run.run_cloud(on, cluster, settings, name=run, options=options, dry_run=dry_run, say=say)
     except KeyboardInterrupt:
         if not dry_run:
             alone = "" if on == "ec2" else "; while nobody follows it, lost machines are not replaced"

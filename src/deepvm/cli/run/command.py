@@ -19,7 +19,7 @@ from deepvm.units import parse_bytes
 
 if TYPE_CHECKING:
     from deepvm.runtime.cluster import Cluster
-    from deepvm.runtime.supervise.local_run import Ended, Settings
+    from deepvm.runtime.supervise.local_run import Ended, RunSettings
     from deepvm.runtime.supervise.run_folder import RunFolder
     from deepvm.runtime.supervise.supervisor import Supervisor
 
@@ -141,7 +141,9 @@ def command(
         raise UsageError("--dry-run and --set are for clouds: give --on ec2 or --on skypilot")
     from deepvm.runtime.supervise import local_run
 
-    _show(lambda begun, watch: local_run.start(cluster, settings, name=name, begun=begun, watch=watch), as_json=json)
+    _show(
+        lambda begun, watch: local_run.run_local(cluster, settings, name=name, begun=begun, watch=watch), as_json=json
+    )
 
 
 def _given(context: typer.Context) -> set[str]:
@@ -159,12 +161,12 @@ def _refuse(names: set[str], context: typer.Context, because: str) -> None:
     raise UsageError(f"{because}: leave out {', '.join(shown)}")
 
 
-def _settings(words: list[str], **options: Any) -> Settings:
+def _settings(words: list[str], **options: Any) -> RunSettings:
     from deepvm.runtime.entry import parse_entry
-    from deepvm.runtime.supervise.local_run import Settings
+    from deepvm.runtime.supervise.local_run import RunSettings
 
     entry = parse_entry(words)
-    return Settings(script=entry.script, args=entry.args, module=entry.module, **options)
+    return RunSettings(script=entry.script, args=entry.args, module=entry.module, **options)
 
 
 def _bits(text: str) -> int:
@@ -229,7 +231,7 @@ def _until_interrupted(supervisor: Supervisor) -> None:
         if not supervisor.interrupted:
             supervisor.interrupt()
         else:
-            supervisor.hurry()
+            supervisor.stop_now()
 
     signal.signal(signal.SIGINT, on_signal)
     signal.signal(signal.SIGTERM, on_signal)

@@ -18,7 +18,7 @@ from rich.text import Text
 from deepvm.errors import printable
 from deepvm.events import Event
 from deepvm.runtime.log_tail import Tail, script_output
-from deepvm.runtime.supervise.view import Place, View
+from deepvm.runtime.supervise.view import MachineView, View
 from deepvm.units import format_seconds
 
 REDRAW_S = 0.1
@@ -247,7 +247,7 @@ def _since(at_s: float, now_s: float) -> str:
     return format_seconds(float(max(0, int(now_s - at_s)))) if now_s - at_s >= 1 else "0 s"
 
 
-def _row(place: Place, now_s: float) -> tuple[str | Text, ...]:
+def _row(place: MachineView, now_s: float) -> tuple[str | Text, ...]:
     machine = place.machine
     return (
         Text(machine.name),

@@ -15,7 +15,7 @@ from collections import Counter
 from deepvm.memnode.settings import Limits
 
 
-class Place:
+class AdmittedPeer:
     """One connection, from when it is accepted to its end. ``sock`` is replaced where TLS wraps it."""
 
     def __init__(self, sock: socket.socket, host: str) -> None:
@@ -27,16 +27,16 @@ class Place:
 class Admission:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._strangers: dict[Place, None] = {}  # the oldest first
-        self._clients: set[Place] = set()
+        self._strangers: dict[AdmittedPeer, None] = {}  # the oldest first
+        self._clients: set[AdmittedPeer] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._strangers) + len(self._clients)
 
-    def enter(self, sock: socket.socket, host: str) -> tuple[Place, Place | None]:
+    def enter(self, sock: socket.socket, host: str) -> tuple[AdmittedPeer, AdmittedPeer | None]:
         """A place for a new connection, and the one that made way for it, if one had to."""
-        place, dropped = Place(sock, host), None
+        place, dropped = AdmittedPeer(sock, host), None
         with self._lock:
             if len(self._strangers) >= self._limits.handshakes:
                 dropped = self._oldest_of_most()
@@ -48,12 +48,12 @@ class Admission:
                 dropped.sock.shutdown(socket.SHUT_RDWR)  # its thread closes it
         return place, dropped
 
-    def _oldest_of_most(self) -> Place:
+    def _oldest_of_most(self) -> AdmittedPeer:
         count = Counter(place.host for place in self._strangers)
         most = max(count.values())
         return next(place for place in self._strangers if count[place.host] == most)
 
-    def admit(self, place: Place) -> str | None:
+    def admit(self, place: AdmittedPeer) -> str | None:
         """The handshake is over: a place among the clients, or why there is none."""
         limits = self._limits
         with self._lock:
@@ -68,7 +68,7 @@ class Admission:
             place.known = True
             return None
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: AdmittedPeer) -> None:
         with self._lock:
             self._strangers.pop(place, None)
             self._clients.discard(place)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepvm.errors import Corrupt, NotFound, StoreError
-from deepvm.memnode.errors import Gone, Refused
+from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.memnode.serving import fields
-from deepvm.memnode.serving.admission import Place
+from deepvm.memnode.serving.admission import AdmittedPeer
 from deepvm.memnode.serving.frame_io import Frames
 from deepvm.memnode.serving.requests import Answer, Requests
-from deepvm.memnode.serving.socket_io import Channel
-from deepvm.memnode.storage.arena import NoRoom
+from deepvm.memnode.serving.socket_io import ClientSocket
+from deepvm.memnode.storage.arena import ArenaFull
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.auth import Meeting
@@ -35,8 +35,8 @@ class Peer:
     client_nonce: str
 
 
-class Connection:
-    def __init__(self, node: MemoryNode, channel: Channel, name: str, place: Place) -> None:
+class ClientConnection:
+    def __init__(self, node: MemoryNode, channel: ClientSocket, name: str, place: AdmittedPeer) -> None:
         self._node, self._channel, self.name, self._place = node, channel, name, place
         self._frames = Frames(channel)
         self._counted_in = self._counted_out = 0
@@ -58,7 +58,7 @@ class Connection:
             requests = Requests(self._node, peer.node_nonce, peer.client_nonce)
             while not self._node.closing:
                 self._one(requests)
-        except Gone as reason:
+        except PeerGone as reason:
             self._node.log.info("disconnected", client=self.name, reason=str(reason))
         except frames.ProtocolError as error:
             self._node.counters.add(malformed_frames=1)
@@ -76,7 +76,7 @@ class Connection:
         self._channel.shutdown()
 
     def _say_malformed(self, message: str) -> None:
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(PeerGone):
             self._frames.refuse(0, "malformed", message)
 
     def _count(self) -> None:
@@ -103,7 +103,7 @@ class Connection:
                 return
             else:
                 answer = requests.answer(frame.kind, meta, self._document(frame))
-        except Refused as no:
+        except RequestRefused as no:
             self._frames.refuse(frame.request, no.code, no.message)
             return
         finally:
@@ -127,7 +127,7 @@ class Connection:
         try:
             upload = requests.upload(meta)
             block = upload.start(chunk, length)
-        except Refused:
+        except RequestRefused:
             self._frames.discard(length)
             raise
         self._receive_chunk(upload, chunk, block, length, lambda: frame.digest)
@@ -141,13 +141,13 @@ class Connection:
             lengths = [upload.length(chunk) for chunk in chunks]
             expected = sum(lengths) + len(chunks) * frames.DIGEST.size
             if left != expected:
-                raise Refused("failed", f"chunks {chunks} take {expected} bytes, {left} were sent")
+                raise RequestRefused("failed", f"chunks {chunks} take {expected} bytes, {left} were sent")
             for chunk, length in zip(chunks, lengths, strict=True):
                 block = upload.start(chunk, length)
                 left -= length + frames.DIGEST.size
                 tags_left -= 1
                 self._receive_chunk(upload, chunk, block, length, self._frames.receive_digest)
-        except Refused:
+        except RequestRefused:
             self._frames.discard(left, tags=tags_left)
             raise
 
@@ -164,7 +164,7 @@ class Connection:
         if not whole:
             self._node.counters.add(corrupt_chunks=1)
             self._node.log.warning("corrupt chunk", client=self.name, step=upload.begin.step, chunk=chunk)
-            raise Refused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
+            raise RequestRefused("corrupt", f"chunk {chunk} is not what was sent: its digest differs")
         upload.finish(chunk, block, found)
 
     def _mend(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
@@ -173,45 +173,45 @@ class Connection:
         try:
             checkpoint = requests.checkpoint(meta)
             if chunk >= len(checkpoint.manifest.digests) or checkpoint.manifest.span(chunk)[1] != length:
-                raise Refused("failed", f"step {checkpoint.step} has no chunk {chunk} of {length} bytes")
+                raise RequestRefused("failed", f"step {checkpoint.step} has no chunk {chunk} of {length} bytes")
             if length > self._node.arena.block_bytes:  # saved before the node was started with smaller blocks
-                raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
+                raise RequestRefused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
             block = self._node.arena.take(reserved=False)
-        except Refused:
+        except RequestRefused:
             self._frames.discard(length)
             raise
-        except NoRoom:
+        except ArenaFull:
             self._frames.discard(length)
-            raise Refused("busy", "no block is free: try again") from None
+            raise RequestRefused("busy", "no block is free: try again") from None
         mended = False
         try:
             with self._node.arena.view(block, length) as view:
                 if self._channel.receive_hashed(view) != checkpoint.manifest.digests[chunk]:
-                    raise Refused("corrupt", f"these bytes are not chunk {chunk} of step {checkpoint.step}")
+                    raise RequestRefused("corrupt", f"these bytes are not chunk {chunk} of step {checkpoint.step}")
             mended = checkpoint.mend(chunk, block)
         finally:
             if not mended:
                 self._node.arena.drop(block)
         if not mended:
-            raise Refused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
+            raise RequestRefused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
         self._node.log.warning("mended", client=self.name, step=checkpoint.step, chunk=chunk)
 
     def _get(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
         checkpoint = requests.checkpoint(meta)
         chunk = fields.chunk(meta)
         if chunk >= len(checkpoint.manifest.digests) or not checkpoint.has(chunk):
-            raise Refused("not-found", f"step {checkpoint.step} has no chunk {chunk} here")
+            raise RequestRefused("not-found", f"step {checkpoint.step} has no chunk {chunk} here")
         try:
             with checkpoint.chunk(chunk) as view:
                 self._frames.send_chunk(frame.request, view, checkpoint.manifest.digests[chunk])
         except NotFound as error:
-            raise Refused("not-found", str(error)) from None
+            raise RequestRefused("not-found", str(error)) from None
         except Corrupt as error:
             self._node.counters.add(corrupt_chunks=1)
             self._node.log.error("damaged", step=checkpoint.step, chunk=chunk, message=str(error))
-            raise Refused("corrupt", str(error)) from None
+            raise RequestRefused("corrupt", str(error)) from None
         except StoreError as error:
-            raise Refused("failed", str(error)) from None
+            raise RequestRefused("failed", str(error)) from None
 
     # --- handshake ------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import xxhash
 
-from deepvm.memnode.errors import Refused
-from deepvm.memnode.serving.socket_io import Channel
+from deepvm.memnode.errors import RequestRefused
+from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.budgets import FREE_BYTES, Room
 from deepvm.protocol import frames
 from deepvm.protocol.auth import TAG_BYTES, NoTags, Tags, of_body
@@ -18,7 +18,7 @@ _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced leng
 
 
 class Frames:
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ClientSocket) -> None:
         self._channel = channel
         self._header = memoryview(bytearray(frames.HEADER.size + TAG_BYTES))
         self._meta = memoryview(bytearray(frames.MOST_META_BYTES))
@@ -58,7 +58,7 @@ class Frames:
         self._channel.receive(tag, timeout_s=max(0.0, deadline - time.monotonic()))
         if xxhash.xxh3_64_intdigest(body) != frame.digest:
             self.tags.skip(1)
-            raise Refused("corrupt", f"the body of {frame.kind.name} is not what was sent: its digest differs")
+            raise RequestRefused("corrupt", f"the body of {frame.kind.name} is not what was sent: its digest differs")
         if tag:
             self._check(of_body(body), tag)
         return bytes(body)

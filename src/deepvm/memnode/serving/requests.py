@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.serving import fields
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.dedup import Sharing
@@ -101,7 +101,7 @@ class Requests:
         if not may_open(run, name, proof=proof, verifier=verifier, **nonces):
             self._node.counters.add(failed_logins=1)
             time.sleep(self._node.settings.limits.failure_delay_s)
-            raise Refused("denied", f"run {name!r} is not here, or its key is another")
+            raise RequestRefused("denied", f"run {name!r} is not here, or its key is another")
 
     def _enter(self, run: Run | None) -> None:
         self._run = run
@@ -112,7 +112,7 @@ class Requests:
     def _opened(self) -> Run | None:
         """The run, or None where it is still not here."""
         if self._name is None:
-            raise Refused("failed", "no run is open: OPEN comes first")
+            raise RequestRefused("failed", "no run is open: OPEN comes first")
         if self._run is None:
             run = self._node.runs.find(self._name)
             if run is not None and self._verifier is not None and frames.same(run.verifier, self._verifier):
@@ -122,7 +122,7 @@ class Requests:
     def _here(self) -> Run:
         run = self._opened()
         if run is None:
-            raise Refused("not-found", f"run {self._name!r} has no checkpoint here")
+            raise RequestRefused("not-found", f"run {self._name!r} has no checkpoint here")
         return run
 
     def upload(self, meta: dict[str, Any]) -> Upload:
@@ -141,7 +141,7 @@ class Requests:
         settings = self._node.settings
         begin = fields.begin(meta, settings.block_bytes)
         if self._node.stopping:
-            raise Refused("stopping", "the node is stopping: no new upload begins")
+            raise RequestRefused("stopping", "the node is stopping: no new upload begins")
         run, room_s = self._here(), settings.limits.room_s
         self._bound = run.begin(begin, self._session, buffers=settings.buffers, room_s=room_s)
         return None

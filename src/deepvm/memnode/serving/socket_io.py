@@ -10,7 +10,7 @@ import time
 
 import xxhash
 
-from deepvm.memnode.errors import Gone
+from deepvm.memnode.errors import PeerGone
 from deepvm.protocol.auth import local_address
 from deepvm.protocol.sockets import HASHED_BYTES, tune
 
@@ -18,7 +18,7 @@ _TICK_S = 1.0  # how often a thread that waits for its client looks up
 _JUNK = bytearray(2**18)  # what nobody wants is received here, by everybody at once
 
 
-class Channel:
+class ClientSocket:
     """Plain sockets block in the kernel (one call fills a whole block); TLS sockets wait in Python."""
 
     def __init__(self, sock: socket.socket, *, frame_s: float) -> None:
@@ -53,16 +53,16 @@ class Channel:
             except (BlockingIOError, TimeoutError, InterruptedError):
                 count = -1
             except (OSError, ValueError):
-                raise Gone("the connection broke") from None
+                raise PeerGone("the connection broke") from None
             if count == 0:
-                raise Gone("the connection was closed")
+                raise PeerGone("the connection was closed")
             now = time.monotonic() if done + max(count, 0) < wanted else 0.0
             if count > 0:
                 if done == 0 and first_s is not None:
                     deadline = now + limit_s
                 done += count
             if now > deadline:
-                raise Gone("the client is too slow")
+                raise PeerGone("the client is too slow")
         self.received_bytes += wanted
 
     def receive_hashed(self, into: memoryview) -> int:
@@ -105,9 +105,9 @@ class Channel:
             except (BlockingIOError, TimeoutError, InterruptedError):
                 pass
             except (OSError, ValueError):
-                raise Gone("the connection broke") from None
+                raise PeerGone("the connection broke") from None
             if done < len(piece) and time.monotonic() > deadline:
-                raise Gone("the client takes its answer too slowly")
+                raise PeerGone("the client takes its answer too slowly")
         self.sent_bytes += done
 
     def shutdown(self) -> None:

@@ -24,7 +24,7 @@ _MAP_NORESERVE = 0x4000  # address space is taken now, memory when it is touched
 Content = tuple[int, int]  # xxh3-64 and length of what is in a block
 
 
-class NoRoom(Exception):
+class ArenaFull(Exception):
     def __init__(self, needed: int, free: int) -> None:
         self.needed, self.free = needed, free
         super().__init__(f"{needed} blocks needed, {free} free")
@@ -97,7 +97,7 @@ class Arena:
             while count > self.free:
                 left = deadline - time.monotonic()
                 if left <= 0 or count > self.blocks:
-                    raise NoRoom(count, self.free)
+                    raise ArenaFull(count, self.free)
                 self._changed.wait(left)
             self._reserved += count
             self._aim(self._fresh + max(0, self._reserved - len(self._warm)))
@@ -112,7 +112,7 @@ class Arena:
             self._reserved -= count
             self._changed.notify_all()
 
-    def expect(self, blocks: int) -> None:
+    def prefault(self, blocks: int) -> None:
         """So many will be in use before long: touch them in time."""
         with self._changed:
             self._aim(blocks)
@@ -131,7 +131,7 @@ class Arena:
             if reserved:
                 self._reserved -= 1
             elif self.free < 1:
-                raise NoRoom(1, 0)
+                raise ArenaFull(1, 0)
             if self._warm:
                 block = self._warm.pop()
             else:
@@ -169,7 +169,7 @@ class Arena:
 
     # --- by content -------------------------------------------------------------------------------------------------
 
-    def name(self, named: Iterable[tuple[int, Content]]) -> None:
+    def index(self, named: Iterable[tuple[int, Content]]) -> None:
         """Tell what is in blocks that do not change any more: they are found by it until they are free."""
         with self._changed:
             for block, content in named:
@@ -177,7 +177,7 @@ class Arena:
                     self._contents[block] = content
                     self._by_content.setdefault(content, []).append(block)
 
-    def known(self, contents: Iterable[Content]) -> list[bool]:
+    def contains(self, contents: Iterable[Content]) -> list[bool]:
         with self._changed:
             return [content in self._by_content for content in contents]
 

@@ -7,7 +7,7 @@ import threading
 import time
 from types import TracebackType
 
-from deepvm.memnode.errors import Gone, Refused
+from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.store.base import Manifest
 from deepvm.units import format_bytes
 
@@ -30,7 +30,7 @@ class Budget:
     def take(self, count: int, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._left >= count, timeout_s):
-                raise Gone("too many documents are on their way in")
+                raise PeerGone("too many documents are on their way in")
             self._left -= count
 
     def give_back(self, count: int) -> None:
@@ -71,7 +71,7 @@ class Kept:
         """``force``: what is on the disk is served whatever it takes."""
         with self._lock:
             if self.used_bytes + count > self._most and not force:
-                raise Refused(
+                raise RequestRefused(
                     "no-room",
                     f"{what} takes {format_bytes(count)}; documents take {format_bytes(self.used_bytes)} of "
                     f"{format_bytes(self._most)} already",

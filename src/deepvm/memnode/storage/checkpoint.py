@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from deepvm.errors import NotFound
-from deepvm.memnode.storage.arena import Arena, NoRoom
+from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
 
@@ -87,7 +87,7 @@ class Checkpoint:
                 self._blocks[chunk] = block
         if before is None:
             return False
-        self.arena.name([(block, (self.manifest.digests[chunk], self.manifest.span(chunk)[1]))])
+        self.arena.index([(block, (self.manifest.digests[chunk], self.manifest.span(chunk)[1]))])
         self.arena.drop(before)
         return True
 
@@ -136,7 +136,7 @@ def spare_memory(arena: Arena, length: int) -> Iterator[memoryview]:
     """A block for a moment, where one is free and large enough; fresh memory otherwise."""
     try:
         block = arena.take(reserved=False) if length <= arena.block_bytes else None
-    except NoRoom:
+    except ArenaFull:
         block = None
     if block is None:
         yield memoryview(bytearray(length))

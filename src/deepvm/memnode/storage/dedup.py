@@ -10,7 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterable, Sequence
 
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.arena import Arena
@@ -33,7 +33,7 @@ class Sharing:
         _check_count(chunks)
         self._counters.add(offered_chunks=len(chunks))
         lengths = [upload.length(chunk) for chunk in chunks]
-        known = self._arena.known(zip(digests, lengths, strict=True))
+        known = self._arena.contains(zip(digests, lengths, strict=True))
         return [chunk for chunk, here in zip(chunks, known, strict=True) if here]
 
     def link(self, upload: Upload, offers: Iterable[tuple[int, int, bytes]]) -> list[int]:
@@ -70,4 +70,4 @@ class Sharing:
 
 def _check_count(chunks: Sequence[object]) -> None:
     if len(chunks) > MOST_OFFERED:
-        raise Refused("failed", f"{len(chunks)} chunks were offered at once, {MOST_OFFERED} are allowed")
+        raise RequestRefused("failed", f"{len(chunks)} chunks were offered at once, {MOST_OFFERED} are allowed")

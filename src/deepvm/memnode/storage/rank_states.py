@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from deepvm import strict_json
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.storage.budgets import STATE_BYTES, Kept
 from deepvm.protocol import frames
 
@@ -17,16 +17,16 @@ _MOST_VALUES = 20_000
 def check(rank: int, document: bytes) -> None:
     """That it is one JSON document. A string, as trainers send, costs nothing but its length."""
     if len(document) > MOST_BYTES:
-        raise Refused("failed", f"rank {rank}'s own state has {len(document)} bytes, {MOST_BYTES} are allowed")
+        raise RequestRefused("failed", f"rank {rank}'s own state has {len(document)} bytes, {MOST_BYTES} are allowed")
     try:
         if document[:1] == b'"':
             json.loads(document)
         else:
             strict_json.loads(document, most_bytes=MOST_PARSED_BYTES, most_values=_MOST_VALUES)
     except strict_json.MalformedJson as error:
-        raise Refused("failed", f"rank {rank}'s own state cannot be taken: {error}") from None
+        raise RequestRefused("failed", f"rank {rank}'s own state cannot be taken: {error}") from None
     except (ValueError, RecursionError):
-        raise Refused("failed", f"rank {rank}'s own state is not a JSON document") from None
+        raise RequestRefused("failed", f"rank {rank}'s own state is not a JSON document") from None
 
 
 class RankStates:
@@ -44,7 +44,7 @@ class RankStates:
     def add(self, rank: int, document: bytes) -> None:
         more = len(document) - len(self._documents.get(rank, b""))
         if self._bytes + more + len(self._documents) + 3 > frames.MOST_DOCUMENT_BYTES:
-            raise Refused("no-room", f"the ranks' own states exceed {frames.MOST_DOCUMENT_BYTES} bytes in all")
+            raise RequestRefused("no-room", f"the ranks' own states exceed {frames.MOST_DOCUMENT_BYTES} bytes in all")
         new = STATE_BYTES if rank not in self._documents else 0
         self._kept.add(2 * more + new, f"rank {rank}'s own state")  # alone, and in the list of all
         self._documents[rank] = document

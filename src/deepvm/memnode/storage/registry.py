@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.budgets import Kept
@@ -55,7 +55,7 @@ class Runs:
                 del self._runs[name]
                 self._outlet.forget(run)
                 return
-        raise Refused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
+        raise RequestRefused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
 
 
 def may_open(

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from deepvm.errors import Corrupt
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
-from deepvm.memnode.storage.arena import Arena, NoRoom
+from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.memnode.storage.budgets import Kept, cost_of
 from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
 from deepvm.memnode.storage.upload import Begin, Upload, too_large
@@ -67,21 +67,23 @@ class Run:
             if self.session is not None:
                 self.past_sessions.append(self.session)
             self.session = session
-            why = Refused("fenced", f"a newer session writes run {self.name!r} now")
+            why = RequestRefused("fenced", f"a newer session writes run {self.name!r} now")
             for upload in self.uploads.values():
                 self._end(upload, why)
             self.uploads.clear()
             self._superseded.clear()
             self._outlet.remember(self)
 
-    def fenced(self, session: str) -> Refused:
-        return Refused("fenced", f"a newer session writes run {self.name!r} now; session {session!r:.60} is over")
+    def fenced(self, session: str) -> RequestRefused:
+        return RequestRefused(
+            "fenced", f"a newer session writes run {self.name!r} now; session {session!r:.60} is over"
+        )
 
     @contextmanager
     def writing(self, session: str | None) -> Iterator[None]:
         with self.lock:
             if session is None:
-                raise Refused("denied", f"run {self.name!r} was opened to read: open it with write=true")
+                raise RequestRefused("denied", f"run {self.name!r} was opened to read: open it with write=true")
             if session != self.session:
                 raise self.fenced(session)
             yield
@@ -90,7 +92,9 @@ class Run:
 
     def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
         if not self._beginning.acquire(timeout=_BEGIN_S):  # one by one: ranks that come together set room aside once
-            raise Refused("busy", f"others have been beginning an upload of run {self.name!r} for {_BEGIN_S:g} s")
+            raise RequestRefused(
+                "busy", f"others have been beginning an upload of run {self.name!r} for {_BEGIN_S:g} s"
+            )
         try:
             return self._begin(begin, session, buffers, room_s)
         finally:
@@ -105,10 +109,12 @@ class Run:
                 return upload
             after = self._superseded.get(begin.step)
             if after is not None:
-                raise Refused("failed", f"step {begin.step} was not finished before step {after} began: it is dropped")
+                raise RequestRefused(
+                    "failed", f"step {begin.step} was not finished before step {after} began: it is dropped"
+                )
             if begin.repair and self.uploads:
                 saving = next(iter(self.uploads))
-                raise Refused("busy", f"step {saving} is being saved: step {begin.step} is repaired later")
+                raise RequestRefused("busy", f"step {saving} is being saved: step {begin.step} is repaired later")
             self._make_way(begin.step, buffers)
         chunks = begin.share.count(chunk_count(begin.size_bytes, self._arena.block_bytes))
         reserved = self._reserve(begin, chunks, room_s)
@@ -124,7 +130,7 @@ class Run:
         """Of saves that were given up while this node was away, something may still have come after it was back."""
         for step, upload in list(self.uploads.items()):
             if 0 < upload.begin.attempt <= attempt:
-                self._end(self.uploads.pop(step), Refused("not-found", f"step {step} is over"))
+                self._end(self.uploads.pop(step), RequestRefused("not-found", f"step {step} is over"))
 
     def _joined(self, begin: Begin) -> Upload | None:
         """The upload under way, which a rank joins; a later attempt of the same step ends it and begins anew."""
@@ -132,7 +138,7 @@ class Run:
         if upload is None:
             return None
         if begin.attempt > upload.begin.attempt:
-            self._end(self.uploads.pop(begin.step), Refused("not-found", f"step {begin.step} began anew"))
+            self._end(self.uploads.pop(begin.step), RequestRefused("not-found", f"step {begin.step} began anew"))
             return None
         upload.join(begin)
         return upload
@@ -145,7 +151,8 @@ class Run:
             if len(self._superseded) > _SUPERSEDED:
                 del self._superseded[next(iter(self._superseded))]
             self._end(
-                self.uploads.pop(oldest), Refused("failed", f"step {oldest} gave way to step {step}, which began later")
+                self.uploads.pop(oldest),
+                RequestRefused("failed", f"step {oldest} gave way to step {step}, which began later"),
             )
         self.trim(max(1, buffers - 1 - len(self.uploads)))
 
@@ -164,22 +171,24 @@ class Run:
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
         """Room for so many chunks; for none where there is too little and most of them will be shared."""
         if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
-            raise Refused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
+            raise RequestRefused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
         try:
             self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
             return chunks
-        except NoRoom:
+        except ArenaFull:
             self._outlet.make_room(self)
         try:
             self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s / 4)
             return chunks
-        except NoRoom as error:
+        except ArenaFull as error:
             if begin.lean:
                 return 0
             if chunks > self._arena.blocks:
-                raise Refused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes)) from None
+                raise RequestRefused(
+                    "no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes)
+                ) from None
             block = self._arena.block_bytes
-            raise Refused(
+            raise RequestRefused(
                 "no-room",
                 f"step {begin.step} needs {format_bytes(error.needed * block)}, {format_bytes(error.free * block)} of "
                 f"{format_bytes(self._arena.capacity_bytes)} are free",
@@ -192,8 +201,8 @@ class Run:
         with self.writing(session):
             after = self._superseded.get(step)
             if after is not None:
-                raise Refused("failed", f"step {step} gave way to step {after}, which began later")
-            raise Refused("not-found", f"no upload of step {step} is under way: BEGIN comes first")
+                raise RequestRefused("failed", f"step {step} gave way to step {after}, which began later")
+            raise RequestRefused("not-found", f"no upload of step {step} is under way: BEGIN comes first")
 
     def abort(self, step: int, session: str | None, last_attempt: int) -> None:
         """End the upload, unless it is of a later attempt than whoever gives up knows of."""
@@ -202,9 +211,9 @@ class Run:
             upload = self.uploads.get(step)
             if upload is not None and upload.begin.attempt <= last_attempt:
                 del self.uploads[step]
-                self._end(upload, Refused("not-found", f"step {step} was aborted"))
+                self._end(upload, RequestRefused("not-found", f"step {step} was aborted"))
 
-    def _end(self, upload: Upload, why: Refused) -> None:
+    def _end(self, upload: Upload, why: RequestRefused) -> None:
         self._counters.add(aborts=1)
         upload.end(why)
 
@@ -213,7 +222,9 @@ class Run:
             for step, upload in list(self.uploads.items()):
                 if not upload.receiving and time.monotonic() - upload.touched_s > idle_s:
                     del self.uploads[step]
-                    self._end(upload, Refused("not-found", f"step {step} was not touched for {idle_s:g} s: dropped"))
+                    self._end(
+                        upload, RequestRefused("not-found", f"step {step} was not touched for {idle_s:g} s: dropped")
+                    )
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -226,18 +237,18 @@ class Run:
         try:
             manifest = Manifest.from_bytes(document)  # not under the lock: a large one takes a while
         except Corrupt as error:
-            raise Refused("failed", str(error)) from None
+            raise RequestRefused("failed", str(error)) from None
         if manifest.run != self.name or manifest.step != step:
-            raise Refused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
+            raise RequestRefused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
         share = share_of(manifest, index)
         if not 0 <= index < share.nodes or not 1 <= share.replicas <= share.nodes:
-            raise Refused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
+            raise RequestRefused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
         with self.writing(session):
             before = self.checkpoints.get(step)
             upload = self.upload(step, session)
             size = upload.begin.size_bytes
             if manifest.size_bytes != size or manifest.chunk_bytes != self._arena.block_bytes:
-                raise Refused(
+                raise RequestRefused(
                     "failed",
                     f"the manifest says {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
                     f"the upload has {size} in chunks of {self._arena.block_bytes}",
@@ -261,7 +272,7 @@ class Run:
             self._counters.add(saves=1)
             self._outlet.offer(self, checkpoint)
             more = max(0, buffers - sum(found.in_memory for found in self.checkpoints.values()))
-        self._arena.expect(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
+        self._arena.prefault(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
         return checkpoint
 
     def keep_document(self, manifest: Manifest, document: bytes, *, force: bool = False) -> None:
@@ -284,7 +295,7 @@ class Run:
     def checkpoint(self, step: int) -> Checkpoint:
         found = self.checkpoints.get(step)
         if found is None:
-            raise Refused("not-found", f"run {self.name!r} has no checkpoint of step {step} here")
+            raise RequestRefused("not-found", f"run {self.name!r} has no checkpoint of step {step} here")
         return found
 
     def delete(self, step: int, session: str | None) -> None:

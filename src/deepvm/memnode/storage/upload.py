@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deepvm.errors import StoreError
-from deepvm.memnode.errors import Refused
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.storage import rank_states
-from deepvm.memnode.storage.arena import Arena, NoRoom
+from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.memnode.storage.budgets import Kept
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.protocol.placement import Share
@@ -60,7 +60,7 @@ class Upload:
         self._expected = begin.share.count(self.chunks)
         self._extras = rank_states.RankStates(kept)
         self._changed = threading.Condition()
-        self._ended: Refused | None = None
+        self._ended: RequestRefused | None = None
 
     # --- joining --------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Upload:
             ("attempt", mine.attempt, begin.attempt),
         ):
             if wanted != found:
-                raise Refused(
+                raise RequestRefused(
                     "failed",
                     f"step {begin.step}: rank {begin.rank} and rank {mine.rank} disagree on the {what} "
                     f"({_short(found)} and {_short(wanted)})",
@@ -86,14 +86,14 @@ class Upload:
     def start(self, chunk: int, length: int) -> int:
         """A block to receive the chunk into."""
         if length != self.length(chunk):
-            raise Refused("failed", f"chunk {chunk} has {self.length(chunk)} bytes, {length} were sent")
+            raise RequestRefused("failed", f"chunk {chunk} has {self.length(chunk)} bytes, {length} were sent")
         ends = time.monotonic() + self._room_s
         while True:
             with self._changed:
                 self._check()
                 try:
                     block = self._take()
-                except NoRoom:
+                except ArenaFull:
                     if time.monotonic() >= ends:
                         raise self._without_room() from None
                 else:
@@ -108,7 +108,7 @@ class Upload:
             self.touched_s = time.monotonic()
             if self._ended is not None:
                 self.arena.drop(block)
-                raise Refused(self._ended.code, self._ended.message)
+                raise RequestRefused(self._ended.code, self._ended.message)
             self._attach(chunk, block, digest)
             self._changed.notify_all()
 
@@ -137,7 +137,7 @@ class Upload:
                     read.append(block)
                     checkpoint.read(chunk, block)
                 found[chunk] = block
-        except (StoreError, Refused):
+        except (StoreError, RequestRefused):
             wrong = 1
         with self._changed:
             self.receiving -= len(read)
@@ -146,7 +146,7 @@ class Upload:
                     self._give_back(block) if block in read else self.arena.drop(block)
                 self._check()
                 told = f"{wrong} of {len(chunks)} chunks are not kept of step {checkpoint.step}"
-                raise Refused("not-found", told)
+                raise RequestRefused("not-found", told)
             for chunk, block in found.items():
                 self._attach(chunk, block, kept[chunk])
             self._free_room()
@@ -158,7 +158,7 @@ class Upload:
         with self._changed:
             if self._ended is not None:
                 self.arena.drop(block)
-                raise Refused(self._ended.code, self._ended.message)
+                raise RequestRefused(self._ended.code, self._ended.message)
             self._attach(chunk, block, digest)
             self._free_room()
             self.touched_s = time.monotonic()
@@ -173,20 +173,22 @@ class Upload:
 
     def length(self, chunk: int) -> int:
         if not 0 <= chunk < self.chunks:
-            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}")
+            raise RequestRefused(
+                "failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}"
+            )
         return chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)[1]
 
     def check_manifest_length(self, length: int) -> None:
         """Before it is parsed: a manifest has 16 digits for each chunk, and facts."""
         most = 16 * self.chunks + MOST_FACTS_BYTES
         if length > most:
-            raise Refused(
+            raise RequestRefused(
                 "failed", f"the manifest of step {self.begin.step} has {length} bytes, at most {most} are allowed"
             )
 
     def _check_count(self, chunks: Sequence[int]) -> None:
         if len(chunks) > self.chunks:
-            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, {len(chunks)} were named")
+            raise RequestRefused("failed", f"step {self.begin.step} has {self.chunks} chunks, {len(chunks)} were named")
 
     def _take(self) -> int:
         if self._reserved:
@@ -197,17 +199,17 @@ class Upload:
         self.taken += 1
         return block
 
-    def _without_room(self) -> Refused:
+    def _without_room(self) -> RequestRefused:
         step, size, capacity = self.begin.step, self.begin.size_bytes, self.arena.capacity_bytes
         if self.chunks > self.arena.blocks:
-            return Refused("no-room", too_large(step, size, capacity))
+            return RequestRefused("no-room", too_large(step, size, capacity))
         if self.begin.lean:
-            return Refused(
+            return RequestRefused(
                 "no-room",
                 f"step {step} needs {format_bytes(size)}, and the node, of {format_bytes(capacity)}, has no room left "
                 "for what changed: give it a larger --capacity, or keep fewer checkpoints (--buffers)",
             )
-        return Refused("busy", "no block is free for a chunk that is sent a second time: try again")
+        return RequestRefused("busy", "no block is free for a chunk that is sent a second time: try again")
 
     def _give_back(self, block: int) -> None:
         if self._ended is None:
@@ -225,7 +227,7 @@ class Upload:
 
     def add_extra(self, rank: int, document: bytes) -> None:
         if rank >= self.begin.world_size:
-            raise Refused("failed", f"rank {rank} in a world of {self.begin.world_size}")
+            raise RequestRefused("failed", f"rank {rank} in a world of {self.begin.world_size}")
         rank_states.check(rank, document)
         with self._changed:
             self._check()
@@ -238,9 +240,11 @@ class Upload:
 
         with self._changed:
             if world_size != self.begin.world_size:
-                raise Refused("failed", f"a world of {world_size} ranks, the upload began with {self.begin.world_size}")
+                raise RequestRefused(
+                    "failed", f"a world of {world_size} ranks, the upload began with {self.begin.world_size}"
+                )
             if not self._wait(lambda: missing() <= 0, timeout_s):
-                raise Refused(
+                raise RequestRefused(
                     "busy", f"step {self.begin.step}: the states of {missing()} of {world_size} ranks are missing"
                 )
             return self._extras.as_list()
@@ -255,10 +259,14 @@ class Upload:
             return not missing
 
         if chunks and not 0 <= min(chunks) <= max(chunks) < self.chunks:
-            raise Refused("failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {max(chunks)}")
+            raise RequestRefused(
+                "failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {max(chunks)}"
+            )
         with self._changed:
             if not self._wait(whole, timeout_s):
-                raise Refused("busy", f"step {self.begin.step}: {len(missing)} of {len(chunks)} chunks are missing")
+                raise RequestRefused(
+                    "busy", f"step {self.begin.step}: {len(missing)} of {len(chunks)} chunks are missing"
+                )
             return [self.digests[chunk] for chunk in chunks]
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
@@ -276,7 +284,7 @@ class Upload:
 
     def _check(self) -> None:
         if self._ended is not None:
-            raise Refused(self._ended.code, self._ended.message)
+            raise RequestRefused(self._ended.code, self._ended.message)
         self.touched_s = time.monotonic()
 
     def give(self, manifest: Manifest, share: Share) -> dict[int, int]:
@@ -286,27 +294,27 @@ class Upload:
             mine = [chunk for chunk in range(self.chunks) if share.has(chunk)]
             missing = [chunk for chunk in mine if chunk not in self.blocks]
             if missing:
-                raise Refused(
+                raise RequestRefused(
                     "failed", f"step {self.begin.step}: {len(missing)} chunks are missing, first {missing[0]}"
                 )
             wrong = [chunk for chunk in mine if self.digests[chunk] != manifest.digests[chunk]]
             if wrong:
-                raise Refused(
+                raise RequestRefused(
                     "corrupt", f"step {self.begin.step}: {len(wrong)} chunks are not what the manifest says, "
                     f"first {wrong[0]}"
                 )  # fmt: skip
-            self.arena.name((block, (self.digests[chunk], self.length(chunk))) for chunk, block in self.blocks.items())
+            self.arena.index((block, (self.digests[chunk], self.length(chunk))) for chunk, block in self.blocks.items())
             blocks, self.blocks = self.blocks, {}
-            self._end(Refused("not-found", f"step {self.begin.step} is published, its upload is over"))
+            self._end(RequestRefused("not-found", f"step {self.begin.step} is published, its upload is over"))
             return blocks
 
-    def end(self, why: Refused) -> None:
+    def end(self, why: RequestRefused) -> None:
         """Give everything back. Whoever still receives or waits is told why."""
         with self._changed:
             if self._ended is None:
                 self._end(why)
 
-    def _end(self, why: Refused) -> None:
+    def _end(self, why: RequestRefused) -> None:
         self._ended = why
         for block in self.blocks.values():
             self.arena.drop(block)

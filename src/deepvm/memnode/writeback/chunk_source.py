@@ -10,7 +10,7 @@ from deepvm.memnode.storage.checkpoint import Checkpoint, spare_memory
 from deepvm.memnode.writeback.peers import Peers
 
 
-class Overtaken(Exception):
+class Superseded(Exception):
     """The checkpoint made room for a newer one before it was written on."""
 
 
@@ -31,7 +31,7 @@ class Source:
     def chunk(self, chunk: int) -> Iterator[memoryview]:
         with self._lock:
             if self._abandoned or self.checkpoint.is_deleted():
-                raise Overtaken
+                raise Superseded
             block = self._held.pop(chunk, None)
         if block is not None:
             try:
@@ -43,7 +43,7 @@ class Source:
             with self.checkpoint.chunk(chunk) as view:
                 yield view
         elif self._peers is None or self.checkpoint.share.has(chunk):
-            raise Overtaken
+            raise Superseded
         else:
             with spare_memory(self.checkpoint.arena, self.checkpoint.manifest.span(chunk)[1]) as view:
                 self._peers.fetch(self.checkpoint.manifest, chunk, view)

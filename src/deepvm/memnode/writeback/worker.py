@@ -12,7 +12,7 @@ from deepvm.errors import StoreError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import Overtaken, Source
+from deepvm.memnode.writeback.chunk_source import Source, Superseded
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 60.0
 ANSWER_S = 0.002  # a writer that begins at once takes the processor from the answer to whoever committed
@@ -37,7 +37,7 @@ class _Job:
     attempts: int = 0
 
 
-class Lane:
+class WritebackWorker:
     """At most one checkpoint of each run waits: a newer one takes the older one's place, which counts as skipped."""
 
     def __init__(self, sink: Sink, log: Log, make_source: Callable[[Run, Checkpoint], Source]) -> None:
@@ -140,7 +140,7 @@ class Lane:
         job.attempts += 1
         try:
             job.work()
-        except Overtaken:
+        except Superseded:
             self.skipped += 1
         except Exception as error:  # a lane that dies would lose checkpoints silently
             told = str(error) if isinstance(error, (StoreError, OSError)) else f"{type(error).__name__}: {error}"
@@ -171,7 +171,7 @@ class Lane:
             with self._make_source(run, checkpoint) as source:
                 self._source = source
                 self.sink.write(run, checkpoint, source)
-        except Overtaken:
+        except Superseded:
             self._abandoned = True
             raise
         finally:

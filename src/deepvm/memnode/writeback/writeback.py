@@ -16,23 +16,23 @@ from deepvm.memnode.writeback.chunk_source import Source
 from deepvm.memnode.writeback.durable import Durable
 from deepvm.memnode.writeback.peers import Peers
 from deepvm.memnode.writeback.spill import Spill
-from deepvm.memnode.writeback.worker import Lane
+from deepvm.memnode.writeback.worker import WritebackWorker
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.credentials import client_tls
 
 
-class Flow:
+class Writeback:
     def __init__(self, settings: Settings, log: Log) -> None:
         self._settings, self._log = settings, log
         self._tls = client_tls(settings.tls_cert)
         self._rule = PeerRule(split_address(settings.listen, listen=True)[0], settings.peers)
         self._spill: Spill | None = None
-        self.lanes: list[Lane] = []
+        self.lanes: list[WritebackWorker] = []
         if settings.spill is not None:
             self._spill = Spill(settings.spill, keep=settings.kept_in_spill, log=log)
-            self.lanes.append(Lane(self._spill, log, self._source))
+            self.lanes.append(WritebackWorker(self._spill, log, self._source))
         if settings.durable is not None:
-            self.lanes.append(Lane(Durable(settings.durable, keep=settings.durable_keep), log, self._source))
+            self.lanes.append(WritebackWorker(Durable(settings.durable, keep=settings.durable_keep), log, self._source))
 
     def _source(self, run: Run, checkpoint: Checkpoint) -> Source:
         index = checkpoint.share.index

@@ -29,8 +29,8 @@ from deepvm.policy.loss import parse_after_loss
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.agent.interfaces import socket_variables
 from deepvm.runtime.agent.prefetch import Fetching, store_urls
-from deepvm.runtime.hub.client import STOPPED, Link
-from deepvm.runtime.hub.json_lines import Gone
+from deepvm.runtime.hub.client import STOPPED, HubClient
+from deepvm.runtime.hub.json_lines import HubGone
 from deepvm.runtime.log_tail import Tail
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in ENDED_BY:
         signal.signal(number, _leave_once)
     try:
-        here = Here(given)
+        here = MachineAgent(given)
         if not here.fork_template():
             return 0  # a worker, whose script has ended
         return _ended(here)
@@ -66,7 +66,7 @@ def _leave_once(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def _ended(here: Here) -> int:
+def _ended(here: MachineAgent) -> int:
     """Run, and return the exit code: 0 where the hub said that it is over."""
     try:
         return here.run()
@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class Here:
+class MachineAgent:
     """This machine."""
 
     def __init__(self, given: argparse.Namespace) -> None:
@@ -107,7 +107,7 @@ class Here:
         self._token = read_token(given.token_file) or ""
         self._token_file: Path = given.token_file
         self._source = open_source(given.notices)
-        self.link = Link(
+        self.link = HubClient(
             given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
             on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end,
         )  # fmt: skip
@@ -179,7 +179,7 @@ class Here:
                 if node.poll() is not None or time.monotonic() > deadline:
                     raise DeepvmError(f"the memory node of {self.link.name} did not start: see {self._folder}")
                 time.sleep(0.02)
-            self.link.say("memory", address=address)
+            self.link.send("memory", address=address)
             yield
         finally:
             node.send_signal(signal.SIGTERM)
@@ -239,8 +239,8 @@ class Here:
             self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
-        with contextlib.suppress(Gone):
-            self.link.say("event", line=line)
+        with contextlib.suppress(HubGone):
+            self.link.send("event", line=line)
         with contextlib.suppress(ValueError):
             event = Event.from_trainer(line)
             saved = event.kind == "save" and event.data.get("state") == "remote"
@@ -250,8 +250,8 @@ class Here:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _announce(self, notice: Any) -> None:
-        with contextlib.suppress(Gone):
-            self.link.say("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
+        with contextlib.suppress(HubGone):
+            self.link.send("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
 
     def _on_notice(self, message: Mapping[str, Any]) -> None:
         """Some machine of the group will be taken away, and it is decided what is done about it."""
@@ -271,8 +271,8 @@ class Here:
         """Leave the group once the save is safe, or when there is no time left, and free the machine."""
         saved = self._saved.wait(max(0.0, wait_s))
         log.info("%s leaves, %s", self.link.name, "with its share of the last save safe" if saved else "at its notice")
-        with contextlib.suppress(Gone):
-            self.link.say("leave")  # before its workers end, so that nobody else is blamed for what follows
+        with contextlib.suppress(HubGone):
+            self.link.send("leave")  # before its workers end, so that nobody else is blamed for what follows
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_end(self, why: str) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from deepvm.protocol.addresses import join_address, split_address
 from deepvm.protocol.sockets import listen_at
-from deepvm.runtime.hub.client import Group, Link
+from deepvm.runtime.hub.client import Group, HubClient
 
 STORE_S = 30.0  # for the machine of rank 0 to answer; a round whose machine is lost breaks sooner
 _LOOK_S = 1.0
@@ -45,7 +45,7 @@ def listening_store(host: str) -> TCPStore:
 class HubRendezvous(RendezvousHandler):
     """``link`` may have joined the first round already, while this was imported."""
 
-    def __init__(self, link: Link, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
+    def __init__(self, link: HubClient, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
         self._link, self._run, self._timeout_s = link, run, timeout_s
         self.group: Group | None = None
         self._store: TCPStore | None = None
@@ -95,7 +95,7 @@ class HubRendezvous(RendezvousHandler):
         host = str(group.members[0]["address"])
         self._store = listening_store(host)
         endpoint = join_address(host, self._store.port)
-        self._link.say("endpoint", round=group.number, endpoint=endpoint)
+        self._link.send("endpoint", round=group.number, endpoint=endpoint)
         return endpoint
 
     def _join_store(self, host: str, port: int) -> TCPStore | None:

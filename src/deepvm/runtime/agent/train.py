@@ -10,9 +10,9 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from deepvm.runtime.agent.rendezvous import HubRendezvous
-from deepvm.runtime.hub.client import Link
-from deepvm.runtime.hub.json_lines import Gone
-from deepvm.runtime.log_tail import last_words
+from deepvm.runtime.hub.client import HubClient
+from deepvm.runtime.hub.json_lines import HubGone
+from deepvm.runtime.log_tail import tail_text
 from deepvm.runtime.workers import elastic
 from deepvm.runtime.workers.template import Template
 
@@ -28,7 +28,7 @@ class HubGroup:
 
     def __init__(
         self,
-        link: Link,
+        link: HubClient,
         rendezvous: HubRendezvous,
         log_file: Path,
         environment: Callable[[tuple[str, ...]], dict[str, str]],
@@ -42,11 +42,11 @@ class HubGroup:
         self._logged_bytes = self._log_file.stat().st_size if self._log_file.exists() else 0
         return self._environment(group.stores if group is not None else ())
 
-    def excuses(self, exit_code: int) -> bool:
+    def failed_because_of_peer(self, exit_code: int) -> bool:
         try:
             self._await_log("failed")
-            self._link.say("failing", error=self.last_words(), code=exit_code)
-        except Gone:
+            self._link.send("failing", error=self.tail_text(), code=exit_code)
+        except HubGone:
             return False
         by = self._rendezvous.broke(EXCUSE_S)
         return by is not None and by != self._link.name
@@ -56,16 +56,16 @@ class HubGroup:
         line = f"the workers of {self._link.name} {what} ({time.monotonic():.6f})"
         log.info("%s", line)
         until_s = time.monotonic() + LOG_S
-        while self._log_file.exists() and line not in last_words(self._log_file) and time.monotonic() < until_s:
+        while self._log_file.exists() and line not in tail_text(self._log_file) and time.monotonic() < until_s:
             time.sleep(0.005)
 
-    def last_words(self) -> str:
+    def tail_text(self) -> str:
         """Of the workers that were started last."""
-        return last_words(self._log_file, since=self._logged_bytes)
+        return tail_text(self._log_file, since=self._logged_bytes)
 
 
 def train(
-    link: Link,
+    link: HubClient,
     template: Template,
     folder: Path,
     *,
@@ -89,12 +89,12 @@ def train(
             )  # fmt: skip
         except ChildFailedError:
             drain()
-            link.say("failed", error=group.last_words())
+            link.send("failed", error=group.tail_text())
             return 1
         if link.ended is not None or rendezvous.group is None:
             return 0
         drain()
-        link.say("finished")
+        link.send("finished")
         if link.await_over(rendezvous.group.number):
             return 0
         log.info("the group broke before all had finished: %s goes on", link.name)

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepvm.errors import StoreUnavailable, UsageError
 from deepvm.protocol.addresses import split_address
-from deepvm.runtime.hub.json_lines import Gone, Lines, introduce
+from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
 
 BEAT_S = 1.0
 CONNECT_S = 60.0  # the hub's machine may still be starting
@@ -33,7 +33,7 @@ class Group:
     stores: tuple[str, ...]
 
 
-class Link:
+class HubClient:
     """``on_notice``, ``on_broken`` and ``on_end`` are called in the link's own thread."""
 
     def __init__(
@@ -59,8 +59,8 @@ class Link:
         self.ended: str | None = None
         self._lines = _connect(hub, connect_s)
         try:
-            introduce(self._lines, token, machine=machine, address=address, workers=workers)
-            welcome = self._lines.hear(WELCOME_S)
+            connect_handshake(self._lines, token, machine=machine, address=address, workers=workers)
+            welcome = self._lines.receive(WELCOME_S)
             if welcome["say"] != "welcome":
                 raise UsageError(
                     f"the hub at {hub} does not take this machine: {welcome.get('why', 'it says nothing')}"
@@ -81,12 +81,12 @@ class Link:
 
     def join(self) -> None:
         """Ask for a place in the next group."""
-        self.say("join")
+        self.send("join")
         self.joined = True
 
-    def say(self, what: str, **fields: Any) -> None:
+    def send(self, what: str, **fields: Any) -> None:
         """Gone where the hub is."""
-        self._lines.say(what, **fields)
+        self._lines.send(what, **fields)
 
     def close(self) -> None:
         self._end("closed")
@@ -133,8 +133,8 @@ class Link:
     def _listen(self) -> None:
         try:
             while True:
-                self._heard(self._lines.hear(HUB_DEAD_S))
-        except (Gone, KeyError, TypeError, ValueError) as reason:
+                self._heard(self._lines.receive(HUB_DEAD_S))
+        except (HubGone, KeyError, TypeError, ValueError) as reason:
             self._end(f"the hub is gone: {reason}")
 
     def _heard(self, message: dict[str, Any]) -> None:
@@ -165,9 +165,9 @@ class Link:
             self._on_broken()
 
     def _beat(self) -> None:
-        with contextlib.suppress(Gone):
+        with contextlib.suppress(HubGone):
             while self.ended is None:
-                self._lines.say("beat")
+                self._lines.send("beat")
                 time.sleep(BEAT_S)
 
     def _end(self, why: str) -> None:

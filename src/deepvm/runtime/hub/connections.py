@@ -9,11 +9,11 @@ from typing import Any
 
 from deepvm.errors import UsageError
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub.json_lines import Gone, Lines
+from deepvm.runtime.hub.json_lines import HubGone, Lines
 
 
 @dataclass
-class Guest:
+class MachineConnection:
     """A machine that is connected."""
 
     name: str
@@ -26,8 +26,8 @@ class Guest:
 
     def tell(self, what: str, **fields: Any) -> None:
         """That it is gone will be noticed by who listens to it."""
-        with contextlib.suppress(Gone):
-            self.lines.say(what, **fields)
+        with contextlib.suppress(HubGone):
+            self.lines.send(what, **fields)
 
 
 def free_place(asked: str, machines: Mapping[str, Machine], taken: Collection[str]) -> str:

@@ -66,6 +66,6 @@ class Durability:
             return None
         store = MemoryStore(nodes, token=self._token, key=os.environ.get(variables.RUN_KEY, ""))
         try:
-            return store.url if store.outlives_the_nodes(store.states(self._run, step)) else None
+            return store.url if store.is_durable(store.states(self._run, step)) else None
         finally:
             store.close()

@@ -19,16 +19,16 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError
 from deepvm.events import Event
-from deepvm.memnode.serving.admission import Admission, Place
+from deepvm.memnode.serving.admission import Admission, AdmittedPeer
 from deepvm.memnode.settings import Limits
 from deepvm.policy.loss import AfterLoss
 from deepvm.policy.notice import at_notice
 from deepvm.protocol.addresses import join_address
 from deepvm.protocol.sockets import accept_each, listen_at
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub.connections import Guest, free_place
+from deepvm.runtime.hub.connections import MachineConnection, free_place
 from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
-from deepvm.runtime.hub.json_lines import Gone, Lines, greet
+from deepvm.runtime.hub.json_lines import HubGone, Lines, accept_handshake
 from deepvm.runtime.hub.membership import Membership, Round
 from deepvm.runtime.hub.progress import Progress
 
@@ -61,7 +61,7 @@ class Hub:
         self.finished = threading.Event()
         self._token, self._job = token, dict(job)
         self._membership = Membership([m.name for m in machines if m.trains], after_loss)
-        self._guests: dict[str, Guest] = {}
+        self._guests: dict[str, MachineConnection] = {}
         self._admission = Admission(LIMITS)
         self._lock = threading.RLock()
         self._stopping = False
@@ -160,22 +160,22 @@ class Hub:
             self._admission.leave(place)
             raise
 
-    def _serve(self, place: Place, peer: Any) -> None:
+    def _serve(self, place: AdmittedPeer, peer: Any) -> None:
         sock = place.sock
-        guest: Guest | None = None
+        guest: MachineConnection | None = None
         try:
             lines = Lines(sock)
-            hello = greet(lines, self._token)
+            hello = accept_handshake(lines, self._token)
             if (why := self._admission.admit(place)) is not None:
-                raise Gone(why)
+                raise HubGone(why)
             guest = self._admit(hello, lines, str(peer[0]))
             while True:
-                self._heard(guest, lines.hear(DEAD_S if guest.beats else START_S))
-        except (Gone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
+                self._heard(guest, lines.receive(DEAD_S if guest.beats else START_S))
+        except (HubGone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
             log.info("%s: %s", guest.name if guest else peer, reason)
         except DeepvmError as refusal:
-            with contextlib.suppress(Gone):
-                lines.say("refused", why=str(refusal))
+            with contextlib.suppress(HubGone):
+                lines.send("refused", why=str(refusal))
         finally:
             sock.close()
             self._admission.leave(place)
@@ -185,19 +185,19 @@ class Hub:
                         del self._guests[guest.name]
                         self._lose(guest.name)
 
-    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> Guest:
+    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> MachineConnection:
         asked = str(hello.get("machine"))
         with self._lock:
             name = free_place(asked, self.machines, self._guests)
-            guest = Guest(name, lines, str(hello.get("address") or peer), _workers(hello))
+            guest = MachineConnection(name, lines, str(hello.get("address") or peer), _workers(hello))
             self._guests[name] = guest
             stores = [] if self.progress.saved_step is None else list(self.stores)
-            lines.say("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
+            lines.send("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
             return guest
 
     # --- what they say --------------------------------------------------------------------------------------------
 
-    def _heard(self, guest: Guest, message: dict[str, Any]) -> None:
+    def _heard(self, guest: MachineConnection, message: dict[str, Any]) -> None:
         what = message["say"]
         with self._lock:
             if what == "beat":
@@ -226,7 +226,7 @@ class Hub:
                     self._tell_members("over", round=self._membership.round.number)
                     self.finished.set()
 
-    def _event(self, guest: Guest, message: dict[str, Any]) -> None:
+    def _event(self, guest: MachineConnection, message: dict[str, Any]) -> None:
         try:
             event = Event.from_trainer(str(message["line"]), guest.name)
             self.progress.see(event)
@@ -236,13 +236,13 @@ class Hub:
             return
         self.events.put(event)
 
-    def _remembers(self, guest: Guest, address: str) -> None:
+    def _remembers(self, guest: MachineConnection, address: str) -> None:
         """Its memory node listens there: after it was lost, at another address than those that train now know."""
         guest.memory = address
         if address not in self._told_stores:
             self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
 
-    def _failing(self, guest: Guest, error: str, code: object) -> None:
+    def _failing(self, guest: MachineConnection, error: str, code: object) -> None:
         """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
         if not self._membership.fail(guest.name):
             return
@@ -255,7 +255,7 @@ class Hub:
             self.failed = self.failed or f"the workers of {guest.name} {refused}"
         self._broken(True, f"the workers of {guest.name} failed")
 
-    def _notice(self, guest: Guest, message: dict[str, Any]) -> None:
+    def _notice(self, guest: MachineConnection, message: dict[str, Any]) -> None:
         at_s = message.get("at_s")
         seconds_left = None if at_s is None else max(0.0, float(at_s) - time.time())
         action, source = str(message["action"]), str(message.get("source", ""))

@@ -29,7 +29,7 @@ SEND_S = 10.0  # a peer that takes nothing for so long is taken for dead
 VERSION = frames.VERSION
 
 
-class Gone(DeepvmError):
+class HubGone(DeepvmError):
     """The other side left, was silent for too long, or speaks otherwise."""
 
 
@@ -55,45 +55,45 @@ class Lines:
         """From now on, for both directions."""
         self._tags, self._most_bytes = tags, MOST_LINE_BYTES
 
-    def say(self, what: str, **fields: Any) -> bytes:
+    def send(self, what: str, **fields: Any) -> bytes:
         """The message as it was sent."""
         message = json.dumps({"say": what, **fields}).encode()
         if len(message) > MOST_MESSAGE_BYTES:
-            raise Gone(f"a message {what!r} of {len(message)} bytes is too long")
+            raise HubGone(f"a message {what!r} of {len(message)} bytes is too long")
         with self._saying:
             tag = self._tags.next(message)
             try:
                 self._sock.sendall((tag.hex().encode() + b" " if tag else b"") + message + b"\n")
             except OSError as error:
-                raise Gone(f"the other side left: {error}") from None
+                raise HubGone(f"the other side left: {error}") from None
         return message
 
-    def hear(self, within_s: float) -> dict[str, Any]:
+    def receive(self, within_s: float) -> dict[str, Any]:
         """The next message. Gone where none comes in time."""
         deadline = time.monotonic() + within_s
         while not self._heard:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise Gone(f"nothing was heard for {within_s:.0f} s")
+                raise HubGone(f"nothing was heard for {within_s:.0f} s")
             if len(self._rest) > self._most_bytes:
-                raise Gone("a message without an end")
+                raise HubGone("a message without an end")
             try:
                 if not self._poll.poll(left_s * 1e3):
                     continue
                 found = self._sock.recv(min(65536, self._most_bytes))
             except (OSError, ValueError) as error:
-                raise Gone(f"the other side left: {error}") from None
+                raise HubGone(f"the other side left: {error}") from None
             if not found:
-                raise Gone("the other side left")
+                raise HubGone("the other side left")
             *whole, self._rest = (self._rest + found).split(b"\n")
             self._heard.extend(whole)
         self.last = self._untagged(self._heard.popleft())
         try:
             message = strict.loads(self.last, most_bytes=MOST_LINE_BYTES, most_values=100_000)
         except strict.MalformedJson as error:
-            raise Gone(f"what was heard is not a message: {error}") from None
+            raise HubGone(f"what was heard is not a message: {error}") from None
         if not isinstance(message, dict) or not isinstance(message.get("say"), str):
-            raise Gone("what was heard is no message")
+            raise HubGone("what was heard is no message")
         return message
 
     def _untagged(self, line: bytes) -> bytes:
@@ -106,7 +106,7 @@ class Lines:
             tag = b""
         message = line[digits + 1 :]
         if not self._tags.fits(message, tag):
-            raise Gone("a message's tag is wrong: somebody in between changed, added or left out some")
+            raise HubGone("a message's tag is wrong: somebody in between changed, added or left out some")
         return message
 
     def forget(self) -> None:
@@ -119,13 +119,13 @@ class Lines:
             self._sock.close()
 
 
-def greet(lines: Lines, token: str) -> dict[str, Any]:
+def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
     """The hub's side of the handshake: what the machine says of itself, once it has shown that it knows the token."""
     nonce = frames.new_nonce()
-    greeting = lines.say("hub", version=VERSION, nonce=nonce)
-    hello = lines.hear(HANDSHAKE_S)
+    greeting = lines.send("hub", version=VERSION, nonce=nonce)
+    hello = lines.receive(HANDSHAKE_S)
     if hello["say"] != "hello" or hello.get("version") != VERSION:
-        raise Gone(f"no machine of version {VERSION} speaks there")
+        raise HubGone(f"no machine of version {VERSION} speaks there")
     meeting = Meeting(
         protocol="hub", server_nonce=nonce, client_nonce=str(hello.get("nonce")), greeting=greeting,
         address=str(hello.get("address")),
@@ -135,32 +135,32 @@ def greet(lines: Lines, token: str) -> dict[str, Any]:
     if meeting.address != lines.local_address:
         why = f"the machine dialled {meeting.address}, and the hub is at {lines.local_address}: somebody is in between"
         raise _refused(lines, why)
-    lines.say("known", proof=meeting.proof(token, "server"))
+    lines.send("known", proof=meeting.proof(token, "server"))
     lines.protect(meeting.tags(token, "server"))
-    return lines.hear(HANDSHAKE_S)
+    return lines.receive(HANDSHAKE_S)
 
 
-def _refused(lines: Lines, why: str) -> Gone:
-    with contextlib.suppress(Gone):
-        lines.say("refused", why=why)
-    return Gone(why)
+def _refused(lines: Lines, why: str) -> HubGone:
+    with contextlib.suppress(HubGone):
+        lines.send("refused", why=why)
+    return HubGone(why)
 
 
-def introduce(lines: Lines, token: str, **about: Any) -> None:
+def connect_handshake(lines: Lines, token: str, **about: Any) -> None:
     """The machine's side."""
-    greeting = lines.hear(HANDSHAKE_S)
+    greeting = lines.receive(HANDSHAKE_S)
     if greeting["say"] != "hub" or greeting.get("version") != VERSION:
-        raise Gone(f"no hub of version {VERSION} answers there")
+        raise HubGone(f"no hub of version {VERSION} answers there")
     meeting = Meeting(
         protocol="hub", server_nonce=str(greeting.get("nonce")), client_nonce=frames.new_nonce(), greeting=lines.last,
         address=lines.dialled_address,
     )  # fmt: skip
     proof = meeting.proof(token, "client")
-    lines.say("hello", version=VERSION, nonce=meeting.client_nonce, address=meeting.address, proof=proof)
-    answer = lines.hear(HANDSHAKE_S)
+    lines.send("hello", version=VERSION, nonce=meeting.client_nonce, address=meeting.address, proof=proof)
+    answer = lines.receive(HANDSHAKE_S)
     if answer["say"] == "refused":
         raise AccessDenied(f"the hub refuses this machine: {str(answer.get('why'))[:300]!a}")
     if answer["say"] != "known" or not frames.same(str(answer.get("proof")), meeting.proof(token, "server")):
         raise AccessDenied("the hub does not know this machine's token: it is not the hub of this run")
     lines.protect(meeting.tags(token, "client"))
-    lines.say("about", **about)
+    lines.send("about", **about)

@@ -144,13 +144,13 @@ def make_report(
         events = iter(source)
     if cluster is None:
         raise UsageError("a report of events alone needs their cluster")
-    story = _Story(cluster)
+    story = ReportBuilder(cluster)
     for event in events:
         story.see(event)
     return story.report(run or "", now_s)
 
 
-class _Story:
+class ReportBuilder:
     """One pass over the events, in their order, then the order of time."""
 
     def __init__(self, cluster: Cluster) -> None:

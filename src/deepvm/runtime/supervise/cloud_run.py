@@ -23,8 +23,8 @@ from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
 from deepvm.runtime.run_spec import Job
-from deepvm.runtime.supervise.cloud_supervisor import Following, Say
-from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY, Settings
+from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Say
+from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY, RunSettings
 from deepvm.runtime.supervise.run_folder import RunFolder, new_name
 
 HUB_PORT = 7071
@@ -86,8 +86,15 @@ def rehearse(on: str, job: Job, cluster: Cluster, options: Sequence[str], say: S
         say(f"# {name}\n{text}")
 
 
-def start(
-    on: str, cluster: Cluster, settings: Settings, *, name: str | None, options: Sequence[str], dry_run: bool, say: Say
+def run_cloud(
+    on: str,
+    cluster: Cluster,
+    settings: RunSettings,
+    *,
+    name: str | None,
+    options: Sequence[str],
+    dry_run: bool,
+    say: Say,
 ) -> str:
     """Ask for the machines, and follow them until interrupted; they go on without us. The run's name."""
     settings.check()
@@ -107,7 +114,7 @@ def start(
         backend = open_backend(on, job, cluster, options)
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
             ledger.append([_event("run-started", resumed=False, script=settings.script)])
-            following = Following(cluster, backend, ledger, say=say, over=_ending(folder).exists)
+            following = CloudSupervisor(cluster, backend, ledger, say=say, over=_ending(folder).exists)
             say(
                 f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
                 f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
@@ -131,7 +138,7 @@ class _LeftOver(DeepvmError):
     """A start that failed, and whose machines could not be ended."""
 
 
-def _begin(following: Following, backend: Backend, run: str) -> None:
+def _begin(following: CloudSupervisor, backend: Backend, run: str) -> None:
     """All of the machines, or nothing that would be paid for."""
     try:
         following.begin()
@@ -143,7 +150,7 @@ def _begin(following: Following, backend: Backend, run: str) -> None:
         raise
 
 
-def _follow(following: Following, run: str) -> None:
+def _follow(following: CloudSupervisor, run: str) -> None:
     try:
         following.follow()
     except DeepvmError as error:
@@ -162,7 +169,7 @@ def end(name: str) -> list[str] | None:
         if folder.ledger.exists() and being_written(folder.ledger):
             raise UsageError(f"run {name} is one of this machine, and is running: Ctrl-C ends it")
         return sweep()
-    settings = Settings.from_json(found["settings"])
+    settings = RunSettings.from_json(found["settings"])
     cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
     _send_away(folder)
     if found["on"] == "ec2":
@@ -212,7 +219,7 @@ def _close(folder: RunFolder) -> None:
         raise DeepvmError(f"run {folder.name} is ended, but that cannot be written down: {error}") from None
 
 
-def _job(folder: RunFolder, cluster: Cluster, settings: Settings) -> Job:
+def _job(folder: RunFolder, cluster: Cluster, settings: RunSettings) -> Job:
     if read_token(folder.token_file) is None:
         raise DeepvmError(f"{folder.token_file} has no token")
     return Job(

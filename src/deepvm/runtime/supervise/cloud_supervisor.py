@@ -24,7 +24,7 @@ REPLACED = ("preempted", "lost", "failed")
 Say = Callable[[str], None]
 
 
-class Following:
+class CloudSupervisor:
     """``over`` tells whether another process ends the run: from then on nothing is asked for."""
 
     def __init__(

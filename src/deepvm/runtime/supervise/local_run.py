@@ -23,7 +23,7 @@ from deepvm.runtime.hub.durability import Durability
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.report import Report, make_report
-from deepvm.runtime.log_tail import last_words
+from deepvm.runtime.log_tail import tail_text
 from deepvm.runtime.run_spec import Job, job_document
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
 from deepvm.runtime.supervise.replan import Replanner
@@ -44,7 +44,7 @@ CHANGEABLE = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class RunSettings:
     """How a plan is run here; kept with the run, so that it can be resumed."""
 
     script: str
@@ -64,7 +64,7 @@ class Settings:
     isolate: bool = False
     bandwidth_bits_per_s: int | None = None
 
-    def check(self) -> Settings:
+    def check(self) -> RunSettings:
         """Before anything is run with them."""
         folder = self.cwd or os.getcwd()
         if not Path(folder).is_dir():
@@ -86,7 +86,7 @@ class Settings:
         """For a run of them."""
         return new_name(self.script.replace(".", "-") if self.module else self.script)
 
-    def wherever(self) -> Settings:
+    def wherever(self) -> RunSettings:
         """The same for a process that was started in another folder."""
         folder = Path(self.cwd or os.getcwd()).resolve()
         script = self.script if self.module else str(Path(folder, self.script).resolve())
@@ -108,8 +108,8 @@ class Settings:
         return {**asdict(self), "args": list(self.args)}
 
     @staticmethod
-    def from_json(found: Mapping[str, Any]) -> Settings:
-        return Settings(**{**found, "args": tuple(found["args"])})
+    def from_json(found: Mapping[str, Any]) -> RunSettings:
+        return RunSettings(**{**found, "args": tuple(found["args"])})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,9 +126,9 @@ Watch = Callable[[View], None]
 Begun = Callable[[RunFolder, Cluster, Supervisor], None]
 
 
-def start(
+def run_local(
     cluster: Cluster,
-    settings: Settings,
+    settings: RunSettings,
     *,
     name: str | None = None,
     watch: Watch = lambda _: None,
@@ -152,7 +152,7 @@ def resume(
     name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None, **changes: Any
 ) -> Ended:
     """Continue a run that was interrupted, or failed: from its newest checkpoint, in the folder where it was started,
-    with its settings. ``changes`` are fields of ``Settings``, and hold from now on."""
+    with its settings. ``changes`` are fields of ``RunSettings``, and hold from now on."""
     folder = RunFolder.find(name)
     found = folder.settings()
     if found["on"] != "local":
@@ -161,7 +161,7 @@ def resume(
         )
     if fixed := [key for key in changes if key not in CHANGEABLE]:
         raise UsageError(f"a run is resumed with its own {', '.join(fixed)}: leave that out, or start another run")
-    settings = replace(Settings.from_json({**found["settings"], "preempt": preempt}), **changes).wherever()
+    settings = replace(RunSettings.from_json({**found["settings"], "preempt": preempt}), **changes).wherever()
     cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
     played, faults = _checked(cluster, settings)
     with Ledger.open(folder.ledger, write=True) as ledger:
@@ -170,7 +170,7 @@ def resume(
         return _run(folder, played, settings, faults, ledger, watch, begun, resumed=True, planned=planned)
 
 
-def _checked(cluster: Cluster, settings: Settings) -> tuple[Cluster, Faults]:
+def _checked(cluster: Cluster, settings: RunSettings) -> tuple[Cluster, Faults]:
     """What of the cluster is played here, and what is taken away from it; before anything is made."""
     settings.check()
     played = scaled(cluster, most_trainers=settings.workers or max(2, os.cpu_count() or 1))
@@ -186,7 +186,7 @@ def _checked(cluster: Cluster, settings: Settings) -> tuple[Cluster, Faults]:
 def _run(
     folder: RunFolder,
     cluster: Cluster,
-    settings: Settings,
+    settings: RunSettings,
     faults: Faults,
     ledger: Ledger,
     watch: Watch,
@@ -213,8 +213,8 @@ def _run(
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=settings.durable)
         supervisor = Supervisor(
             cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
-            replanner=Replanner(), watch=watch, end_now=backend.hurry, durability=durability,
-            last_words=lambda name: last_words(folder.log_of(name), most_bytes=WORDS_BYTES),
+            replanner=Replanner(), watch=watch, end_now=backend.stop_now, durability=durability,
+            tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=WORDS_BYTES),
             about={"resumed": resumed, "script": settings.script, "settings": settings.to_json()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)
@@ -223,7 +223,7 @@ def _run(
     return Ended(run=folder.name, folder=folder.path, outcome=outcome, report=report)
 
 
-def _job(folder: RunFolder, cluster: Cluster, settings: Settings, planned: int) -> Job:
+def _job(folder: RunFolder, cluster: Cluster, settings: RunSettings, planned: int) -> Job:
     trainers = len(cluster.trainers)
     threads = max(1, (os.cpu_count() or 1) // trainers)
     return Job(

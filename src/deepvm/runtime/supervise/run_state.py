@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from deepvm.events import Event
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.progress import Progress
-from deepvm.runtime.supervise.view import Place, View
+from deepvm.runtime.supervise.view import MachineView, View
 
 SILENT_SCRIPT_S = 60.0  # that workers run and tell nothing
 NEEDS = "ckpt = deepvm.Checkpointer({...}); step = ckpt.restore() or 0; ckpt.step(step) after each optimizer.step()"
@@ -19,7 +19,7 @@ class RunState:
     """Machines by name, and what is known of training."""
 
     def __init__(self, machines: Iterable[Machine]) -> None:
-        self.places = {machine.name: Place(machine) for machine in machines}
+        self.places = {machine.name: MachineView(machine) for machine in machines}
         self.training_since_s: float | None = None  # the first step of this session
         self.group_since_s: float | None = None  # the first group of this session
         self.losses = 0

@@ -58,16 +58,16 @@ class Supervisor:
         watch: Callable[[View], None] = lambda _: None,
         about: Mapping[str, Any] | None = None,
         end_now: Callable[[], None] = lambda: None,
-        last_words: Callable[[str], str] = lambda _: "",
+        tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
     ) -> None:
-        """``end_now`` is called by ``hurry``, while the backend may wait for machines to end; ``last_words`` are a
+        """``end_now`` is called by ``stop_now``, while the backend may wait for machines to end; ``tail_text`` are a
         machine's; ``durability`` knows whether checkpoints are."""
         self.cluster = cluster
         self._run, self._backend, self._hub, self._faults = run, backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
         self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
-        self._end_now, self._last_words = end_now, last_words
+        self._end_now, self._last_words = end_now, tail_text
         self._state = RunState(cluster.machines)
         self._places = self._state.places
         self._news: list[Event] = []
@@ -90,7 +90,7 @@ class Supervisor:
         """Events that the ledger could not take."""
         return self._journal.waiting
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """End it now: nothing more is written on."""
         self._hurry = True
         self._end_now()

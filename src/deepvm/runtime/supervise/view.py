@@ -13,7 +13,7 @@ MachineState = Literal["asked", "up", "running", "training", "waiting", "notice"
 
 
 @dataclass
-class Place:
+class MachineView:
     """One machine of the cluster, as it is now."""
 
     machine: Machine
@@ -33,7 +33,7 @@ class View:
     """What a display needs to know, at one moment."""
 
     run: str
-    places: Sequence[Place]
+    places: Sequence[MachineView]
     step: int | None = None
     steps_per_s: float | None = None
     saved_step: int | None = None

@@ -114,14 +114,14 @@ def _descriptor(files: contextlib.ExitStack, path: str, inherited: int) -> int:
     return files.enter_context(Path(path).open("w", encoding="utf-8")).fileno()
 
 
-class Group(Protocol):
+class GroupCallbacks(Protocol):
     """What others decide about this node's workers, where a run has more to say than torch's rendezvous."""
 
     def environment(self) -> Mapping[str, str]:
         """Further variables of the workers that are started now."""
         ...
 
-    def excuses(self, exit_code: int) -> bool:
+    def failed_because_of_peer(self, exit_code: int) -> bool:
         """Whether this node's workers, the first with this code, failed because others were lost, and are to be
         started again, whatever was before."""
         ...
@@ -131,7 +131,12 @@ class TemplateAgent(LocalElasticAgent):
     """The local agent with one step of its own: how a node's workers are started."""
 
     def __init__(
-        self, spec: WorkerSpec, logs_specs: LogsSpecs, template: Template, as_module: bool, group: Group | None = None
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        template: Template,
+        as_module: bool,
+        group: GroupCallbacks | None = None,
     ) -> None:
         super().__init__(spec, logs_specs)
         self._template, self._as_module, self._group = template, as_module, group
@@ -140,7 +145,7 @@ class TemplateAgent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         failed = result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         codes = [failure.exitcode for _, failure in sorted(result.failures.items())]
-        if failed and self._group is not None and self._group.excuses(codes[0] if codes else 0):
+        if failed and self._group is not None and self._group.failed_because_of_peer(codes[0] if codes else 0):
             return RunResult(state=WorkerState.HEALTHY)  # the rendezvous says that the group is another one now
         return result
 
@@ -211,7 +216,7 @@ def run_agent(
     redirects: str,
     tee: str,
     rendezvous: dict[str, Any] | RendezvousHandler,
-    group: Group | None = None,
+    group: GroupCallbacks | None = None,
 ) -> None:
     """Run until every worker is done; ChildFailedError where they failed for the last time.
 

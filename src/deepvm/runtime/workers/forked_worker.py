@@ -18,7 +18,7 @@ _OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class WorkerJob:
     """What a worker is asked to be. The template's environment is told as it was started with and as it is now."""
 
     target: str  # package.module:function
@@ -30,7 +30,7 @@ class Job:
     torch_seed: int | None  # that torch gave itself when the template imported it
 
 
-def enter(job: Job) -> None:
+def enter(job: WorkerJob) -> None:
     """Do the job. Ends as an interpreter ends: its traceback is the target's own, its exit code the usual one."""
     os.chdir(job.cwd)
     _set_environment(job)
@@ -78,7 +78,7 @@ def run_script(script: str, arguments: list[str], as_module: bool) -> None:
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - the user's own script
 
 
-def _set_environment(job: Job) -> None:
+def _set_environment(job: WorkerJob) -> None:
     """The worker's own, and what preloaded modules set where the worker does not say otherwise."""
     wanted = dict(job.env)
     for name, value in job.preloaded_env.items():
@@ -104,7 +104,7 @@ def _refresh_random_numbers(torch_seed: int | None) -> None:
         multiprocessing.current_process().authkey = os.urandom(32)
 
 
-def _set_threads(job: Job) -> None:
+def _set_threads(job: WorkerJob) -> None:
     """OpenMP has read its environment when torch was loaded; a number of threads can still be set afterwards."""
     wanted, torch = job.env.get("OMP_NUM_THREADS"), sys.modules.get("torch")
     if torch is not None and wanted and wanted != job.started_env.get("OMP_NUM_THREADS"):

@@ -105,7 +105,7 @@ class _Server:
         self._tellers: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
         self._libc = ctypes.CDLL(None, use_errno=True)
 
-    def serve(self) -> forked_worker.Job | None:
+    def serve(self) -> forked_worker.WorkerJob | None:
         """Returns the job in a worker, and None in the template when the owner is gone."""
         self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers and their owner, not for us
         self._child_ended = signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -136,7 +136,7 @@ class _Server:
                 if job is not None:
                     return job
 
-    def _fork(self, message: dict[str, Any], descriptors: list[int]) -> forked_worker.Job | None:
+    def _fork(self, message: dict[str, Any], descriptors: list[int]) -> forked_worker.WorkerJob | None:
         *standard, teller = descriptors
         refused = fork_safety.problem()
         if refused is None:
@@ -150,7 +150,7 @@ class _Server:
             else:
                 if pid == 0:
                     self._become_worker(template, standard, teller)
-                    return forked_worker.Job(
+                    return forked_worker.WorkerJob(
                         target=message["target"],
                         args=tuple(message["args"]),
                         env=message["env"],

@@ -26,7 +26,7 @@ HASHED_BYTES = 2**19  # read at once: fits into the cache of a core
 MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
 
 
-class Aside:
+class StagedFile:
     """A file that no reader looks at, locked for as long as its writer lives."""
 
     was: Manifest | None = None  # the checkpoint that it was, as far as nothing was written over it
@@ -42,7 +42,7 @@ class Aside:
         raise StoreUnavailable(f"files in {directory} vanish as they are made: is something cleaning it?")
 
     @classmethod
-    def recycled(cls, data: Path, was: Manifest | None) -> Aside | None:
+    def recycled(cls, data: Path, was: Manifest | None) -> StagedFile | None:
         """Take a checkpoint's file out of the readers' sight, if no reader has it open or mapped, nor linked."""
         try:
             fd = open_regular(data, os.O_RDWR | os.O_NOFOLLOW)

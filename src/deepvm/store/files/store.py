@@ -21,7 +21,7 @@ from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
 from deepvm.store.chunks import (
     DATA,
     MANIFEST,
-    Tally,
+    UploadCheck,
     check_length,
     read_manifest,
     stem,
@@ -29,7 +29,7 @@ from deepvm.store.chunks import (
     whole_steps,
 )
 from deepvm.store.files.mapping import is_local, map_file
-from deepvm.store.files.staged_file import Aside, lock_if_free, remove_stale
+from deepvm.store.files.staged_file import StagedFile, lock_if_free, remove_stale
 from deepvm.store.regular_file import open_regular, read_regular
 from deepvm.units import format_bytes
 
@@ -45,7 +45,7 @@ class FileStore:
     def __init__(self, root: str | os.PathLike[str], *, durable: bool = True, private: bool = False) -> None:
         self.root = Path(root).expanduser().absolute()
         self._durable, self._private = durable, private
-        self._spares: dict[str, Aside | None] = {}  # of runs that this store writes: a deleted file to write over
+        self._spares: dict[str, StagedFile | None] = {}  # of runs that this store writes: a deleted file to write over
         self._lock = threading.Lock()
 
     @property
@@ -113,7 +113,7 @@ class FileStore:
             return map_file(path, manifest.size_bytes) if is_local(path) else None
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> FileWriter:
-        tally = Tally(run, step, size_bytes, chunk_bytes)
+        tally = UploadCheck(run, step, size_bytes, chunk_bytes)
         directory = self._directory(run)
         with explained(directory, size_bytes):
             _make_directory(directory)
@@ -121,7 +121,7 @@ class FileStore:
             with self._lock:
                 spare = self._spares.get(run)
                 self._spares[run] = None
-            aside = spare or Aside(directory, stem(step) + DATA, private=self._private)
+            aside = spare or StagedFile(directory, stem(step) + DATA, private=self._private)
             try:
                 if self._private:
                     os.fchmod(aside.fd, 0o600)  # what is written over may be an earlier version's
@@ -147,7 +147,7 @@ class FileStore:
                 data = directory / (stem(step) + DATA)
                 if spare_wanted:
                     sync_directory(directory)  # before its bytes change, the manifest must be gone for good
-                spare = Aside.recycled(data, was) if spare_wanted else None
+                spare = StagedFile.recycled(data, was) if spare_wanted else None
                 if spare is None:
                     _unlink(data)
                     return
@@ -185,9 +185,9 @@ class FileStore:
 class FileWriter:
     """One checkpoint on its way into a file."""
 
-    def __init__(self, directory: Path, aside: Aside, tally: Tally, *, private: bool = False) -> None:
+    def __init__(self, directory: Path, aside: StagedFile, tally: UploadCheck, *, private: bool = False) -> None:
         self._directory, self._tally, self._private = directory, tally, private
-        self._aside: Aside | None = aside
+        self._aside: StagedFile | None = aside
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
         length = sum(piece.nbytes for piece in pieces)
@@ -204,7 +204,7 @@ class FileWriter:
         with explained(directory, manifest.size_bytes):
             os.fsync(aside.fd)
             document = manifest.to_bytes()
-            note = Aside(directory, name + MANIFEST, private=self._private)
+            note = StagedFile(directory, name + MANIFEST, private=self._private)
             try:
                 note.write([memoryview(document)], 0)
                 os.fsync(note.fd)
@@ -227,7 +227,7 @@ class FileWriter:
         if aside is not None:
             aside.discard()
 
-    def _open(self) -> Aside:
+    def _open(self) -> StagedFile:
         if self._aside is None:
             raise StoreError(f"step {self._tally.step} of {self._tally.run} is published or aborted already")
         return self._aside

@@ -14,14 +14,14 @@ from deepvm.protocol.sockets import HASHED_BYTES
 _VIEWS = 64  # of one strip at most; more than that costs more than it saves
 
 
-class Strip(NamedTuple):
+class BufferGroup(NamedTuple):
     bytes: int
     views: Sequence[memoryview]
 
 
-def cut(views: Sequence[memoryview]) -> list[Strip]:
+def group(views: Sequence[memoryview]) -> list[BufferGroup]:
     """Some memory in strips of at most HASHED_BYTES."""
-    strips: list[Strip] = []
+    strips: list[BufferGroup] = []
     strip: list[memoryview] = []
     left = HASHED_BYTES
     for view in views:
@@ -32,16 +32,16 @@ def cut(views: Sequence[memoryview]) -> list[Strip]:
             start += len(part)
             left -= len(part)
             if not left or len(strip) == _VIEWS:
-                strips.append(Strip(HASHED_BYTES - left, strip))
+                strips.append(BufferGroup(HASHED_BYTES - left, strip))
                 strip, left = [], HASHED_BYTES
-    return [*strips, Strip(HASHED_BYTES - left, strip)] if strip else strips
+    return [*strips, BufferGroup(HASHED_BYTES - left, strip)] if strip else strips
 
 
-def from_offset(strips: Sequence[Strip], offset: int) -> Sequence[Strip]:
+def from_offset(strips: Sequence[BufferGroup], offset: int) -> Sequence[BufferGroup]:
     """What is left after the first bytes."""
     for i, strip in enumerate(strips):
         if offset < strip.bytes:
-            rest = Strip(strip.bytes - offset, _without(strip.views, offset)) if offset else strip
+            rest = BufferGroup(strip.bytes - offset, _without(strip.views, offset)) if offset else strip
             return [rest, *strips[i + 1 :]] if i or offset else strips
         offset -= strip.bytes
     return []
@@ -66,5 +66,5 @@ def first_bytes(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return found
 
 
-def views_of(strips: Sequence[Strip]) -> list[memoryview]:
+def views_of(strips: Sequence[BufferGroup]) -> list[memoryview]:
     return [view for strip in strips for view in strip.views]

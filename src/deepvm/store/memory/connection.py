@@ -15,14 +15,14 @@ from deepvm.protocol import frames
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.auth import Meeting, NoTags, Tags, of_body
 from deepvm.protocol.frames import Frame, Kind
-from deepvm.store.memory.buffers import Strip, cut, first_bytes, from_offset
-from deepvm.store.memory.socket_io import PROGRESS_S, Channel
+from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
+from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket
 
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # on the way, where the node is told how long it may take
 _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
 
-Send = Callable[[Sequence[Strip]], int]
+Send = Callable[[Sequence[BufferGroup]], int]
 HandOver = Callable[[int, int, Send], int]  # chunk, offset
 
 
@@ -51,7 +51,7 @@ class Connection:
         self._held = b""  # small things, which leave together with what comes after them
         self._head = b""  # header and meta of the last answer
         self._tags: Tags = NoTags()  # until the handshake is over
-        self._channel = Channel(
+        self._channel = NodeSocket(
             address,
             split_address(address),
             tls=tls,
@@ -172,7 +172,7 @@ class Connection:
 
     def put(self, step: int, chunk: int, data: memoryview, digest: int) -> None:
         """Send a chunk of memory that stays as it is."""
-        strips = cut([data])
+        strips = group([data])
         self._put(step, chunk, len(data), digest, lambda _, offset, send: send(from_offset(strips, offset)))
 
     def put_several(
@@ -208,7 +208,7 @@ class Connection:
         self._send_chunk(chunk, length, hand_over, None)
 
     def _send_chunk(self, chunk: int, length: int, hand_over: HandOver, hasher: xxhash.xxh3_64 | None) -> None:
-        def send(strips: Sequence[Strip]) -> int:
+        def send(strips: Sequence[BufferGroup]) -> int:
             sent = 0
             for size, views in strips:
                 count = self._send_held(views, size)

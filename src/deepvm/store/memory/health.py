@@ -24,10 +24,10 @@ _ASK_S = 2 * GREET_S  # one question at a time for each node; the others wait fo
 
 
 class Health:
-    """``greet`` connects to a node and is greeted, or raises. ``spare`` nodes can be done without."""
+    """``accept_handshake`` connects to a node and is greeted, or raises. ``spare`` nodes can be done without."""
 
-    def __init__(self, greet: Callable[[str], None], *, spare: int) -> None:
-        self._greet, self._spare = greet, spare
+    def __init__(self, accept_handshake: Callable[[str], None], *, spare: int) -> None:
+        self._greet, self._spare = accept_handshake, spare
         self._hung: dict[str, str] = {}  # node -> why it is suspected
         self._greeted: dict[str, float] = {}  # when it last was seen to live
         self._asking: dict[str, threading.Lock] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from deepvm.errors import Corrupt, NotFound, StoreUnavailable
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import home_nodes
+from deepvm.protocol.placement import replica_nodes
 from deepvm.store.base import Manifest
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.upload import begin, seal
@@ -52,7 +52,7 @@ def _copy_share(
         connection, step, manifest.size_bytes, manifest.chunk_bytes,
         layout="", rank=0, world_size=1, share=share, attempt=attempt, repair=True,
     )  # fmt: skip
-    mine = [c for c in range(len(manifest.digests)) if index in home_nodes(c, len(nodes), manifest.replicas)]
+    mine = [c for c in range(len(manifest.digests)) if index in replica_nodes(c, len(nodes), manifest.replicas)]
     buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
     for chunk in mine:
         data = buffer[: manifest.span(chunk)[1]]

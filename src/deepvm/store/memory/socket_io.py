@@ -25,7 +25,7 @@ _WOKEN_BYTES = 2**18  # of a chunk wake whoever waits for it: a byte at a time, 
 _SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
 
 
-class Channel:
+class NodeSocket:
     """Not for several threads at once."""
 
     def __init__(

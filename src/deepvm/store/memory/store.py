@@ -19,7 +19,7 @@ from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, Usage
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.credentials import client_tls
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import fewest_nodes, home_nodes
+from deepvm.protocol.placement import minimum_nodes, replica_nodes
 from deepvm.store.base import Manifest, check_run
 from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
@@ -208,7 +208,7 @@ class MemoryStore:
         """What a node is told of its part in a checkpoint."""
         return {"nodes": len(self.nodes), "node_index": self.nodes.index(node), "replicas": self.replicas}
 
-    def half_steps(self, run: str) -> dict[int, list[str]]:
+    def uncommitted_steps(self, run: str) -> dict[int, list[str]]:
         """Steps that were being committed when their trainer ended, and the nodes that have them; none where a node
         does not answer, since it may have the other half."""
         held, failure = self._held(run)
@@ -223,7 +223,7 @@ class MemoryStore:
             with suppress(StoreError):
                 document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
                 manifest = read_manifest(bytes(document), run, step, f"memory node {node}")
-                return len(holders) >= fewest_nodes(len(manifest.nodes), manifest.replicas)
+                return len(holders) >= minimum_nodes(len(manifest.nodes), manifest.replicas)
         return False
 
     def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
@@ -245,9 +245,9 @@ class MemoryStore:
         answers, _ = self._each(run, Kind.STEPS)
         return any(answer.get("writes_on") for answer, _ in answers.values())
 
-    def outlives_the_nodes(self, states: Sequence[str]) -> bool:
+    def is_durable(self, states: Sequence[str]) -> bool:
         """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
-        return "durable" in states or states.count("spilled") >= fewest_nodes(len(self.nodes), self.replicas)
+        return "durable" in states or states.count("spilled") >= minimum_nodes(len(self.nodes), self.replicas)
 
     def manifest(self, run: str, step: int) -> Manifest:
         return self.newest_manifest(run, step)[0]
@@ -268,7 +268,7 @@ class MemoryStore:
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         """From the first node that has it as it was saved. A copy that is not is replaced, and said so."""
         nodes = self._addresses(manifest)
-        homes = [nodes[home] for home in home_nodes(chunk, len(nodes), manifest.replicas)]
+        homes = [nodes[home] for home in replica_nodes(chunk, len(nodes), manifest.replicas)]
         others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in homes]  # may have spilled it all
         damaged: list[str] = []
         failure: StoreError | None = None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from deepvm.errors import Corrupt, StoreError, UsageError
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import home_nodes
+from deepvm.protocol.placement import replica_nodes
 from deepvm.store.base import Manifest, chunk_count
-from deepvm.store.chunks import Tally
+from deepvm.store.chunks import UploadCheck
 from deepvm.store.memory.connection import Connection
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def seal_and_publish(connections: Sequence[Connection], manifest: Manifest, time
     nodes = len(connections)
     homes: list[list[int]] = [[] for _ in connections]
     for chunk in range(chunk_count(manifest.size_bytes, manifest.chunk_bytes)):
-        for home in home_nodes(chunk, nodes, manifest.replicas):
+        for home in replica_nodes(chunk, nodes, manifest.replicas):
             homes[home].append(chunk)
     for connection, chunks in zip(connections, homes, strict=True):
         found = seal(connection, manifest.step, chunks, timeout_s)
@@ -98,7 +98,7 @@ class MemoryWriter:
 
     def __init__(self, store: MemoryStore, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> None:
         self._store, self._step = store, step
-        self._tally = Tally(run, step, size_bytes, chunk_bytes)
+        self._tally = UploadCheck(run, step, size_bytes, chunk_bytes)
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
         try:
@@ -124,7 +124,7 @@ class MemoryWriter:
         data = memoryview(pieces[0]) if len(pieces) == 1 else memoryview(b"".join(pieces))
         data = data.cast("B")
         self._tally.span(chunk, len(data))
-        for home in home_nodes(chunk, len(store.nodes), store.replicas):
+        for home in replica_nodes(chunk, len(store.nodes), store.replicas):
             with self._lock:
                 self._connections[home].put(self._step, chunk, data, digest)
         self._tally.took(chunk, digest)

@@ -16,7 +16,7 @@ from deepvm.errors import StoreError, StoreUnavailable
 from deepvm.units import format_bytes
 
 
-class InOrder:
+class OrderedStream:
     def __init__(self, chunks: int, *, budget_bytes: int, stall_s: float) -> None:
         self._chunks, self._budget_bytes, self._stall_s = chunks, budget_bytes, stall_s
         self._held: dict[int, bytes] = {}

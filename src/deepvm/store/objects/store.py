@@ -32,8 +32,17 @@ from deepvm.errors import (
 )
 from deepvm.protocol.sockets import is_loopback
 from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
-from deepvm.store.chunks import DATA, MANIFEST, Tally, check_length, read_manifest, stem, verify_chunk, whole_steps
-from deepvm.store.objects.ordered_stream import InOrder
+from deepvm.store.chunks import (
+    DATA,
+    MANIFEST,
+    UploadCheck,
+    check_length,
+    read_manifest,
+    stem,
+    verify_chunk,
+    whole_steps,
+)
+from deepvm.store.objects.ordered_stream import OrderedStream
 
 PART_BYTES = 8 * 2**20  # S3 takes 5 MiB at least; larger parts mean fewer requests and more memory
 MOST_PARTS = 9_000  # S3 takes 10,000
@@ -139,7 +148,7 @@ class ObjectStore:
         verify_chunk(manifest, chunk, buffer, place)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> ObjectWriter:
-        tally = Tally(run, step, size_bytes, chunk_bytes)
+        tally = UploadCheck(run, step, size_bytes, chunk_bytes)
         return ObjectWriter(self._client, self._url, tally, memory_bytes=self._memory_bytes, stall_s=self._stall_s)
 
     def delete(self, run: str, step: int) -> None:
@@ -154,12 +163,12 @@ class ObjectStore:
 class ObjectWriter:
     """One checkpoint on its way into a bucket: a thread that streams it, and the chunks that wait for their turn."""
 
-    def __init__(self, client: Any, url: str, tally: Tally, *, memory_bytes: int, stall_s: float) -> None:
+    def __init__(self, client: Any, url: str, tally: UploadCheck, *, memory_bytes: int, stall_s: float) -> None:
         self._client, self._url, self._tally, self._stall_s = client, url, tally, stall_s
         self._part_bytes = max(PART_BYTES, -(-tally.size_bytes // MOST_PARTS))
         self._concurrency = max(1, min(MOST_CONCURRENCY, memory_bytes // 2 // self._part_bytes))
         waiting_bytes = max(0, memory_bytes - (self._concurrency + 1) * self._part_bytes)
-        self._chunks = InOrder(tally.chunks, budget_bytes=waiting_bytes, stall_s=stall_s)
+        self._chunks = OrderedStream(tally.chunks, budget_bytes=waiting_bytes, stall_s=stall_s)
         self._thread = threading.Thread(target=self._upload, name=f"deepvm-upload-{tally.step}", daemon=True)
         self._start = threading.Lock()
         self._e_tag: str | None = None

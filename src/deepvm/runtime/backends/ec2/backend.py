@@ -20,7 +20,7 @@ from deepvm.runtime.backends.ec2.cleanup import release
 from deepvm.runtime.backends.ec2.instances import Seen, instances_of, troubles, why_down
 from deepvm.runtime.backends.ec2.launcher import Launcher
 from deepvm.runtime.backends.ec2.placement import region_of
-from deepvm.runtime.backends.ec2.requests import MACHINE_TAG, Group, group_of, groups_of, hub_of
+from deepvm.runtime.backends.ec2.requests import MACHINE_TAG, Ec2Group, group_of, groups_of, hub_of
 from deepvm.runtime.backends.ec2.settings import Ec2Settings, check_run_name, end_s
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.run_spec import Job
@@ -200,7 +200,7 @@ class Ec2Backend(Ec2Run):
                 f"end them with deepvm run --down {self._run}, or give this run another name"
             )
 
-    def _start_once(self, group: Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
+    def _start_once(self, group: Ec2Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
         ids, refusal = self._launcher.start(group, asked, wanted)
         for machine, instance in zip(asked, ids, strict=False):
             self._wanted[machine.name] = machine
@@ -208,7 +208,7 @@ class Ec2Backend(Ec2Run):
         if refusal is not None:
             raise refusal
 
-    def _start_maintained(self, group: Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
+    def _start_maintained(self, group: Ec2Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
         before = dict(self._wanted)
         self._wanted |= {machine.name: machine for machine in asked}
         try:
@@ -217,13 +217,13 @@ class Ec2Backend(Ec2Run):
             self._wanted = before  # asked for in vain
             raise
 
-    def _resize(self, group: Group, wanted: Mapping[str, Machine]) -> None:
+    def _resize(self, group: Ec2Group, wanted: Mapping[str, Machine]) -> None:
         """As many machines as are wanted of that group. ``wanted``: all that the cap has to pay for."""
         if group.maintained:
             of_it = [machine for machine in self._wanted.values() if self._group(machine) == group]
             self._launcher.maintain(group, of_it, wanted)
 
-    def _group(self, machine: Machine) -> Group:
+    def _group(self, machine: Machine) -> Ec2Group:
         return group_of(machine, self._hub)
 
     def _losses(self, seen: dict[str, Seen], now: float) -> list[Change]:

@@ -11,9 +11,9 @@ from deepvm.errors import DeepvmError, SourceFailed
 from deepvm.runtime.backends.base import NoCapacity
 from deepvm.runtime.backends.ec2.calls import Calls, Ec2Refused
 from deepvm.runtime.backends.ec2.instances import NO_CAPACITY
-from deepvm.runtime.backends.ec2.placement import Place, find_image, find_place
+from deepvm.runtime.backends.ec2.placement import Ec2Place, find_image, find_place
 from deepvm.runtime.backends.ec2.requests import (
-    Group,
+    Ec2Group,
     Request,
     client_token,
     fleet,
@@ -47,15 +47,15 @@ class Launcher:
     ends_at_s: float | None
     hub_instance: str | None = None
     hub_address: str | None = None
-    place: Place | None = None
+    place: Ec2Place | None = None
     security_group_id: str | None = None
-    templates: dict[Group, str] = field(default_factory=dict)
-    fleets: dict[Group, Fleet] = field(default_factory=dict)  # those that maintain themselves
-    attempts: dict[Group, int] = field(default_factory=dict)
+    templates: dict[Ec2Group, str] = field(default_factory=dict)
+    fleets: dict[Ec2Group, Fleet] = field(default_factory=dict)  # those that maintain themselves
+    attempts: dict[Ec2Group, int] = field(default_factory=dict)
     start_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def start(
-        self, group: Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]
+        self, group: Ec2Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]
     ) -> tuple[list[str], DeepvmError | None]:
         """An instant fleet: the instances that it started, and why they are fewer than asked for, if they are."""
         answer = self._fleet(group, asked, wanted)
@@ -70,7 +70,7 @@ class Launcher:
             return ids, SourceFailed(f"EC2 could not start {first.name} ({', '.join(codes)})")
         return ids, NoCapacity(first, ", ".join(codes) or "EC2 told no reason")
 
-    def maintain(self, group: Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
+    def maintain(self, group: Ec2Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
         """Have a fleet that keeps as many machines running."""
         known = self.fleets.get(group)
         if known is None and machines:
@@ -80,7 +80,7 @@ class Launcher:
             self.calls.change("ec2", "modify_fleet", resized(known.id, len(machines)))
             known.count = len(machines)
 
-    def fleet_of(self, group: Group) -> str | None:
+    def fleet_of(self, group: Ec2Group) -> str | None:
         known = self.fleets.get(group)
         return None if known is None else known.id
 
@@ -90,7 +90,7 @@ class Launcher:
         self.templates.clear()
         self.fleets.clear()
 
-    def _fleet(self, group: Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> Request:
+    def _fleet(self, group: Ec2Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> Request:
         attempt = self.attempts.setdefault(group, 0)
         place = self._place()
         request = fleet(
@@ -115,14 +115,14 @@ class Launcher:
         self.attempts[group] += 1
         return answer
 
-    def _most(self, group: Group, wanted: Mapping[str, Machine]) -> float | None:
+    def _most(self, group: Ec2Group, wanted: Mapping[str, Machine]) -> float | None:
         """What of the cap the other groups leave."""
         if self.settings.max_usd_per_hour is None:
             return None
         others = [machine for machine in wanted.values() if group_of(machine, self.hub) != group]
         return self.settings.max_usd_per_hour - sum(machine.usd_per_hour for machine in others)
 
-    def _template(self, group: Group, machine: Machine) -> str:
+    def _template(self, group: Ec2Group, machine: Machine) -> str:
         if group not in self.templates:
             image, root = find_image(self.calls, self.settings, machine)
             request, shown = (
@@ -146,7 +146,7 @@ class Launcher:
             self.templates[group] = found["LaunchTemplate"]["LaunchTemplateId"]
         return self.templates[group]
 
-    def _user_data(self, group: Group, *, masked: bool) -> str:
+    def _user_data(self, group: Ec2Group, *, masked: bool) -> str:
         return user_data(
             self.job,
             group,
@@ -180,7 +180,7 @@ class Launcher:
             self.security_group_id = answer["GroupId"]
         return str(self.security_group_id)
 
-    def _place(self) -> Place:
+    def _place(self) -> Ec2Place:
         if self.place is None:
             self.place = find_place(self.calls, self.settings, self.cluster.machines)
         return self.place

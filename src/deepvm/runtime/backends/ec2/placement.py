@@ -18,7 +18,7 @@ DRY_ROOT = "/dev/sda1"  # what Ubuntu's images call their first disk
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Ec2Place:
     zone: str
     subnet_id: str
     vpc_id: str
@@ -32,11 +32,11 @@ def region_of(settings: Ec2Settings, cluster: Cluster) -> str:
     return region
 
 
-def find_place(calls: Calls, settings: Ec2Settings, machines: Sequence[Machine]) -> Place:
+def find_place(calls: Calls, settings: Ec2Settings, machines: Sequence[Machine]) -> Ec2Place:
     zone = settings.zone or next((m.zone for m in _spot_first(machines) if m.zone and m.region == calls.region), None)
     if calls.dry_run:
         zone = zone or "<the zone where the spot machines are cheapest>"
-        return Place(zone=zone, subnet_id=settings.subnet_id or f"<subnet in {zone}>", vpc_id="<its VPC>")
+        return Ec2Place(zone=zone, subnet_id=settings.subnet_id or f"<subnet in {zone}>", vpc_id="<its VPC>")
     if settings.subnet_id is not None:
         subnets = calls.rows("ec2", "describe_subnets", "Subnets", SubnetIds=[settings.subnet_id])
     else:
@@ -49,7 +49,7 @@ def find_place(calls: Calls, settings: Ec2Settings, machines: Sequence[Machine])
         where = zone or calls.region
         raise SourceFailed(f"{where} has no default subnet: name one of your own with --subnet subnet-…")
     chosen = min(subnets, key=lambda row: str(row["AvailabilityZone"]))
-    found = Place(zone=chosen["AvailabilityZone"], subnet_id=chosen["SubnetId"], vpc_id=chosen["VpcId"])
+    found = Ec2Place(zone=chosen["AvailabilityZone"], subnet_id=chosen["SubnetId"], vpc_id=chosen["VpcId"])
     if settings.zone is not None and settings.zone != found.zone:
         raise UsageError(
             f"{found.subnet_id} is in {found.zone}, and {settings.zone} is asked for: leave one of them out"

@@ -18,7 +18,7 @@ Request = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class Ec2Group:
     """Machines that one launch template and one fleet describe: of one role, type and market."""
 
     role: RoleName
@@ -47,14 +47,14 @@ def hub_of(cluster: Cluster) -> Machine:
     return next((machine for machine in fixed if machine.keeps), fixed[0])
 
 
-def group_of(machine: Machine, hub: str) -> Group:
+def group_of(machine: Machine, hub: str) -> Ec2Group:
     is_hub = machine.name == hub
-    return Group(role=machine.role, instance=machine.instance, market=machine.market, hub=is_hub)
+    return Ec2Group(role=machine.role, instance=machine.instance, market=machine.market, hub=is_hub)
 
 
-def groups_of(machines: Iterable[Machine], hub: str) -> dict[Group, list[Machine]]:
+def groups_of(machines: Iterable[Machine], hub: str) -> dict[Ec2Group, list[Machine]]:
     """In the order in which they must start: the hub, what else is on-demand, spot."""
-    found: dict[Group, list[Machine]] = {}
+    found: dict[Ec2Group, list[Machine]] = {}
     for machine in sorted(machines, key=lambda m: (m.name != hub, m.market == "spot")):
         found.setdefault(group_of(machine, hub), []).append(machine)
     return found
@@ -64,7 +64,7 @@ def tags(run: str, **more: str) -> list[dict[str, str]]:
     return [{"Key": RUN_TAG, "Value": run}, *({"Key": f"deepvm:{key}", "Value": more[key]} for key in more)]
 
 
-def group_tags(run: str, group: Group) -> list[dict[str, str]]:
+def group_tags(run: str, group: Ec2Group) -> list[dict[str, str]]:
     return tags(run, role=group.role, group=group.name)
 
 
@@ -76,7 +76,7 @@ def tag_of(row: Mapping[str, Any], key: str) -> str | None:
     return next((str(tag["Value"]) for tag in row.get("Tags", []) if tag["Key"] == key), None)
 
 
-def client_token(run: str, start: str, group: Group, attempt: int, names: Sequence[str]) -> str:
+def client_token(run: str, start: str, group: Ec2Group, attempt: int, names: Sequence[str]) -> str:
     """The same for a call that is made again because nobody knows what became of it, so that EC2 does it once.
     ``start`` tells a run from an earlier one of its name: EC2 remembers tokens for days."""
     told = "\n".join((run, start, group.name, str(attempt), *names))
@@ -101,7 +101,7 @@ def ingress_from_itself(group_id: str) -> Request:
 
 def launch_template(
     run: str,
-    group: Group,
+    group: Ec2Group,
     settings: Ec2Settings,
     *,
     image_id: str,
@@ -138,7 +138,7 @@ def launch_template(
 
 def fleet(
     run: str,
-    group: Group,
+    group: Ec2Group,
     *,
     count: int,
     template_id: str,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deepvm.errors import UsageError
-from deepvm.runtime.backends.ec2.requests import Group
+from deepvm.runtime.backends.ec2.requests import Ec2Group
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.run_spec import Job, job_document
 
@@ -45,7 +45,7 @@ def hub_job(job: Job, machines: Iterable[Machine], *, masked: bool = False) -> d
 
 def user_data(
     job: Job,
-    group: Group,
+    group: Ec2Group,
     machines: Iterable[Machine],
     *,
     name: str,  # of the machine; ROLE/auto takes the place of that role that the hub has free
@@ -99,7 +99,7 @@ def _file(path: str, content: bytes, *, secret: bool = False, plain: bool = Fals
     return f"base64 -d <<'DEEPVM' | gunzip > {quoted}\n{packed}\nDEEPVM"
 
 
-def _install(group: Group, package: str) -> list[str]:
+def _install(group: Ec2Group, package: str) -> list[str]:
     wheels = f" --index-url {CPU_WHEELS}" if group.role == "memory" else ""
     return [
         "export DEBIAN_FRONTEND=noninteractive",
@@ -118,7 +118,7 @@ def _address() -> list[str]:
     ]
 
 
-def _services(group: Group, port: int, hub: str | None, name: str) -> list[str]:
+def _services(group: Ec2Group, port: int, hub: str | None, name: str) -> list[str]:
     common = f"--token-file {SETTINGS}/token --folder {FOLDER}"
     parts = []
     if group.hub:

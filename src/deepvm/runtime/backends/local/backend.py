@@ -17,7 +17,7 @@ from deepvm.runtime.agent.interfaces import VARIABLES
 from deepvm.runtime.agent.prefetch import segment_of
 from deepvm.runtime.backends.base import Change
 from deepvm.runtime.backends.local.network import INTERFACE, Isolation, Network
-from deepvm.runtime.backends.local.process_tree import Tree
+from deepvm.runtime.backends.local.process_tree import ProcessTree
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.notices.files import write_notice
 from deepvm.runtime.run_spec import Job
@@ -29,7 +29,7 @@ _KILL_S = 10.0  # what SIGKILL may take
 @dataclass
 class _Place:
     machine: Machine
-    tree: Tree
+    tree: ProcessTree
     why: str | None = None  # what took it, if something here did
     ended: bool = False
 
@@ -130,7 +130,7 @@ class LocalBackend:
             if names is None:
                 self._network.close()
 
-    def hurry(self) -> None:
+    def stop_now(self) -> None:
         """End all machines now, also those that ``down`` waits for; may be called by a signal handler meanwhile."""
         self._hurried = True
         for place in list(self._places.values()):
@@ -138,7 +138,7 @@ class LocalBackend:
                 place.why = place.why or "stopped"
                 place.tree.kill()
 
-    def _start(self, machine: Machine) -> Tree:
+    def _start(self, machine: Machine) -> ProcessTree:
         folder = self.folder_of(machine.name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.notice_file(machine.name).unlink(missing_ok=True)  # that of the machine that it replaces
@@ -148,7 +148,7 @@ class LocalBackend:
         if self._network is not None:
             namespace = self._network.join(machine.name)
             env = {**os.environ, **dict.fromkeys(VARIABLES, INTERFACE), **self.job.env}
-        return Tree(
+        return ProcessTree(
             self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.job.cwd or None
         )
 

@@ -21,7 +21,7 @@ _END_S = 10.0  # SIGKILL takes milliseconds; a process that waits for a broken d
 _KEEPER = Path(__file__).with_name("subreaper.py")
 
 
-class Tree:
+class ProcessTree:
     """Starts at once. It ends with its command, and with this process, whatever ends that."""
 
     def __init__(
