@@ -8,6 +8,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite("tests.support")
+pytest_plugins = ["tests.support.nodes"]
+
 settings.register_profile("deepvm", suppress_health_check=[HealthCheck.too_slow])  # machines are shared and noisy
 settings.load_profile("deepvm")
 os.environ.pop("COLUMNS", None)  # a process that runs tests beside others has 80, and rich would keep to it for good

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.support import ROOT
+
 PACKAGE = ROOT / "src" / "deepvm"
 MOST_MODULES = 12
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})

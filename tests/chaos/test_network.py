@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from far_node import TOKEN, far_nodes
-from killable import Work, digest_of
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.handle import SaveHandle
+from tests.support.checkpoint.processes import Work, digest_of
+from tests.support.far_node import TOKEN, far_nodes
 
 pytestmark = pytest.mark.chaos
 

@@ -11,8 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from playing import runs
-from running import (
+
+from deepvm.runtime.backends.base import NoCapacity
+from deepvm.runtime.backends.local.backend import LocalBackend
+from deepvm.runtime.cluster import Machine, load_cluster
+from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.supervise import local_run
+from tests.support.runtime.machines import runs
+from tests.support.runtime.whole_runs import (
     TOY,
     Running,
     check_repeats,
@@ -24,12 +30,6 @@ from running import (
     words_for,
     write_plan,
 )
-
-from deepvm.runtime.backends.base import NoCapacity
-from deepvm.runtime.backends.local.backend import LocalBackend
-from deepvm.runtime.cluster import Machine, load_cluster
-from deepvm.runtime.ledger.ledger import Ledger
-from deepvm.runtime.supervise import local_run
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripted import Script
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.support import ROOT
+from tests.support.checkpoint.scripts import Script
+
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize("name", [pytest.param("digits.py", marks=pytest.mark.chaos), "characters.py"])

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from killable import Forked
 
 from deepvm.checkpoint import Checkpointer, timeline
 from deepvm.checkpoint.timeline import COLUMNS, Stage, Timeline
 from deepvm.fetch import clock
+from tests.support.checkpoint.processes import Forked
 
 A_START = Timeline(
     stages=(

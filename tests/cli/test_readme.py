@@ -19,8 +19,8 @@ from deepvm.catalog import library
 from deepvm.catalog.sources import skypilot
 from deepvm.cli.app import app, run
 from deepvm.fetch import command as fetch_command
+from tests.support import ROOT
 
-ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("deepvm", "deepvm-fetch", "python", "make")
 # What these do needs machines, a training script or a shell of one's own: their words are parsed and checked, no more.

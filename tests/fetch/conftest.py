@@ -3,13 +3,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
-from fetching import BLOCK, MIB, Fetcher
 
 from deepvm.fetch import segment
-from deepvm.memnode import Limits, MemoryNode
+from deepvm.memnode import MemoryNode
+from tests.support.fetcher import MIB, Fetcher
 
 _numbers = itertools.count()
 
@@ -25,20 +26,8 @@ def run() -> Iterator[str]:
 
 
 @pytest.fixture
-def node_of() -> Iterator[Callable[..., MemoryNode]]:
-    """Starts memory nodes."""
-    started: list[MemoryNode] = []
-
-    def start(**fields: Any) -> MemoryNode:
-        limits = Limits(stop_s=0.0, flush_s=1.0, failure_delay_s=0.01)
-        node = MemoryNode(**{"capacity_bytes": 8 * MIB, "block_bytes": BLOCK, "limits": limits, **fields})
-        started.append(node)
-        node.start()
-        return node
-
-    yield start
-    for node in started:
-        node.stop(now=True)
+def node_of(start_node: Callable[..., MemoryNode]) -> Callable[..., MemoryNode]:
+    return partial(start_node, capacity_bytes=8 * MIB, limits={"flush_s": 1.0})
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fetching import Fetcher, opened, restore, save, wait_until
 
 from deepvm.errors import AccessDenied, Corrupt
 from deepvm.fetch import segment
@@ -21,6 +20,8 @@ from deepvm.fetch.segment_reader import find_segment
 from deepvm.fetch.segment_writer import SegmentWriter
 from deepvm.memnode import MemoryNode
 from deepvm.store import open_store
+from tests.support.fetcher import Fetcher, opened, restore, save
+from tests.support.waiting import wait_until
 
 Fetch = Callable[..., Fetcher]
 

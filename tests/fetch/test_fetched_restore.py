@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fetching import BLOCK, Fetcher, Work, opened, restore, save, wait_until
-from relay import Relay
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.errors import NotFound, StoreError
@@ -22,6 +20,9 @@ from deepvm.fetch import segment, segment_reader
 from deepvm.fetch.fetched_store import FetchedStore, fetched_before
 from deepvm.memnode import MemoryNode
 from deepvm.store.urls import open_stores
+from tests.support.fetcher import BLOCK, Fetcher, Work, opened, restore, save
+from tests.support.relay import Relay
+from tests.support.waiting import wait_until
 
 Fetch = Callable[..., Fetcher]
 NodeOf = Callable[..., MemoryNode]

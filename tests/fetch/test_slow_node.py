@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from fetching import MIB, PATIENCE_S
-from relay import Relay
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.memnode import MemoryNode
 from deepvm.protocol.frames import Kind
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
+from tests.support.fetcher import MIB, PATIENCE_S
+from tests.support.relay import Relay
 
 PROGRESS_S = 0.3
 

@@ -8,16 +8,9 @@ import io
 import json
 import socket
 import struct
-import sys
 import threading
 from functools import cache
-from pathlib import Path
 from typing import Any
-
-from fuzz_documents import Target, check_told, manifest
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "memnode"))
-from memnode_client import BLOCK, Client, content, digest_of, manifest_of
 
 from deepvm.errors import DeepvmError, StoreError
 from deepvm.memnode import Limits, MemoryNode
@@ -33,6 +26,8 @@ from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
 from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import Connection
+from tests.fuzz.fuzz_documents import Target, check_told, manifest
+from tests.support.memnode.client import BLOCK, Client, content, digest_of, manifest_of
 
 TOKEN = "secret"
 WAIT_S = 5.0

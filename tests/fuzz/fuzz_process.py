@@ -1,4 +1,5 @@
-"""One target under the coverage-guided fuzzer, in a process of its own: ``fuzz_process.py MODULE TARGET [FLAGS]``.
+"""One target under the coverage-guided fuzzer, in a process of its own:
+``python -m tests.fuzz.fuzz_process MODULE TARGET [FLAGS]``.
 
 Byte mutations are libFuzzer's; every second one changes a JSON document as a document, so that inputs get past the
 parser. Memory may not grow over the run, and no input may take longer than libFuzzer's ``-timeout``.

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import ROOT
+
 SEED = int(os.environ.get("DEEPVM_FUZZ_SEED", "1"))
 SCALE = float(os.environ.get("DEEPVM_FUZZ_SCALE", "1"))
 INPUT_S = 10  # one input may take so long, on a machine that does much else
@@ -27,15 +29,14 @@ def fuzz(tmp_path: Path, module: str, name: str, seeds: list[bytes], runs: int) 
     corpus.mkdir()
     for number, seed in enumerate(seeds):
         (corpus / f"seed-{number}").write_bytes(seed)
-    here = Path(__file__).parent
     wanted = max(1, int(runs * SCALE))
     flags = [
         f"-runs={wanted}", f"-seed={SEED}", f"-timeout={INPUT_S}", f"-rss_limit_mb={MEMORY_MB}", "-max_len=16384",
         "-print_final_stats=1", f"-artifact_prefix={tmp_path}/",
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, str(here / "fuzz_process.py"), module, name, *flags, str(corpus)],
-        capture_output=True, timeout=900, cwd=here, check=False,
+        [sys.executable, "-m", "tests.fuzz.fuzz_process", f"tests.fuzz.{module}", name, *flags, str(corpus)],
+        capture_output=True, timeout=900, cwd=ROOT, check=False,
     )  # fmt: skip
     told = done.stderr.decode(errors="replace") + done.stdout.decode(errors="replace")
     assert done.returncode == 0, told[-6000:]

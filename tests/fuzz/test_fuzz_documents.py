@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fuzz_documents import TARGETS
-from fuzzing import fuzz, needs_atheris
+
+from tests.fuzz.fuzz_documents import TARGETS
+from tests.fuzz.fuzzing import fuzz, needs_atheris
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(1000), needs_atheris]
 

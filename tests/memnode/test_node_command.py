@@ -13,13 +13,14 @@ from typing import Any
 from urllib.error import HTTPError
 
 import pytest
-from memnode_client import BLOCK, DEEPVM, Client, NodeProcess, chunks_of, content, manifest_of, wait_until
 
 from deepvm.cli import app
 from deepvm.errors import StoreError, StoreUnavailable
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
 from deepvm.store.files.store import FileStore
+from tests.support.memnode.client import BLOCK, DEEPVM, Client, NodeProcess, chunks_of, content, manifest_of
+from tests.support.waiting import wait_until
 
 SIZE = 3 * BLOCK + 100
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from measured_scaling import MEASURED
 
 from deepvm.catalog import load
 from deepvm.errors import UnknownName, UsageError
@@ -23,6 +22,7 @@ from deepvm.performance import (
     allreduce_speedup,
     curve_from_spec,
 )
+from tests.support.measured_scaling import MEASURED
 
 ranges = st.none() | st.tuples(st.integers(1, 50), st.integers(50, 500))
 times_s = st.floats(1e-3, 1e5)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from measured_scaling import MEASURED
 
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance import AllReduce, Logistic, UniversalScalability, fit
+from tests.support.measured_scaling import MEASURED
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48)
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from measured_scaling import MEASURED, Measured
 
 from deepvm.catalog import load
 from deepvm.performance import AllReduce, Logistic, SpeedupCurve, curve_from_spec, fit
+from tests.support.measured_scaling import MEASURED, Measured
 
 FIRST_S = 251.25
 CLUSTERS = [

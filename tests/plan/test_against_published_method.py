@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from small_markets import small_catalog
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog, Instance, Market, Quota
 from deepvm.errors import Infeasible
 from deepvm.paper import published
 from deepvm.plan import POLICIES, Request
+from tests.support.small_markets import small_catalog
 
 prices = st.sampled_from([0.1, 0.2, 0.25, 0.3, 0.5])
 

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
-from small_markets import TOLERANCE_USD, every_cluster, markets, objective_score, requests
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.errors import Infeasible
 from deepvm.plan import POLICIES, Request
+from tests.support.small_markets import TOLERANCE_USD, every_cluster, markets, objective_score, requests
 
 laws = settings(max_examples=100, deadline=None)
 

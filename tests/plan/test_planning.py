@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from small_markets import every_cluster, markets, requests, small_catalog
 
 from deepvm import catalog as catalogues
 from deepvm import plan as planning
@@ -20,6 +19,7 @@ from deepvm.catalog import Catalog, Instance, Market, Quota
 from deepvm.errors import DeepvmError, Infeasible, UnknownName, UsageError
 from deepvm.plan import Request
 from deepvm.plan.search.instances import analyse_instances
+from tests.support.small_markets import every_cluster, markets, requests, small_catalog
 
 TABLE_IV = Request(budget_usd=3, objective="flopp", checkpoint_bytes=300_000_000, buffers=2)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import running, write_plan
 
 from deepvm.cli.app import run as deepvm
 from deepvm.errors import UsageError
 from deepvm.runtime.entry import Entry, parse_entry
+from tests.support.runtime.whole_runs import running, write_plan
 
 pytestmark = pytest.mark.timeout(300)
 

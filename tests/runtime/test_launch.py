@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_templates import gone, wait_until
 
 from deepvm.errors import TemplateError, UsageError
 from deepvm.runtime.launch import launch, main
+from tests.support.processes import gone
+from tests.support.waiting import wait_until
 
 QUICK = ("torch", "torch.distributed")  # what the scripts here need
 
@@ -157,7 +158,7 @@ def test_sigterm_to_the_launcher_ends_all_and_leaves_nothing(
     path = script(tmp_path, "tell()\ntime.sleep(60)\n")
     words = command(tmp_path, "--nproc-per-node", "2", "--preload", "json", path, str(tmp_path))
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=own_temporary_files) as launcher:
-        wait_until(lambda: (tmp_path / "told-0-0").exists() and (tmp_path / "told-0-1").exists(), 60)
+        wait_until(lambda: (tmp_path / "told-0-0").exists() and (tmp_path / "told-0-1").exists(), timeout_s=60)
         workers = [told(tmp_path, f"told-0-{rank}") for rank in (0, 1)]
         labels = Path(f"/proc/{workers[0]['template']}/cmdline").read_text(encoding="utf-8").split("\0")
         assert path in labels
@@ -176,7 +177,7 @@ def test_workers_end_when_the_launcher_is_killed(tmp_path: Path, own_temporary_f
         stderr=subprocess.DEVNULL,
         env=own_temporary_files,
     ) as launcher:
-        wait_until((tmp_path / "told-0-0").exists, 60)
+        wait_until((tmp_path / "told-0-0").exists, timeout_s=60)
         worker = told(tmp_path, "told-0-0")
         launcher.kill()
     wait_until(lambda: gone(worker["pid"]) and gone(worker["template"]))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playing import wait_until
 from rich.console import Console
 
 from deepvm.cli.run.display import MOST_LINES, Display, Output, plain
@@ -21,6 +20,7 @@ from deepvm.runtime.cluster import Machine
 from deepvm.runtime.log_tail import Tail, as_shown, tail_text
 from deepvm.runtime.supervise.view import MachineView, View
 from deepvm.runtime.workers.forked_worker import run_script
+from tests.support.waiting import wait_until
 
 BAR = """
 import sys, time

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from places import FilePlace, Place, S3Place, memory_place
-from s3_server import S3Server, s3_server, weed_binary
-from saving import CHUNK
 
 from deepvm.store import Store
+from tests.support.store.checkpoints import CHUNK
+from tests.support.store.places import FilePlace, Place, S3Place, memory_place
+from tests.support.store.s3_server import S3Server, s3_server, weed_binary
 
 _numbers = itertools.count()
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from saving import safetensors_payload, save
 
 from deepvm.errors import Corrupt
 from deepvm.store.files.store import FileStore
 from deepvm.store.safetensors import Header, parse_header, read_header
+from tests.support.store.checkpoints import safetensors_payload, save
 
 
 def document(header: dict[str, Any] | bytes, body: bytes = b"") -> bytes:

@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from places import Place
-from saving import CHUNK, manifest_of, payload, put, read, safetensors_payload, save
 
 from deepvm.errors import Corrupt, NotFound, StoreError, UsageError
 from deepvm.policy import Retention
 from deepvm.store import Store
 from deepvm.store.files.store import FileStore
 from deepvm.store.verify import copy, export, verify
+from tests.support.store.checkpoints import CHUNK, manifest_of, payload, put, read, safetensors_payload, save
+from tests.support.store.places import Place
 
 SIZES = [1, 7, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK + 13]
 

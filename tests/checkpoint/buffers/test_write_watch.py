@@ -1,0 +1,178 @@
+"""What the kernel tells of memory that was written, and what becomes of saves where it cannot."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from deepvm.checkpoint.buffers.write_watch import WriteWatch, collapse, plain_memory, shared_watch
+from deepvm.checkpoint.snapshot.live_pages import LivePages, whole_pages, within
+from tests.support.checkpoint.huge_memory import HUGE, in_huge_pages, watched
+
+PAGE = 4096
+
+
+@pytest.fixture
+def watch() -> WriteWatch:
+    found = shared_watch()
+    assert found is not None
+    return found
+
+
+def spread(tensor: torch.Tensor) -> tuple[int, int]:
+    return whole_pages(tensor.data_ptr(), tensor.nbytes)
+
+
+@watched
+def test_a_page_is_untouched_from_its_protection_to_the_first_write(watch: WriteWatch) -> None:
+    tensor = torch.ones(20 * PAGE)
+    start, end = spread(tensor)
+    assert watch.register(start, end)
+    assert not watch.untouched([(start, end)])  # it was never protected
+    assert watch.protect(start, end)
+    assert tensor.sum() == tensor.numel()
+    assert watch.untouched([(start, end)])
+    ctypes.memset(start + 3 * PAGE + 5, 7, 1)
+    assert not watch.untouched([(start, end)])
+    assert watch.untouched([(start, start + 3 * PAGE), (start + 4 * PAGE, end)])
+    watch.unregister(start, end)
+    assert not watch.untouched([(start, end)])
+
+
+@watched
+def test_memory_that_was_never_touched_and_memory_that_is_given_back_are_told_apart(watch: WriteWatch) -> None:
+    memory = mmap.mmap(-1, 8 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert watch.register(start, start + 8 * PAGE)
+    assert watch.protect(start, start + 8 * PAGE)
+    assert watch.untouched([(start, start + 8 * PAGE)])
+    assert memory[PAGE] == 0
+    assert watch.untouched([(start, start + 8 * PAGE)])
+    memory.madvise(mmap.MADV_DONTNEED, 2 * PAGE, PAGE)  # reads as zeros, whatever it was
+    watch.unregister(start, start + 8 * PAGE)
+    assert not watch.untouched([(start, start + 8 * PAGE)])
+
+
+@watched
+def test_writes_of_a_forked_process_are_its_own(watch: WriteWatch) -> None:
+    tensor = in_huge_pages(2 * HUGE)
+    start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    assert watch.register(start, end)
+    assert watch.protect(start, end)
+    pid = os.fork()
+    if not pid:
+        ctypes.memset(start, 7, PAGE)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert watch.untouched([(start, end)])
+    assert tensor[0] == 0
+    ctypes.memset(start + HUGE, 7, 1)
+    assert not watch.untouched([(start, end)])
+    watch.unregister(start, end)
+
+
+@watched
+def test_existing_memory_is_brought_into_huge_pages_and_keeps_its_bytes(watch: WriteWatch) -> None:
+    tensor = torch.arange(3 * HUGE // 4)
+    start = -(-tensor.data_ptr() // HUGE) * HUGE
+    assert collapse(start, HUGE)
+    assert watch.huge(start, start + HUGE) == [(start, start + HUGE)]
+    assert torch.equal(tensor, torch.arange(3 * HUGE // 4))
+
+
+@watched
+def test_a_page_has_one_watcher_at_a_time(watch: WriteWatch) -> None:
+    """A second one would protect again what was written, and hide that from the first."""
+    tensor = in_huge_pages(2 * HUGE // 4)
+    first = LivePages(watch, [tensor])
+    second = LivePages(watch, [tensor])
+    assert sum(end - start for start, end in first.protect()) == 2 * HUGE
+    assert second.protect() == ()
+    tensor[5] = 1
+    second.unprotect()
+    assert not first.all_untouched()
+    first.close()
+    third = LivePages(watch, [tensor])
+    assert len(third.pages) == 2
+    third.close()
+
+
+@watched
+def test_neighbours_within_a_huge_page_may_be_written(watch: WriteWatch) -> None:
+    memory = in_huge_pages(HUGE // 4)
+    mine, theirs = memory[: 450 * PAGE // 4], memory[450 * PAGE // 4 :]
+    pages = LivePages(watch, [mine])
+    assert len(pages.protect()) == 1
+    theirs.fill_(3)
+    assert pages.untouched([spread(mine)])
+    assert not pages.all_untouched()
+    mine.numpy()[7] = 1
+    assert not pages.untouched([spread(mine)])
+    pages.close()
+
+
+@watched
+@pytest.mark.parametrize("kind", ["shared", "file"])
+def test_memory_that_others_may_write_through_other_mappings_is_not_watched(watch: WriteWatch, kind: str) -> None:
+    with open("/dev/zero" if kind == "shared" else sys.executable, "rb") as file:
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS if kind == "shared" else mmap.MAP_PRIVATE
+        memory = mmap.mmap(-1 if kind == "shared" else file.fileno(), 4 * PAGE, flags=flags)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert within(plain_memory(), start, start + 4 * PAGE) == []
+    tensor = torch.zeros(100).share_memory_()
+    assert within(plain_memory(), tensor.data_ptr(), tensor.data_ptr() + 1) == []
+
+
+def test_pages_are_cut_to_the_ranges_that_hold_them() -> None:
+    assert whole_pages(PAGE + 1, 3 * PAGE) == (2 * PAGE, 4 * PAGE)
+    assert whole_pages(PAGE + 1, PAGE) == (2 * PAGE, 2 * PAGE)
+    assert within([(0, 10), (20, 30), (40, 50)], 5, 45) == [(5, 10), (20, 30), (40, 45)]
+    assert within([(0, 10), (20, 30)], 10, 20) == []
+    assert within([], 1, 2) == []
+
+
+FORBIDDEN = """
+    import ctypes, logging, struct, sys
+    import torch
+    from deepvm.checkpoint import Checkpointer
+
+    def forbid(number):  # a seccomp filter as a container has it: the call fails with EPERM
+        code = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
+        lines = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+        program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(lines)))
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0, ctypes.get_errno()
+
+    import platform
+    forbid({"x86_64": 323}.get(platform.machine(), 282))
+    logging.basicConfig(level="WARNING", stream=sys.stdout)
+    model = torch.nn.Linear(1000, 1000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for run in "ab":
+        with Checkpointer({"model": model, "optimizer": optimizer}, sys.argv[1], run=run, on_error="raise") as ckpt:
+            for step in (1, 2):
+                truth = model.weight.clone()
+                handle = ckpt.save(step)
+                model.weight.data.mul_(0.5)
+                handle.wait("remote", 30)
+                ckpt.restore()
+                assert torch.equal(model.weight, truth)
+    print("saved as it was")
+"""
+
+
+def test_where_the_kernel_refuses_it_is_said_once_and_the_state_is_copied(tmp_path: os.PathLike[str]) -> None:
+    code = textwrap.dedent(FORBIDDEN)
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"file://{tmp_path}"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.stdout.endswith("saved as it was\n"), done.stdout + done.stderr
+    assert done.stdout.count("save() copies the whole state before it returns") == 1
+    assert "Operation not permitted" in done.stdout

@@ -1,0 +1,98 @@
+"""The estimate of a restore's time against real restores, over connections of which each is limited."""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from deepvm.checkpoint import Checkpointer
+from deepvm.performance import RestorePath, restore_time
+from tests.support.checkpoint.processes import Work, nodes
+
+FLOW_BYTES_PER_S = 12e6
+PIECE = 64 * 1024
+DEADLINE_S = 30.0
+
+
+def _copy(source: socket.socket, target: socket.socket, bytes_per_s: float) -> None:
+    """Until one side is closed, at the rate; a moment in which the thread was late is made up for."""
+    due = time.monotonic()
+    try:
+        while piece := source.recv(PIECE):
+            target.sendall(piece)
+            due = max(due, time.monotonic() - 0.03) + len(piece) / bytes_per_s
+            time.sleep(max(0.0, due - time.monotonic()))
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        return
+
+
+@contextmanager
+def limited(address: str) -> Iterator[str]:
+    """An address before a node's that lets every connection receive only so many bytes a second."""
+    host, _, port = address.rpartition(":")
+    ends: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            while True:
+                try:
+                    ours, _ = server.accept()
+                except OSError:
+                    return
+                theirs = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
+                ends.extend((ours, theirs))
+                for pair in ((theirs, ours, FLOW_BYTES_PER_S), (ours, theirs, math.inf)):
+                    threading.Thread(target=_copy, args=pair, daemon=True).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+    thread.join(DEADLINE_S)
+    for end in ends:
+        end.close()
+
+
+def _restore_s(work: Work, url: str) -> float:
+    began = time.perf_counter()
+    with Checkpointer(work.state, url, deadline_s=DEADLINE_S) as ckpt:
+        assert ckpt.restore() == 1
+    return time.perf_counter() - began
+
+
+@pytest.mark.parametrize(
+    ("count", "connections"),
+    [pytest.param(1, 2, marks=pytest.mark.chaos), pytest.param(1, 4, marks=pytest.mark.chaos), (2, 2)],
+)
+def test_a_restore_takes_about_as_long_as_estimated(count: int, connections: int) -> None:
+    work = Work()
+    work.step()
+    with ExitStack() as stack:
+        started = stack.enter_context(nodes(count))
+        far = ",".join(stack.enter_context(limited(node.address)) for node in started)
+        url = f"memory://{far}?connections={connections}"
+        with Checkpointer(work.state, url, deadline_s=DEADLINE_S) as ckpt:
+            handle = ckpt.save(1)
+            handle.wait("remote", DEADLINE_S)
+            sent = handle.bytes_sent
+        measured_s = min(_restore_s(work, url) for _ in range(3))  # the least disturbed one
+    estimate = restore_time(
+        RestorePath(
+            state_bytes=sent,
+            worker_link_bytes_per_s=4e9,
+            node_link_bytes_per_s=4e9,
+            memory_nodes=count,
+            connections=connections,
+            flow_bytes_per_s=FLOW_BYTES_PER_S,
+        )
+    )
+    print(f"{count} nodes, {connections} connections: measured {measured_s:.3f} s, estimated {estimate.fetch_s:.3f} s")
+    assert estimate.bound_by == "its connections"
+    assert 0.8 < measured_s / estimate.fetch_s < 2.0

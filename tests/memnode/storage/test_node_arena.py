@@ -1,0 +1,130 @@
+"""The node's memory: no block twice, never more than there is, and pages only where they are needed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepvm.errors import UsageError
+from deepvm.memnode import MemoryNode
+from deepvm.memnode.storage.arena import Arena, ArenaFull
+from deepvm.protocol.placement import Share
+from tests.support.memnode.client import BLOCK
+from tests.support.waiting import wait_until
+
+MOVES = st.tuples(st.sampled_from(["reserve", "take", "free", "hold", "drop"]), st.integers(0, 7))
+
+
+@given(moves=st.lists(MOVES, max_size=60))
+@settings(max_examples=60, deadline=None)
+def test_blocks_and_reservations_never_exceed_the_capacity(moves: list[tuple[str, int]]) -> None:
+    arena = Arena(8 * BLOCK, BLOCK)
+    held: list[int] = []  # one entry a reference
+    reserved = 0
+    try:
+        for move, number in moves:
+            if move == "reserve":
+                if number <= 8 - len(set(held)) - reserved:
+                    arena.reserve(number)
+                    reserved += number
+                else:
+                    with pytest.raises(ArenaFull):
+                        arena.reserve(number)
+            elif move == "take" and reserved:
+                block = arena.take(reserved=True)
+                assert block not in held
+                held.append(block)
+                reserved -= 1
+            elif move == "free":
+                if len(set(held)) + reserved < 8:
+                    block = arena.take(reserved=False)
+                    assert block not in held
+                    held.append(block)
+                else:
+                    with pytest.raises(ArenaFull):
+                        arena.take(reserved=False)
+            elif move == "hold" and held:
+                block = held[number % len(held)]
+                arena.hold(block)
+                held.append(block)
+            elif move == "drop" and held:
+                block = held.pop(number % len(held))
+                assert arena.drop(block, reserve=True) == (block not in held)
+                reserved += block not in held
+            assert (arena.used, arena.reserved) == (len(set(held)), reserved)
+            assert arena.free == 8 - arena.used - reserved >= 0
+    finally:
+        arena.close()
+
+
+def test_the_warmest_block_is_used_again_first() -> None:
+    arena = Arena(8 * BLOCK, BLOCK)
+    blocks = [arena.take(reserved=False) for _ in range(3)]
+    for block in (blocks[1], blocks[0], blocks[2]):
+        arena.drop(block)
+    assert [arena.take(reserved=False) for _ in range(4)] == [blocks[2], blocks[0], blocks[1], 3]
+    arena.close()
+
+
+def test_blocks_do_not_overlap() -> None:
+    arena = Arena(4 * BLOCK, BLOCK)
+    for block in range(4):
+        arena.view(block, BLOCK)[:] = bytes([block + 1]) * BLOCK
+    assert all(arena.view(block, BLOCK) == bytes([block + 1]) * BLOCK for block in range(4))
+    arena.close()
+
+
+def test_capacity_costs_no_memory_before_it_is_needed() -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    before = resident()
+    arena = Arena(4 * 2**30, 4 * 2**20)
+    assert resident() - before < 64 * 2**20
+    arena.reserve(8)
+    wait_until(lambda: arena.touched >= 8)
+    assert 24 * 2**20 < resident() - before < 160 * 2**20
+    arena.close()
+    wait_until(lambda: resident() - before < 16 * 2**20)
+
+
+def test_a_reservation_waits_for_room_until_its_deadline() -> None:
+    arena = Arena(2 * BLOCK, BLOCK)
+    arena.reserve(2)
+    started = time.monotonic()
+    with pytest.raises(ArenaFull, match="1 blocks needed, 0 free"):
+        arena.reserve(1, timeout_s=0.1)
+    assert 0.09 < time.monotonic() - started < 2
+    arena.close()
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 60))
+def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, replicas: int, chunks: int) -> None:
+    replicas = min(replicas, nodes)
+    shares = [Share(nodes=nodes, index=index, replicas=replicas) for index in range(nodes)]
+    for chunk in range(chunks):
+        assert {s.index for s in shares if s.has(chunk)} == {(chunk + j) % nodes for j in range(replicas)}
+    assert [share.count(chunks) for share in shares] == [sum(map(share.has, range(chunks))) for share in shares]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"capacity_bytes": 100}, "holds no block"),
+        ({"capacity_bytes": 2**60}, "more than the .* of memory"),
+        ({"block_bytes": 12345}, "multiple of 4096"),
+        ({"buffers": 0}, "at least one checkpoint"),
+        ({"spill": "/does/not/exist"}, "/does/not does not exist"),
+        ({"listen": "here"}, "is not a valid address"),
+        ({"listen": "::1:70"}, "ambiguous"),
+        ({"tls_cert": "a"}, "both a certificate and its key"),
+        ({"durable": "memory://127.0.0.1:1"}, "not durable"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused_in_a_sentence(fields: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        MemoryNode(**{"capacity_bytes": 64 * BLOCK, "block_bytes": BLOCK, **fields})

@@ -1,0 +1,154 @@
+"""TLS: only the given certificate is trusted, and it must name the address, for whoever connects."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepvm.errors import StoreError, UsageError
+from deepvm.store import open_store
+from deepvm.store.base import Store
+from deepvm.store.memory.connection import Connection
+from deepvm.store.memory.store import MemoryStore
+from tests.support.certificates import make_certificate
+from tests.support.memnode.client import BLOCK, DEEPVM, NodeProcess, content, manifest_of
+
+DATA = content(1, 3 * 2**16 + 77)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@pytest.fixture
+def node(tmp_path: Path, pair: tuple[Path, Path]) -> Iterator[NodeProcess]:
+    certificate, key = pair
+    with NodeProcess(tmp_path, "--tls-cert", str(certificate), "--tls-key", str(key), DEEPVM_TOKEN="t") as node:
+        yield node
+
+
+def save(store: Store) -> None:
+    manifest = manifest_of(DATA, "run", 1)
+    writer = store.writer("run", 1, size_bytes=len(DATA), chunk_bytes=BLOCK)
+    for chunk, digest in enumerate(manifest.digests):
+        start, length = manifest.span(chunk)
+        writer.put(chunk, [memoryview(DATA)[start : start + length]], digest)
+    writer.publish(manifest)
+
+
+def read(store: Store) -> bytes:
+    manifest, found = store.manifest("run", 1), bytearray(len(DATA))
+    for chunk in range(len(manifest.digests)):
+        start, length = manifest.span(chunk)
+        store.read_chunk(manifest, chunk, memoryview(found)[start : start + length])
+    return bytes(found)
+
+
+def dialled(node: NodeProcess, host: str) -> str:
+    return f"{host}:{node.address.rpartition(':')[2]}"
+
+
+def status(address: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [DEEPVM, "memory-node", "--status", address, "--json", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"DEEPVM_TOKEN": "t"}, check=False)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_store_by_url_saves_and_reads_over_tls(node: NodeProcess, pair: tuple[Path, Path], host: str) -> None:
+    url = f"memory://{dialled(node, host)}?tls={pair[0]}"
+    with closing(open_store(url, token="t", key="k")) as store:
+        save(store)
+        assert read(store) == DATA
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_status_is_asked_over_tls(node: NodeProcess, pair: tuple[Path, Path], host: str) -> None:
+    done = status(dialled(node, host), "--tls-cert", str(pair[0]))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '"connections": 1' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("names", "host"), [("DNS:localhost", "127.0.0.1"), ("IP:127.0.0.1", "localhost"), (None, "127.0.0.1")]
+)
+def test_a_certificate_of_other_names_is_refused_alike_by_all(tmp_path: Path, names: str | None, host: str) -> None:
+    certificate, key = make_certificate(tmp_path / "other", names)
+    with NodeProcess(tmp_path, "--tls-cert", str(certificate), "--tls-key", str(key), DEEPVM_TOKEN="t") as node:
+        address = dialled(node, host)
+        done = status(address, "--tls-cert", str(certificate))
+        assert done.returncode == 1
+        assert f"not valid for '{host}'" in " ".join(done.stderr.split())
+        with (
+            closing(open_store(f"memory://{address}?tls={certificate}", token="t")) as store,
+            pytest.raises(StoreError, match=f"not valid for '{re.escape(host)}'"),
+        ):
+            store.runs()
+
+
+def test_another_certificate_is_not_trusted(node: NodeProcess, tmp_path: Path) -> None:
+    other, _ = make_certificate(tmp_path / "other")
+    with (
+        closing(open_store(f"memory://{node.address}?tls={other}", token="t")) as store,
+        pytest.raises(StoreError, match="shows a certificate that is not trusted: self-signed certificate"),
+    ):
+        store.runs()
+
+
+def test_the_system_certificates_are_not_trusted_beside_the_given_one(pair: tuple[Path, Path]) -> None:
+    from deepvm.protocol.credentials import client_tls
+
+    context = client_tls(pair[0])
+    assert context is not None
+    assert [dict(field[0] for field in one["subject"]) for one in context.get_ca_certs()] in (
+        [],
+        [{"commonName": "node"}],
+    )
+    assert context.cert_store_stats()["x509"] == 1
+
+
+@pytest.mark.parametrize("kind", ["missing", "garbage", "empty", "directory", "blank"])
+def test_a_certificate_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind in ("garbage", "empty"):
+        path.write_bytes(b"\x00\xff nothing\n" if kind == "garbage" else b"")
+    elif kind == "directory":
+        path.mkdir()
+    given = "" if kind == "blank" else str(path)
+    with pytest.raises(UsageError, match="certificate") as refused:
+        open_store(f"memory://127.0.0.1:7070?tls={given}")
+    assert "_ssl.c" not in str(refused.value)
+    if kind != "blank":
+        done = status("127.0.0.1:1", "--tls-cert", str(path))
+        assert (done.returncode, done.stderr.count("\n") <= 3, "Traceback" in done.stderr) == (2, True, False)
+
+
+def test_nodes_fetch_from_each_other_over_tls(start_node: Any, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    certificate, key = pair
+    first = start_node(token="t", tls_cert=certificate, tls_key=key, spill=spill)
+    second = start_node(token="t", tls_cert=certificate, tls_key=key)
+    url = f"memory://{first.address},{second.address}?tls={certificate}"
+    with closing(open_store(url, token="t", key="k")) as store:
+        assert isinstance(store, MemoryStore)
+        save(store)
+        assert first.flow.flush(20)
+    assert next(spill.rglob("*.safetensors")).read_bytes() == DATA
+
+
+def test_who_speaks_plainly_to_a_node_with_tls_is_not_understood(node: NodeProcess) -> None:
+    with pytest.raises(StoreError):
+        Connection(node.address, token="t", connect_s=0.5)
+
+
+def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp_path: Path, pair: Any) -> None:
+    _, key = make_certificate(tmp_path / "other")
+    with pytest.raises(UsageError, match="the key belongs to another certificate"):
+        start_node(tls_cert=pair[0], tls_key=key)
