@@ -49,7 +49,7 @@ class Place:
     """SkyPilot has no call that takes a spot machine away as its market does, and none that gives notice."""
 
     replaces: bool = False
-    """An EC2 fleet that maintains itself brings a lost spot machine back while nobody watches (docs/decisions/0011)."""
+    """An EC2 fleet that maintains itself brings a lost spot machine back while nobody watches (docs/decisions/0010)."""
 
 
 @contextmanager

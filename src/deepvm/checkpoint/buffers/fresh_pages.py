@@ -2,7 +2,7 @@
 
 Huge pages take a quarter of the time of small ones, where the machine has its memory. Where a hypervisor has taken back
 what was free, huge pages are those that it took, and come six times as slowly as small ones. So both are measured as
-memory is taken, piece by piece, and the faster ones are used: docs/decisions/0014 has the figures.
+memory is taken, piece by piece, and the faster ones are used: docs/decisions/0013 has the figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The huge pages of tensors that only an optimizer changes: a save protects them and reads them where they are.
 
 Input: the tensors of a plan. Output: the address ranges that a save may read in place. Only huge pages are protected:
-to protect and unprotect memory in pages of 4 KiB takes longer than to copy it (docs/decisions/0016 has the figures).
+to protect and unprotect memory in pages of 4 KiB takes longer than to copy it (docs/decisions/0015 has the figures).
 Memory of others within a huge page does not matter: the kernel splits the page at the first write to it.
 """
 

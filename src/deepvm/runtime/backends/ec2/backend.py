@@ -4,7 +4,7 @@ Everything carries the tag ``deepvm:run``, and is found by it when the run ends,
 moto server: it speaks EC2's protocol, but it starts no machine, replaces none and takes none away. None of this has
 run on EC2 itself yet; above all the user data and the events that tell of missing capacity are from its documentation.
 
-Why fleets of these kinds: docs/decisions/0011-ec2-fleets-that-maintain-themselves.md.
+Why fleets of these kinds: docs/decisions/0010-ec2-fleets-that-maintain-themselves.md.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Ec2Group:
 
     @property
     def maintained(self) -> bool:
-        """Whether EC2 replaces its machines by itself: docs/decisions/0011."""
+        """Whether EC2 replaces its machines by itself: docs/decisions/0010."""
         return self.market == "spot"
 
 
