@@ -12,11 +12,10 @@ from pathlib import Path
 from deepvm.errors import StoreError, StoreUnavailable
 from deepvm.fetch.segment_writer import SegmentFull, SegmentWriter
 from deepvm.store.base import Manifest, Store
-from deepvm.store.memory.store import MemoryStore
 
 log = logging.getLogger("deepvm.fetch")
 
-READERS = 4  # at once, from a store that does not say how many connections it wants
+READERS = 4  # at once, from a store without a preference
 LOOK_S = 0.05  # how often the main thread looks up, so that a signal is heard and a removed segment seen
 END_S = 1.0  # a thread may wait for a node that does not answer; it ends with the process
 
@@ -163,9 +162,7 @@ def _fill(filling: SegmentWriter, copies: Sequence[_Copy], problems: list[str], 
 
 
 def _readers(copies: Sequence[_Copy]) -> int:
-    store = copies[0].store
-    wanted = len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
-    return max(1, min(wanted, len(copies[0].manifest.digests)))
+    return max(1, min(copies[0].store.parallel_reads or READERS, len(copies[0].manifest.digests)))
 
 
 class _Reader:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
 from deepvm.checkpoint.buffers.staging import view_of
 from deepvm.checkpoint.dcp.metadata import Shard
-from deepvm.checkpoint.restore.chunk_reader import readers_for
+from deepvm.checkpoint.restore.chunk_reader import READERS
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store, chunk_count
 
@@ -107,7 +107,7 @@ def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: L
                 planner.commit_tensor(read.item, read.tensor)
         return length
 
-    with ThreadPoolExecutor(max_workers=readers_for(store), thread_name_prefix="deepvm-read") as pool:
+    with ThreadPoolExecutor(max_workers=store.parallel_reads or READERS, thread_name_prefix="deepvm-read") as pool:
         return sum(pool.map(fetch, sorted(by_chunk)))
 
 
