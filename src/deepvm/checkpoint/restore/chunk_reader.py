@@ -18,6 +18,7 @@ from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.buffers.staging import Staging, copy_bytes, view_of
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.store.base import Manifest, Store
+from deepvm.store.chunk_reads import chunk_buffer
 from deepvm.store.chunks import verify_chunk
 
 READERS = 16  # of a store without a preference: object storage and network disks want many large reads at once
@@ -37,10 +38,8 @@ class ChunkSource(Protocol):
     readers: int  # threads
     in_memory: bool  # chunks are in memory already, and bringing one takes nothing but a core
 
-    def bring(
-        self, manifest: Manifest, chunk: int, parts: Sequence[Part], buffer: memoryview | None
-    ) -> memoryview | None:
-        """Bring a chunk to its parts' places. Returns the thread's buffer, if it has one by now, for its next chunk."""
+    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+        """Bring a chunk to the places of its parts. Threads may share a source."""
         ...
 
 
@@ -51,19 +50,18 @@ class StoreSource:
 
     def __init__(self, store: Store) -> None:
         self.url, self.readers, self._store = store.url, store.parallel_reads or READERS, store
+        self._of_thread = threading.local()  # its buffer, which stays warm
 
-    def bring(
-        self, manifest: Manifest, chunk: int, parts: Sequence[Part], buffer: memoryview | None
-    ) -> memoryview | None:
+    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
         offset, length = manifest.span(chunk)
         if len(parts) == 1 and parts[0][:2] == (offset, length):
             self._store.read_chunk(manifest, chunk, view_of(parts[0][2], length))
-            return buffer
-        if buffer is None:
-            buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
+            return
+        if not hasattr(self._of_thread, "buffer"):
+            self._of_thread.buffer = chunk_buffer(manifest)
+        buffer = self._of_thread.buffer
         self._store.read_chunk(manifest, chunk, buffer[:length])
         _scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
-        return buffer
 
 
 class MappedSource:
@@ -75,14 +73,11 @@ class MappedSource:
         self.url, self._memory = store.url, memory
         self.readers = (os.cpu_count() or 1) - 1  # the thread that waits is another one
 
-    def bring(
-        self, manifest: Manifest, chunk: int, parts: Sequence[Part], buffer: memoryview | None
-    ) -> memoryview | None:
+    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
         offset, length = manifest.span(chunk)
         view = self._memory.view[offset : offset + length]
         verify_chunk(manifest, chunk, view, f"{self.url}/{manifest.run}")
         _scatter(self._memory.address + offset, offset, parts)
-        return buffer
 
 
 class ChunkReader:
@@ -211,30 +206,29 @@ class ChunkReader:
         return come > 0 and len(self._waiting) * (time.monotonic() - self._began_s) / come < MOMENT_S
 
     def _read(self) -> None:
-        buffer: memoryview | None = None
         patient = False
         while (chunk := self._next()) is not None:
             if not patient and self._left <= self._rest:
                 patient = True
                 lower_priority()  # nobody needs it yet: the first step keeps its cores
-            buffer = self._bring(chunk, buffer)
+            self._bring(chunk)
 
     def _help(self, take: Callable[[], int | None]) -> None:
         """What is in memory already takes nothing but a core, and whoever waits has one to give: a reader more would
         keep it waiting for its turn, for milliseconds."""
         if self._source.in_memory:
             while self._failure is None and (chunk := take()) is not None:
-                self._bring(chunk, None)
+                self._bring(chunk)
 
-    def _bring(self, chunk: int, buffer: memoryview | None) -> memoryview | None:
-        """To its place; or tell why not. The buffer, for the next time."""
+    def _bring(self, chunk: int) -> None:
+        """Bring a chunk to its place, or record the failure."""
         try:
-            buffer = self._source.bring(self._manifest, chunk, self._place(chunk), buffer)
+            self._source.bring(self._manifest, chunk, self._place(chunk))
         except BaseException as error:
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
-            return buffer
+            return
         with self._changed:
             self._there[chunk] = 1
             self._left -= 1
@@ -242,7 +236,6 @@ class ChunkReader:
                 missing.discard(chunk)
             if self.finished or not all(self._missing):  # somebody has all that was waited for
                 self._changed.notify_all()
-        return buffer
 
 
 def _scatter(source: int, offset: int, parts: Sequence[Part]) -> None:
