@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.errors import NotFound, StoreError
+from deepvm.errors import StoreError
 from deepvm.fetch import segment, segment_reader
 from deepvm.fetch.fetched_store import FetchedStore, fetched_before
 from deepvm.memnode import MemoryNode
+from deepvm.store.base import Manifest
 from deepvm.store.urls import open_stores
 from tests.support.fetcher import BLOCK, Fetcher, Work, opened, restore, save
 from tests.support.relay import Relay
@@ -212,7 +213,9 @@ def test_what_a_dead_trainer_may_have_written_to_is_verified_again(
     stores = open_stores(url)
     dead = fetched_before(stores, run)
     assert dead is not None
-    dead.mapped()[5 * BLOCK : 5 * BLOCK + 4] = b"\xff\xff\xff\xff"  # it trains, and is killed before it told anybody
+    in_place(dead, dead.manifest(run, 1))[5 * BLOCK : 5 * BLOCK + 4] = (
+        b"\xff\xff\xff\xff"  # it trains, and is killed before it told anybody
+    )
     dead.close()
     stores[0].close()
     assert restore(url, run) == (1, truth[1])
@@ -261,6 +264,14 @@ def test_the_environment_names_another_place_or_none(
     assert not place.exists()
 
 
+def in_place(store: FetchedStore, manifest: Manifest) -> memoryview:
+    """The segment's own memory, as a restore uses it."""
+    mapped = store.map(manifest)
+    assert mapped is not None
+    assert not mapped.complete
+    return mapped.view
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_bytes_can_be_used_in_place_and_changed(
     url: str, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, ranks: int
@@ -275,7 +286,7 @@ def test_the_bytes_can_be_used_in_place_and_changed(
     (step,) = store.steps(run)
     manifest = store.manifest(run, step)
     into = memoryview(bytearray(manifest.size_bytes))
-    mapped = store.mapped()
+    mapped = in_place(store, manifest)
     for chunk in range(len(manifest.digests)):
         offset, length = manifest.span(chunk)
         store.read_chunk(manifest, chunk, mapped[offset : offset + length])
@@ -309,7 +320,7 @@ def test_a_fetcher_killed_under_a_reader_in_place_leaves_the_rest_to_the_stores(
         store = fetched_before(stores, run)
         assert store is not None
         manifest = store.manifest(run, 1)
-        mapped = store.mapped()
+        mapped = in_place(store, manifest)
         store.read_chunk(manifest, 0, mapped[: manifest.span(0)[1]])
         fetcher.kill()
         buffer = memoryview(bytearray(BLOCK))
@@ -331,11 +342,10 @@ def test_a_rank_without_a_segment_speaks_for_those_that_have_one(url: str, run: 
     manifest = empty.manifest(run, 2)
     buffer = memoryview(bytearray(BLOCK))
     empty.read_chunk(manifest, 0, buffer)
-    assert (empty.origin(manifest), empty.holds(manifest)) == (url, False)
+    assert (empty.origin(manifest), empty.is_prefetched(manifest)) == (url, False)
     assert json.loads(bytes(buffer[8 : 8 + int.from_bytes(buffer[:8], "little")]))
     assert empty.steps("another") == []
-    with pytest.raises(NotFound):
-        empty.mapped()
+    assert empty.map(manifest) is None
     with pytest.raises(StoreError, match="for reading"):
         empty.delete(run, 2)
     with pytest.raises(StoreError, match="for reading"):

@@ -256,3 +256,14 @@ def test_a_checkpoint_is_copied_into_every_store(store: Store, tmp_path: Path) -
     save(source, data, step=3)
     copy(source, store, "run-a", 3)
     assert read(store, step=3) == data
+
+
+def test_capabilities_agree_with_what_the_store_does(store: Store) -> None:
+    data = payload(3 * CHUNK + 5)
+    manifest = save(store, data)
+    assert store.parallel_reads is None or store.parallel_reads > 0
+    assert (store.origin(manifest), store.is_prefetched(manifest)) == (store.url, False)
+    nodes = store.memory_nodes()
+    assert nodes is None or (nodes.url == store.url and not store.durable)
+    mapped = store.map(manifest)
+    assert mapped is None or (mapped.complete and mapped.view == data)

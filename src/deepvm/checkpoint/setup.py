@@ -25,7 +25,6 @@ from deepvm.checkpoint.state.tensor_kinds import check_whole
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
 from deepvm.store.base import MOST_STEP, Store
-from deepvm.store.memory.store import MemoryStore
 
 CALL = ranks.CREATING
 
@@ -44,10 +43,11 @@ class Given:
     def transfer(self, rank: int, world_size: int) -> MemoryTransfer | PlainTransfer:
         """The way into the first store."""
         first = self.stores[0]
-        if not isinstance(first, MemoryStore):
+        nodes = first.memory_nodes()
+        if nodes is None:
             return PlainTransfer(first, self.run, rank, world_size)
-        first.session = self.session
-        return MemoryTransfer(first, self.run, rank, world_size)
+        nodes.session = self.session
+        return MemoryTransfer(nodes, self.run, rank, world_size)
 
 
 def prepare(
@@ -64,6 +64,7 @@ def prepare(
     def look() -> Given:
         check_savable(state)
         stores = environment.resolve_stores(store, token=token, key=key)
+        nodes = stores[0].memory_nodes()
         notice_file = environment.env_value(variables.NOTICE_FILE)
         return Given(
             run=environment.resolve_run(run),
@@ -71,7 +72,7 @@ def prepare(
             stores=stores,
             events=environment.env_value(variables.EVENTS),
             notice_file=notice_file,
-            session=stores[0].session if isinstance(stores[0], MemoryStore) else "",
+            session=nodes.session if nodes is not None else "",
             expects_notices=notice_file is not None,
         )
 

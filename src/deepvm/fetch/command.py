@@ -19,13 +19,14 @@ from pathlib import Path
 from deepvm import variables
 from deepvm.errors import DeepvmError, NotFound, UsageError
 from deepvm.fetch import segment
-from deepvm.fetch.pull import LOOK_S, Pulled, Unwanted, pull
+from deepvm.fetch.pull import Pulled, Unwanted, pull
 from deepvm.fetch.segment_writer import SegmentWriter
 from deepvm.store.base import check_run
 from deepvm.store.urls import KNOWN, open_stores
 from deepvm.units import format_bytes, parse_seconds
 
 NICENESS = 4  # the trainer's import keeps its core, and its first step leaves enough to keep the network busy
+WATCH_S = 0.05  # how often it looks for a signal, and whether its readers have removed the segment
 KEEP_S = 600.0  # a trainer that has not come in ten minutes does not come; its memory is of more use to others
 INTERRUPTED = 130
 
@@ -117,7 +118,7 @@ def _keep(filling: SegmentWriter, keep_s: float, stop: threading.Event) -> None:
     """Until its readers have removed it, or the time is up: then it is removed here."""
     ends, swept_s = time.monotonic() + keep_s, time.monotonic()
     while filling.wanted and not stop.is_set() and time.monotonic() < ends:
-        stop.wait(LOOK_S)
+        stop.wait(WATCH_S)
         if time.monotonic() - swept_s > segment.ORPHAN_S:
             filling.remove_orphans()
             swept_s = time.monotonic()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.fetch.pull import same_bytes
 from deepvm.fetch.segment_reader import Segment, Times, find_segment
-from deepvm.store.base import Manifest, Store, Writer
+from deepvm.store.base import Manifest, MappedBytes, Store, Writer
 from deepvm.store.chunks import check_length, verify_chunk
 
 log = logging.getLogger("deepvm.fetch")
 
 
-class FetchedStore:
+class FetchedStore(Store):
     """Stands before a run's other stores. ``found`` may be None, on a machine without a segment whose fellow ranks on
     other machines have one: all ranks have to name the stores in the same order."""
 
@@ -117,25 +118,21 @@ class FetchedStore:
                 log.warning("%s", error)
         self._read_behind(manifest, chunk, into)
 
-    def holds(self, manifest: Manifest) -> bool:
-        """Whether a checkpoint is, or will be, in the segment of this machine."""
+    @property
+    def parallel_reads(self) -> int:
+        return os.cpu_count() or 1  # the bytes are in memory
+
+    def is_prefetched(self, manifest: Manifest) -> bool:
         return self._holds(manifest) is not None
 
     def origin(self, manifest: Manifest) -> str:
-        """The store that keeps a checkpoint which came from here."""
         found = self._holds(manifest)
         return self._behind[0].url if found is None else found.about.store
 
-    @property
-    def alone(self) -> bool:
-        """Whether this process is the only one that takes it, so that its pages may become its own."""
-        return self._segment is not None and self._segment.alone
-
-    def mapped(self) -> memoryview:
-        """All bytes of the fetched checkpoint, to be used in place. ``read_chunk`` into a part of it copies nothing."""
-        if self._segment is None:
-            raise NotFound("nothing was fetched to this machine")
-        return self._segment.mapped()
+    def map(self, manifest: Manifest) -> MappedBytes | None:
+        """Return the segment's memory, to be used in place: ``read_chunk`` into a part of it copies nothing."""
+        found = self._holds(manifest)
+        return None if found is None else MappedBytes(view=found.mapped(), complete=False, exclusive=found.alone)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> Writer:  # noqa: ARG002
         raise StoreError(f"{self.url} is for reading: step {step} of {run} ({size_bytes} bytes) cannot be saved there")

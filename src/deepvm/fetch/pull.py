@@ -12,12 +12,11 @@ from pathlib import Path
 from deepvm.errors import StoreError, StoreUnavailable
 from deepvm.fetch.segment_writer import SegmentFull, SegmentWriter
 from deepvm.store.base import Manifest, Store
-from deepvm.store.memory.store import MemoryStore
+from deepvm.store.chunk_reads import for_each_chunk
 
 log = logging.getLogger("deepvm.fetch")
 
-READERS = 4  # at once, from a store that does not say how many connections it wants
-LOOK_S = 0.05  # how often the main thread looks up, so that a signal is heard and a removed segment seen
+READERS = 4  # at once, from a store without a preference
 END_S = 1.0  # a thread may wait for a node that does not answer; it ends with the process
 
 
@@ -125,47 +124,19 @@ def _pass_over(problems: list[str], problem: str) -> None:
 
 
 def _fill(filling: SegmentWriter, copies: Sequence[_Copy], problems: list[str], stop: threading.Event) -> str:
-    """All chunks, by several threads; the stores that gave them. The first chunk that no copy has ends it all."""
-    manifest = copies[0].manifest
-    chunks = iter(range(len(manifest.digests)))
-    reader = _Reader(copies, problems)
-    lock, failures, ended = threading.Lock(), list[BaseException](), threading.Event()
+    """Fill a segment with all chunks; returns the stores that they came from. Fails if no copy has some chunk."""
+    manifest, reader = copies[0].manifest, _Reader(copies, problems)
 
-    def work() -> None:
-        buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
-        while not ended.is_set():
-            with lock:
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            offset, length = manifest.span(chunk)
-            try:
-                reader.read(chunk, buffer[:length])
-                filling.put(chunk, offset, buffer[:length])
-            except BaseException as error:
-                failures.append(error)
-                ended.set()
+    def fetch(chunk: int, buffer: memoryview) -> None:
+        reader.read(chunk, buffer)
+        filling.put(chunk, manifest.span(chunk)[0], buffer)
 
-    threads = [threading.Thread(target=work, name="deepvm-fetch", daemon=True) for _ in range(_readers(copies))]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        for thread in threads:
-            thread.join(LOOK_S)
+    def watch() -> None:
         if stop.is_set() or not filling.wanted:
-            ended.set()
-            for thread in threads:
-                thread.join(END_S)
             raise Unwanted
-    if failures:
-        raise failures[0]
+
+    for_each_chunk(manifest, fetch, threads=copies[0].store.parallel_reads or READERS, watch=watch, grace_s=END_S)
     return reader.used()
-
-
-def _readers(copies: Sequence[_Copy]) -> int:
-    store = copies[0].store
-    wanted = len(store.nodes) * store.connections if isinstance(store, MemoryStore) else READERS
-    return max(1, min(wanted, len(copies[0].manifest.digests)))
 
 
 class _Reader:

@@ -11,10 +11,13 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deepvm import strict_json as strict
 from deepvm.errors import Corrupt, UsageError
+
+if TYPE_CHECKING:
+    from deepvm.store.memory.store import MemoryStore
 
 FORMAT = "deepvm-checkpoint/1"
 DEFAULT_CHUNK_BYTES = 4 * 2**20
@@ -172,8 +175,20 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class MappedBytes:
+    """All bytes of a checkpoint as memory of this process. No chunk is verified yet."""
+
+    view: memoryview
+    complete: bool  # if not, ``Store.read_chunk`` into a part of ``view`` waits until that chunk has arrived
+    exclusive: bool = False  # no other process needs the pages: they may be freed in the file as well
+
+
 class Store(Protocol):
-    """A place that keeps checkpoints. Every failure is a StoreError; every wait has a deadline."""
+    """A place that keeps checkpoints. Every failure is a StoreError; every wait has a deadline.
+
+    Derive a store from this class: capabilities that it does not have keep the defaults at the end.
+    """
 
     @property
     def url(self) -> str: ...
@@ -202,3 +217,26 @@ class Store(Protocol):
         ...
 
     def close(self) -> None: ...
+
+    # --- capabilities ---------------------------------------------------------------------------------------------
+
+    @property
+    def parallel_reads(self) -> int | None:
+        """How many chunks to read at once; None if the store has no preference."""
+        return None
+
+    def memory_nodes(self) -> MemoryStore | None:
+        """Return the memory nodes that this store consists of: all ranks upload to them, and they write back."""
+        return None
+
+    def map(self, manifest: Manifest) -> MappedBytes | None:  # noqa: ARG002
+        """Return a checkpoint's bytes as memory; None if reading its chunks is faster."""
+        return None
+
+    def origin(self, manifest: Manifest) -> str:  # noqa: ARG002
+        """Return the URL of the store that keeps a checkpoint: this one, unless it was prefetched from another."""
+        return self.url
+
+    def is_prefetched(self, manifest: Manifest) -> bool:  # noqa: ARG002
+        """True if a checkpoint is, or is about to be, in this machine's memory."""
+        return False

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepvm.errors import Corrupt, NotFound
 from deepvm.store.base import Manifest, Store
+from deepvm.store.chunk_reads import for_each_chunk
 from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import explained
 from deepvm.store.safetensors import read_header
@@ -53,15 +52,14 @@ def verify(
     bad: list[BadChunk] = []
 
     def check(chunk: int, buffer: memoryview) -> None:
-        offset, length = manifest.span(chunk)
         try:
-            store.read_chunk(manifest, chunk, buffer[:length])
+            store.read_chunk(manifest, chunk, buffer)
         except (Corrupt, NotFound) as error:
-            bad.append(BadChunk(chunk=chunk, offset=offset, problem=str(error)))
+            bad.append(BadChunk(chunk=chunk, offset=manifest.span(chunk)[0], problem=str(error)))
         if progress is not None:
-            progress(length)
+            progress(len(buffer))
 
-    _each_chunk(manifest, check, threads)
+    for_each_chunk(manifest, check, threads=threads)
     try:
         read_header(store, manifest)
         header_problem = None
@@ -86,14 +84,13 @@ def copy(
     writer = target.writer(run, step, size_bytes=manifest.size_bytes, chunk_bytes=manifest.chunk_bytes)
 
     def move(chunk: int, buffer: memoryview) -> None:
-        piece = buffer[: manifest.span(chunk)[1]]
-        source.read_chunk(manifest, chunk, piece)
-        writer.put(chunk, [piece], manifest.digests[chunk])
+        source.read_chunk(manifest, chunk, buffer)
+        writer.put(chunk, [buffer], manifest.digests[chunk])
         if progress is not None:
-            progress(len(piece))
+            progress(len(buffer))
 
     try:
-        _each_chunk(manifest, move, threads)
+        for_each_chunk(manifest, move, threads=threads)
         published = dataclasses.replace(manifest, nodes=(), replicas=1)  # where the source's copies lie is its matter
         writer.publish(published)
     except BaseException:
@@ -118,15 +115,14 @@ def export(
         aside = StagedFile(target.parent, target.name)
 
         def write(chunk: int, buffer: memoryview) -> None:
-            offset, length = manifest.span(chunk)
-            store.read_chunk(manifest, chunk, buffer[:length])
-            aside.write([buffer[:length]], offset)
+            store.read_chunk(manifest, chunk, buffer)
+            aside.write([buffer], manifest.span(chunk)[0])
             if progress is not None:
-                progress(length)
+                progress(len(buffer))
 
         try:
             aside.resize(manifest.size_bytes)
-            _each_chunk(manifest, write, threads)
+            for_each_chunk(manifest, write, threads=threads)
             os.fsync(aside.fd)
             aside.rename(target)
         except BaseException:
@@ -134,28 +130,3 @@ def export(
             raise
         aside.release()
     return manifest
-
-
-def _each_chunk(manifest: Manifest, work: Callable[[int, memoryview], None], threads: int) -> None:
-    """Call ``work`` for every chunk, about in order, each thread with one buffer. The first failure ends it all."""
-    chunks = iter(range(len(manifest.digests)))
-    lock, failed = threading.Lock(), threading.Event()
-
-    def loop() -> None:
-        buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
-        while not failed.is_set():
-            with lock:
-                chunk = next(chunks, None)
-            if chunk is None:
-                return
-            try:
-                work(chunk, buffer)
-            except BaseException:
-                failed.set()
-                raise
-
-    count = min(threads, len(manifest.digests))
-    with ThreadPoolExecutor(count, thread_name_prefix="deepvm-chunks") as pool:
-        futures = [pool.submit(loop) for _ in range(count)]
-    for future in futures:
-        future.result()

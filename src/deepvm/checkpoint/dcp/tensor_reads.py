@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from math import prod
 
 import torch
@@ -17,9 +16,10 @@ from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
 from deepvm.checkpoint.buffers.staging import view_of
 from deepvm.checkpoint.dcp.metadata import Shard
-from deepvm.checkpoint.restore.chunk_reader import readers_for
+from deepvm.checkpoint.restore.chunk_reader import READERS
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store, chunk_count
+from deepvm.store.chunk_reads import for_each_chunk
 
 
 class Read:
@@ -79,19 +79,14 @@ def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: L
             by_chunk[chunk].append(read)
         if not chunks:
             planner.commit_tensor(read.item, read.tensor)
-    lock, local = threading.Lock(), threading.local()
+    lock = threading.Lock()
 
-    def fetch(chunk: int) -> int:
+    def fetch(chunk: int, buffer: memoryview) -> None:
         offset, length = manifest.span(chunk)
         wanted = by_chunk[chunk]
         with lock:
             straight = next((r for r in wanted if r.start <= offset and offset + length <= r.end), None)
-            if straight is not None:
-                view = straight.view(offset, length)
-            else:
-                if not hasattr(local, "buffer"):
-                    local.buffer = torch.empty(min(manifest.chunk_bytes, manifest.size_bytes), dtype=torch.uint8)
-                view = view_of(local.buffer.data_ptr(), length)
+            view = buffer if straight is None else straight.view(offset, length)
         store.read_chunk(manifest, chunk, view)
         for read in wanted:
             if read is not straight:
@@ -105,10 +100,9 @@ def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: L
             for read in done:
                 read.finish()
                 planner.commit_tensor(read.item, read.tensor)
-        return length
 
-    with ThreadPoolExecutor(max_workers=readers_for(store), thread_name_prefix="deepvm-read") as pool:
-        return sum(pool.map(fetch, sorted(by_chunk)))
+    for_each_chunk(manifest, fetch, threads=store.parallel_reads or READERS, chunks=sorted(by_chunk))
+    return sum(manifest.span(chunk)[1] for chunk in by_chunk)
 
 
 def _copy_part(read: Read, chunk: memoryview, offset: int, lock: threading.Lock) -> None:

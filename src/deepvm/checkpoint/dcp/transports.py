@@ -35,10 +35,11 @@ class Transport(Protocol):
 
 
 def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
-    if isinstance(store, MemoryStore):
-        store.session = share.session
-        return _IntoNodes(store, run, share, deadline_s)
-    return _IntoStore(store, run, share)
+    nodes = store.memory_nodes()
+    if nodes is None:
+        return _IntoStore(store, run, share)
+    nodes.session = share.session
+    return _IntoNodes(nodes, run, share, deadline_s)
 
 
 class _IntoNodes:

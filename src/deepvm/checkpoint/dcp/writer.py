@@ -31,7 +31,6 @@ from deepvm.checkpoint.save.sender_threads import Base
 from deepvm.checkpoint.state.layout import to_storable
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Store, check_run
-from deepvm.store.memory.store import MemoryStore
 from deepvm.store.urls import open_store
 
 OBJECT_BYTES = 2**20
@@ -90,9 +89,9 @@ class DeepvmWriter(StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         plans = self._whole(plans)
         with closing(self._open()) as store:
-            if isinstance(store, MemoryStore):
-                store.session = _SESSION
-                transfer = MemoryTransfer(store, self._run)
+            if (nodes := store.memory_nodes()) is not None:
+                nodes.session = _SESSION
+                transfer = MemoryTransfer(nodes, self._run)
                 try:
                     chunk_bytes = transfer.block_bytes()
                     transfer.abort(self._wanted_step())  # what a save that failed may have left of it

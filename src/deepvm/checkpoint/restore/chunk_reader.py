@@ -12,17 +12,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.buffers.staging import Staging, copy_bytes, view_of
 from deepvm.errors import CheckpointError, StoreUnavailable
-from deepvm.fetch.fetched_store import FetchedStore
 from deepvm.store.base import Manifest, Store
+from deepvm.store.chunk_reads import chunk_buffer
 from deepvm.store.chunks import verify_chunk
-from deepvm.store.memory.store import MemoryStore
 
-READERS = 16  # of object storage, and of network disks: many large reads at once
+READERS = 16  # of a store without a preference: object storage and network disks want many large reads at once
 MOMENT_S = 0.5  # what comes later than that keeps coming while the first forward computes
 HELD_S = 60.0  # how often a reader that is held looks up; whoever lets it go wakes it
 JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
@@ -32,27 +31,53 @@ Part: TypeAlias = tuple[int, int, int]  # offset in the file, length, address in
 Place: TypeAlias = Callable[[int], Sequence[Part]]
 
 
+class ChunkSource(Protocol):
+    """Brings chunks into memory, verified."""
+
+    url: str
+    readers: int  # threads
+    in_memory: bool  # chunks are in memory already, and bringing one takes nothing but a core
+
+    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+        """Bring a chunk to the places of its parts. Threads may share a source."""
+        ...
+
+
+class StoreSource:
+    """Chunks that are read from a store: straight into their place where one part covers the chunk."""
+
+    in_memory = False
+
+    def __init__(self, store: Store) -> None:
+        self.url, self.readers, self._store = store.url, store.parallel_reads or READERS, store
+        self._of_thread = threading.local()  # its buffer, which stays warm
+
+    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+        offset, length = manifest.span(chunk)
+        if len(parts) == 1 and parts[0][:2] == (offset, length):
+            self._store.read_chunk(manifest, chunk, view_of(parts[0][2], length))
+            return
+        if not hasattr(self._of_thread, "buffer"):
+            self._of_thread.buffer = chunk_buffer(manifest)
+        buffer = self._of_thread.buffer
+        self._store.read_chunk(manifest, chunk, buffer[:length])
+        _scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
+
+
 class MappedSource:
-    """A checkpoint whose bytes are in memory already, mapped from a file. They only have to be verified, and copied to
-    where they are not yet."""
+    """Chunks of a file that is mapped: each is verified, and copied to where it is not yet."""
+
+    in_memory = True
 
     def __init__(self, store: Store, memory: Staging) -> None:
         self.url, self._memory = store.url, memory
+        self.readers = (os.cpu_count() or 1) - 1  # the thread that waits is another one
 
     def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
         offset, length = manifest.span(chunk)
         view = self._memory.view[offset : offset + length]
         verify_chunk(manifest, chunk, view, f"{self.url}/{manifest.run}")
         _scatter(self._memory.address + offset, offset, parts)
-
-
-def readers_for(store: Store | MappedSource) -> int:
-    if isinstance(store, MemoryStore):
-        return len(store.nodes) * store.connections
-    cores = os.cpu_count() or 1
-    if isinstance(store, MappedSource):
-        return cores - 1  # and whoever waits
-    return cores if isinstance(store, FetchedStore) else READERS
 
 
 class ChunkReader:
@@ -64,14 +89,14 @@ class ChunkReader:
 
     def __init__(
         self,
-        store: Store | MappedSource,
+        source: ChunkSource,
         manifest: Manifest,
         place: Place,
         order: Iterable[int],
         *,
         eager_count: int | None = None,
     ) -> None:
-        self._store, self._manifest, self._place = store, manifest, place
+        self._source, self._manifest, self._place = source, manifest, place
         self._waiting = deque(order)
         self._urgent: deque[int] = deque()
         self._taken = bytearray(len(manifest.digests))
@@ -83,7 +108,7 @@ class ChunkReader:
         self._changed = threading.Condition()
         self._missing: list[set[int]] = []  # of each that somebody waits for: those that are not there
         self._failure: BaseException | None = None
-        count = min(readers_for(store), self._left)
+        count = min(source.readers, self._left)
         self._threads = [
             threading.Thread(target=self._read, name=f"deepvm-read-{i}", daemon=True) for i in range(count)
         ]
@@ -175,39 +200,35 @@ class ChunkReader:
 
     def _comes_fast(self) -> bool:
         """Whether what is waiting would be there within a moment, if it came as the others have."""
-        if isinstance(self._store, MappedSource):
+        if self._source.in_memory:
             return True
         come = self._all - self._left
         return come > 0 and len(self._waiting) * (time.monotonic() - self._began_s) / come < MOMENT_S
 
     def _read(self) -> None:
-        buffer: memoryview | None = None
         patient = False
         while (chunk := self._next()) is not None:
             if not patient and self._left <= self._rest:
                 patient = True
                 lower_priority()  # nobody needs it yet: the first step keeps its cores
-            buffer = self._bring(chunk, buffer)
+            self._bring(chunk)
 
     def _help(self, take: Callable[[], int | None]) -> None:
         """What is in memory already takes nothing but a core, and whoever waits has one to give: a reader more would
         keep it waiting for its turn, for milliseconds."""
-        if isinstance(self._store, MappedSource):
+        if self._source.in_memory:
             while self._failure is None and (chunk := take()) is not None:
-                self._bring(chunk, None)
+                self._bring(chunk)
 
-    def _bring(self, chunk: int, buffer: memoryview | None) -> memoryview | None:
-        """To its place; or tell why not. The buffer, for the next time."""
+    def _bring(self, chunk: int) -> None:
+        """Bring a chunk to its place, or record the failure."""
         try:
-            if isinstance(self._store, MappedSource):
-                self._store.bring(self._manifest, chunk, self._place(chunk))
-            else:
-                buffer = self._receive(self._store, chunk, buffer)
+            self._source.bring(self._manifest, chunk, self._place(chunk))
         except BaseException as error:
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
-            return buffer
+            return
         with self._changed:
             self._there[chunk] = 1
             self._left -= 1
@@ -215,20 +236,6 @@ class ChunkReader:
                 missing.discard(chunk)
             if self.finished or not all(self._missing):  # somebody has all that was waited for
                 self._changed.notify_all()
-        return buffer
-
-    def _receive(self, store: Store, chunk: int, buffer: memoryview | None) -> memoryview | None:
-        """Straight into its place, where it has one. The buffer, for the next time."""
-        parts = self._place(chunk)
-        offset, length = self._manifest.span(chunk)
-        if len(parts) == 1 and parts[0][:2] == (offset, length):
-            store.read_chunk(self._manifest, chunk, view_of(parts[0][2], length))
-            return buffer
-        if buffer is None:
-            buffer = memoryview(bytearray(min(self._manifest.chunk_bytes, self._manifest.size_bytes)))
-        store.read_chunk(self._manifest, chunk, buffer[:length])
-        _scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
-        return buffer
 
 
 def _scatter(source: int, offset: int, parts: Sequence[Part]) -> None:

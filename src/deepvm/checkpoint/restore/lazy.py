@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.restore import pending_parameter
-from deepvm.checkpoint.restore.chunk_reader import ChunkReader, MappedSource, Part
+from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Part
 from deepvm.checkpoint.restore.load import OwnedTensors, load_component
 from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.checkpoint.restore.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
@@ -30,7 +30,7 @@ from deepvm.checkpoint.state.optimizer_state import loads_as_torch, with_layouts
 from deepvm.checkpoint.state.skeleton import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.state.unwrapping import bare
 from deepvm.errors import CheckpointError
-from deepvm.store.base import Manifest, Store
+from deepvm.store.base import Manifest
 
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
@@ -39,7 +39,7 @@ _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 class SavedTensors:
     """Where the bytes come from, and what they are."""
 
-    store: Store | MappedSource
+    chunks: ChunkSource
     manifest: Manifest
     layout: Layout
     deadline_s: float
@@ -70,12 +70,12 @@ class LazyRestore:
         # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
         # for an instant, and a forward that shares them with it takes longer than one after the other.
         self._together: Sequence[int] = ()
-        if isinstance(source.store, MappedSource):
+        if source.chunks.in_memory:
             self._plan_loans()
             self._together = order[:eager_count]
         with Undo() as undo:
             rest = self._load_bare(undo)
-            self._reader = ChunkReader(source.store, source.manifest, self._place, order, eager_count=eager_count)
+            self._reader = ChunkReader(source.chunks, source.manifest, self._place, order, eager_count=eager_count)
             try:
                 self._reader.wait(self._pieces.chunks_of(now), source.deadline_s)
                 self._load_now(rest, undo)
@@ -222,7 +222,7 @@ class LazyRestore:
 
     def _failed(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"step {self.step} stopped coming in from {self._source.store.url}, and the state is not whole: {error}; "
+            f"step {self.step} stopped coming in from {self._source.chunks.url}, and the state is not whole: {error}; "
             "restore() again, which falls back to what is whole"
         )
 

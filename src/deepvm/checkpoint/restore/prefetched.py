@@ -11,11 +11,12 @@ from contextlib import contextmanager
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.buffers.staging import Staging
+from deepvm.checkpoint.restore.chunk_reader import ChunkSource, MappedSource, StoreSource
 from deepvm.checkpoint.timeline import Start
 from deepvm.errors import StoreUnavailable
 from deepvm.fetch.clock import now_s
 from deepvm.fetch.fetched_store import FetchedStore, fetched_before
-from deepvm.store.base import Manifest, Store
+from deepvm.store.base import Manifest, MappedBytes, Store
 from deepvm.units import format_bytes
 
 log = logging.getLogger("deepvm.checkpoint")
@@ -47,10 +48,18 @@ def _find(stores: Sequence[Store], run: str) -> FetchedStore | None:
     return found
 
 
-def memory_for(store: Store, manifest: Manifest) -> Staging:
-    """Where a checkpoint from this store is to come: the segment itself, where it was fetched into one."""
-    if isinstance(store, FetchedStore) and store.holds(manifest):
-        return FetchedMemory(store, manifest.size_bytes)
+def open_source(store: Store, manifest: Manifest) -> tuple[Staging, ChunkSource]:
+    """Return the memory for a checkpoint and the source of its chunks. Bytes that the store can map stay in place."""
+    mapped = store.map(manifest)
+    if mapped is None:
+        return _new_memory(manifest), StoreSource(store)
+    if not mapped.complete:
+        return SegmentMemory(mapped), StoreSource(store)
+    memory = Staging(manifest.size_bytes, warm=False, over=mapped.view)
+    return memory, MappedSource(store, memory)
+
+
+def _new_memory(manifest: Manifest) -> Staging:
     try:
         return Staging(manifest.size_bytes, warm=False, inherited=True)  # tensors that stay in it are the trainer's
     except (OSError, MemoryError, OverflowError, ValueError) as error:
@@ -60,23 +69,16 @@ def memory_for(store: Store, manifest: Manifest) -> Staging:
         ) from None
 
 
-def came_from(store: Store, manifest: Manifest) -> tuple[str, bool]:
-    """The store that keeps a checkpoint, and whether it had been fetched to this machine."""
-    if isinstance(store, FetchedStore):
-        return store.origin(manifest), store.holds(manifest)
-    return store.url, False
+class SegmentMemory(Staging):
+    """The memory of a prefetched segment. Tensors that a component keeps stay in it and are not copied."""
 
-
-class FetchedMemory(Staging):
-    """The memory of a segment. Tensors that a component keeps stay in it: they are copied no more."""
-
-    def __init__(self, store: FetchedStore, size_bytes: int) -> None:
-        self._keeps_pages = store.alone
-        super().__init__(size_bytes, warm=False, over=store.mapped())
+    def __init__(self, mapped: MappedBytes) -> None:
+        self._exclusive = mapped.exclusive
+        super().__init__(mapped.view.nbytes, warm=False, over=mapped.view)
 
     def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
         """In the background, little by little: the first step needs the cores, and can spare the memory."""
-        if self._keeps_pages:  # those of a file go when they are cut out of it, and not when one mapping forgets them
+        if self._exclusive:  # those of a file go when they are cut out of it, and not when one mapping forgets them
             name, work = "deepvm-release", super().release_all_but
             threading.Thread(target=work, args=(list(kept),), name=name, daemon=True).start()
 

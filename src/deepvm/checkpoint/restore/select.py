@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.buffers.staging import Staging
-from deepvm.checkpoint.restore.chunk_reader import ChunkReader, MappedSource, Part, Place
+from deepvm.checkpoint.restore.chunk_reader import ChunkReader, Part, Place
 from deepvm.checkpoint.restore.lazy import LazyRestore, SavedTensors, refuse_compiled
 from deepvm.checkpoint.restore.load import load
-from deepvm.checkpoint.restore.prefetched import came_from, memory_for
+from deepvm.checkpoint.restore.prefetched import open_source
 from deepvm.checkpoint.restore.rehearsal import Shown, prepare
 from deepvm.checkpoint.restore.selection import Selection, Wanted, listed, select
 from deepvm.checkpoint.restore.tensor_views import TensorViews
@@ -26,7 +25,6 @@ from deepvm.checkpoint.state.layout import read_header
 from deepvm.checkpoint.state.skeleton import names_of_tensors
 from deepvm.errors import CheckpointError, DeepvmError, StoreError
 from deepvm.store.base import Store, chunk_count
-from deepvm.store.files.store import FileStore
 from deepvm.store.safetensors import header_bytes
 
 log = logging.getLogger("deepvm.checkpoint")
@@ -125,12 +123,11 @@ def restore_newest(
         if fetched is None:
             continue
         if _on_every_rank(partial(fetched.load, components), what, problems, deadline_s):
-            origin, was_here = came_from(store, fetched.manifest)
             return Restored(
                 step=candidate,
                 store=store.url,
-                origin=origin,
-                fetched=was_here,
+                origin=store.origin(fetched.manifest),
+                fetched=store.is_prefetched(fetched.manifest),
                 bytes=fetched.manifest.size_bytes,
                 seconds=time.perf_counter() - began,
                 passed_over=tuple(problems),
@@ -201,15 +198,9 @@ class _Fetched:
         wanted: Wanted,
     ) -> None:
         self._deadline_s, self._lazy = deadline_s, lazy
-        self._store: Store | MappedSource = store
         self.on_demand: LazyRestore | None = None
         self.manifest = store.manifest(run, step)
-        mapped = store.map(self.manifest) if isinstance(store, FileStore) else None
-        if mapped is None:
-            self._memory = memory_for(store, self.manifest)
-        else:
-            self._memory = Staging(self.manifest.size_bytes, warm=False, over=memoryview(mapped))
-            self._store = MappedSource(store, self._memory)
+        self._memory, self._source = open_source(store, self.manifest)
         self._fetch(range(1))
         header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
         self._here = range(chunk_count(header, self.manifest.chunk_bytes))
@@ -231,7 +222,7 @@ class _Fetched:
             self._tensors.settle(self._pieces.parts[chunk])
 
     def _fetch(self, chunks: Collection[int], place: Place | None = None) -> None:
-        arrival = ChunkReader(self._store, self.manifest, place or self._place, sorted(chunks))
+        arrival = ChunkReader(self._source, self.manifest, place or self._place, sorted(chunks))
         try:
             arrival.wait_all(self._deadline_s)
         finally:
@@ -250,7 +241,7 @@ class _Fetched:
         if self._lazy:
             prepare(self.selected, Shown(self._tensors))
             source = SavedTensors(
-                store=self._store, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s
+                chunks=self._source, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s
             )
             self.on_demand = LazyRestore(self.selected, self._tensors, source)
         else:

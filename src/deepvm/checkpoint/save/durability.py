@@ -18,7 +18,6 @@ from deepvm.checkpoint.save.step_order import Order
 from deepvm.errors import StoreError
 from deepvm.store.base import Store
 from deepvm.store.memory.repair import repair
-from deepvm.store.memory.store import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
 
@@ -109,19 +108,21 @@ class DurabilityWorker:
                 self._supersede(store, handle)
                 self._retain(store)
             return further[0].url
-        assert isinstance(first, MemoryStore)  # noqa: S101 - the one kind of store that is not durable
+        nodes = first.memory_nodes()
+        if nodes is None:
+            return None
         ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
         while time.monotonic() < min(ends, self._ends_s) and self._committed.empty():
-            if self._ends_s < math.inf and (self._rank != 0 or not first.writes_on(self._run)):
+            if self._ends_s < math.inf and (self._rank != 0 or not nodes.writes_on(self._run)):
                 return None
             if further:
                 if all(handle.step in store.steps(self._run) for store in further):
                     return further[0].url
             else:
-                states = first.states(self._run, handle.step)
+                states = nodes.states(self._run, handle.step)
                 if not states:  # overtaken by a newer one before it was written on
                     return None
-                if first.is_durable(states):
+                if nodes.is_durable(states):
                     return first.url
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, SLOWEST_POLL_S)
@@ -131,11 +132,11 @@ class DurabilityWorker:
 
     def _repair(self) -> None:
         """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""
-        first, newest = self._stores[0], self._newest
-        if not self._status.nodes_down or newest is None or self._rank != 0 or not isinstance(first, MemoryStore):
+        nodes, newest = self._stores[0].memory_nodes(), self._newest
+        if not self._status.nodes_down or newest is None or self._rank != 0 or nodes is None:
             return
         try:
-            whole = repair(first, self._run, newest.step, newest.attempt)
+            whole = repair(nodes, self._run, newest.step, newest.attempt)
         except StoreError as error:
             log.info("step %d is not repaired yet: %s", newest.step, error)
             return

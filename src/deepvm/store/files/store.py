@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import mmap
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
-from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, MappedBytes, Store, check_run
 from deepvm.store.chunks import (
     DATA,
     MANIFEST,
@@ -38,7 +37,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
-class FileStore:
+class FileStore(Store):
     """A directory that keeps checkpoints; on a shared file system, of many machines. The files are as readable as the
     umask lets them be; if ``private``, by their owner only."""
 
@@ -106,11 +105,12 @@ class FileStore:
                 os.close(fd)
         verify_chunk(manifest, chunk, buffer, str(path))
 
-    def map(self, manifest: Manifest) -> mmap.mmap | None:
-        """All bytes of a checkpoint as memory, nothing of it verified; None where mapping is slower than reading."""
+    def map(self, manifest: Manifest) -> MappedBytes | None:
         path = self._directory(manifest.run) / (stem(manifest.step) + DATA)
         with explained(path):
-            return map_file(path, manifest.size_bytes) if is_local(path) else None
+            if not is_local(path):
+                return None
+            return MappedBytes(view=memoryview(map_file(path, manifest.size_bytes)), complete=True)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> FileWriter:
         tally = UploadCheck(run, step, size_bytes, chunk_bytes)

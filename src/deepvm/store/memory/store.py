@@ -20,7 +20,7 @@ from deepvm.protocol.addresses import split_address
 from deepvm.protocol.credentials import client_tls
 from deepvm.protocol.frames import Kind
 from deepvm.protocol.placement import minimum_nodes, replica_nodes
-from deepvm.store.base import Manifest, check_run
+from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import CONNECT_S, Connection
@@ -33,7 +33,7 @@ T = TypeVar("T")
 SLOW_S = 1.0  # a node that is dead refuses at once; one that takes longer not to answer hangs
 
 
-class MemoryStore:
+class MemoryStore(Store):
     durable = False
 
     def __init__(
@@ -90,6 +90,13 @@ class MemoryStore:
     @property
     def url(self) -> str:
         return f"memory://{','.join(self.nodes)}" + (f"?replicas={self.replicas}" if self.replicas > 1 else "")
+
+    @property
+    def parallel_reads(self) -> int:
+        return len(self.nodes) * self.connections
+
+    def memory_nodes(self) -> MemoryStore:
+        return self
 
     # --- connections --------------------------------------------------------------------------------------------
 

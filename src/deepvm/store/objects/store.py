@@ -31,7 +31,7 @@ from deepvm.errors import (
     UsageError,
 )
 from deepvm.protocol.sockets import is_loopback
-from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, check_run
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, Store, check_run
 from deepvm.store.chunks import (
     DATA,
     MANIFEST,
@@ -57,7 +57,7 @@ _CREDENTIALS = {
 }
 
 
-class ObjectStore:
+class ObjectStore(Store):
     """A bucket, or a prefix in it. Endpoint and credentials come from the environment, as obstore reads them."""
 
     def __init__(
