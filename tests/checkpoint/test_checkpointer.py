@@ -109,7 +109,7 @@ def test_a_step_that_takes_longer_than_the_transfer_copies_nothing(node: MemoryN
         ckpt.save(0).wait("remote", 20)
         handle = ckpt.save(1)
         handle.wait("staged", 20)  # everything has left before the optimizer steps
-        snapshot = ckpt._sending.snapshot
+        snapshot = ckpt._saver.snapshot
         training.step()
         assert snapshot is None or snapshot.freeze() == 0
 

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.call_turns import WITHIN, Turns, in_turn
 from deepvm.checkpoint.determinism.component import DETERMINISM, Determinism
-from deepvm.checkpoint.determinism.replay import Step, Witnesses, replay_step
+from deepvm.checkpoint.determinism.replay import Step, Witnesses
 from deepvm.checkpoint.ending import at_exit
 from deepvm.checkpoint.ending.unsaved import Unsaved
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.restore.lazy import LazyRestore
-from deepvm.checkpoint.restore.prefetched import fetched_first
-from deepvm.checkpoint.restore.select import Restored, restore_newest
+from deepvm.checkpoint.restore.select import Restored
 from deepvm.checkpoint.restore.selection import Wanted
 from deepvm.checkpoint.restore.use_order import USE_ORDER, UseOrder
+from deepvm.checkpoint.restorer import Restorer
 from deepvm.checkpoint.save.durability import DurabilityWorker
 from deepvm.checkpoint.save.event_log import EventLog
 from deepvm.checkpoint.save.saver import Saver
@@ -28,14 +25,12 @@ from deepvm.checkpoint.save.schedule import NoticeFile, Pace, SaveSchedule
 from deepvm.checkpoint.save.step_order import Order
 from deepvm.checkpoint.setup import prepare, whole_step
 from deepvm.checkpoint.snapshot.snapshotter import Snapshotter
-from deepvm.checkpoint.state.own_state import StepHooks, write_back
+from deepvm.checkpoint.state.own_state import StepHooks
 from deepvm.checkpoint.state.owners import optimizers
 from deepvm.checkpoint.timeline import Start, Timeline
 from deepvm.errors import CheckpointError, OverBudget, UsageError
 from deepvm.policy import Retention, SavePolicy
 from deepvm.store.base import Store
-
-log = logging.getLogger("deepvm.checkpoint")
 
 
 class Checkpointer:
@@ -79,33 +74,35 @@ class Checkpointer:
         self.place = (self.run, self._stores[0].url)
         self._older = at_exit.Older(self.place)
         self._transfer = given.transfer(self._rank, self._world_size)
-        self._taking = Snapshotter(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
-        self._taking.budget_bytes = memory_budget_bytes
+        self._snapshotter = Snapshotter(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
+        self._snapshotter.budget_bytes = memory_budget_bytes
         self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
-        self.restored: Restored | None = None  # what the last restore took, and what it passed over
-        self._lazy: LazyRestore | None = None
         self._handle: SaveHandle | None = None
         self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved(state)
-        self._replay, self._replaying, self._attempts, self._closed = replay, False, 0, False
+        self._replay, self._attempts, self._closed = replay, 0, False
         self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
         self._event_log, self._notices = (
             EventLog(given.events, self._rank, self._world_size),
             NoticeFile(given.notice_file),
         )
-        self._deciding = SaveSchedule(self.policy, self._world_size, expects_notices=given.expects_notices)
+        self._schedule = SaveSchedule(self.policy, self._world_size, expects_notices=given.expects_notices)
         self._order = Order(self._stores, self.run, self.retention, self._rank, self._world_size)
         self._durability = DurabilityWorker(
             self._stores, self.run, self._rank, self._event_log,
             order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
         )  # fmt: skip
-        self._sending = Saver(
-            self._transfer, self._taking, self._determinism, self._durability, self._order, self._event_log,
+        self._saver = Saver(
+            self._transfer, self._snapshotter, self._determinism, self._durability, self._order, self._event_log,
             place=self.place[1], status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
         self._step_hooks = StepHooks(state, self._optimizer_steps)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
+        self._restorer = Restorer(
+            self._stores, self.run, state, determinism=self._determinism, start=self._start,
+            warming=self._snapshotter.warming, status=self._status, deadline_s=deadline_s,
+        )  # fmt: skip
         with suppress(Exception):  # a state that cannot be saved is reported by the first save
-            self._taking.warm_up(self.state)
+            self._snapshotter.warm_up(self.state)
         self._kept_open: Sequence[object] = ()  # stores that another one goes on with
         at_exit.expect(self)
 
@@ -114,28 +111,28 @@ class Checkpointer:
     @in_turn
     def step(self, step: int) -> SaveHandle | None:
         """Tell that a training step is finished; saves when the policy says so."""
-        if self._replaying or self._turns.nested:
+        if self._restorer.replaying or self._turns.nested:
             return None
         self._check_open()
         step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
-        self._unsaved.told(step, arriving=self._lazy is not None and self._lazy.open)
+        self._unsaved.told(step, arriving=self._restorer.unfinished)
         self._event_log.stepped(step, seconds)
-        self._sending.raise_problem()
+        self._saver.raise_problem()
         self._look(step)
-        self._drifts(self._determinism.stepped())
+        self._restorer.report_drift(self._determinism.stepped())
         if (announced_s := self._notices.seconds_left()) is not None:
             self._pace.notice(announced_s)
-        under_way = not self._sending.wait_idle(0.0)
-        due = self._deciding.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
-        if due or self._sending.to_be_repeated(self._world_size):
+        under_way = not self._saver.wait_idle(0.0)
+        due = self._schedule.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
+        if due or self._saver.to_be_repeated(self._world_size):
             handle = self._save(step)
             if self._notices.interrupts:  # the run ends with this save: steps after it would be lost
                 self._before_step()
                 handle.wait_for_the_end(self._pace.notice_ends_s)
             return handle
         with suppress(Exception):  # as in the constructor
-            self._taking.warm_up(self.state)
+            self._snapshotter.warm_up(self.state)
         return None
 
     @in_turn
@@ -150,46 +147,48 @@ class Checkpointer:
             raise UsageError("this checkpointer is closed")
 
     def _save(self, step: int) -> SaveHandle:
-        self._sending.raise_problem()
+        self._saver.raise_problem()
         self._check_open()
         self._attempts += not self._turns.nested  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
-        if self._replaying or self._turns.nested:
-            self._sending.skipped(handle, "a step is replayed" if self._replaying else WITHIN, told=not self._replaying)
+        if self._restorer.replaying or self._turns.nested:
+            self._saver.skipped(
+                handle, "a step is replayed" if self._restorer.replaying else WITHIN, told=not self._restorer.replaying
+            )
             return handle
         self._look(step)
-        idle = self._sending.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
+        idle = self._saver.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
         if not (idle if self._world_size == 1 else ranks.all_of(f"save({step})", idle)):
-            self._sending.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
+            self._saver.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
             return handle
         try:
             self._order.check_together(step)
             self.finish_restore()
-            snapshot, skeletons = self._taking.take(self._components())
+            snapshot, skeletons = self._snapshotter.take(self._components())
             extra = self._transfer.plain_values(step, skeletons, otherwise=snapshot.end)
         except OverBudget as error:
-            self._sending.skipped(handle, str(error))
+            self._saver.skipped(handle, str(error))
             return handle
         except ranks.RanksApart:
             raise
         except Exception as error:  # of the user's own state_dict(), too: training goes on
-            self._sending.failed(handle, error)
+            self._saver.failed(handle, error)
             return handle
-        self._sending.begin(snapshot)
+        self._saver.begin(snapshot)
         self._status.taken += 1
         self._pace.saved(step)
         self._handle = handle
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
-        self._sending.put(snapshot, handle, extra)
+        self._saver.put(snapshot, handle, extra)
         return handle
 
     @in_turn
     def settle(self) -> None:
         """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
         save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
-        self._sending.settle(self._handle)
+        self._saver.settle(self._handle)
 
     def notice(self, seconds_left: float) -> None:
         """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
@@ -200,7 +199,7 @@ class Checkpointer:
         return self._start.timeline()
 
     def status(self) -> Status:
-        self._status.staging_bytes = self._taking.staging_bytes
+        self._status.staging_bytes = self._snapshotter.staging_bytes
         return self._status
 
     @in_turn
@@ -213,7 +212,7 @@ class Checkpointer:
         at_exit.forget(self)
         ends_s = time.monotonic() + timeout_s
         if last_save and self._replay is None:  # a step after which none follows has no witness
-            self._unsaved.save(self._save, self._sending, lambda: self._handle, self._group, ends_s)
+            self._unsaved.save(self._save, self._saver, lambda: self._handle, self._group, ends_s)
         self._closed = True
         self._durability.finish_by(ends_s)
         with suppress(CheckpointError):  # what did not come says so to whoever uses it
@@ -223,13 +222,13 @@ class Checkpointer:
         self._use_order.close()
         self._determinism.close()
         self._before_step()
-        self._sending.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
+        self._saver.finish(ends_s, f"it was not finished within the {timeout_s:g} s that close() waits")
         self._durability.join(max(0.0, ends_s - time.monotonic()))
         if self._witnesses is not None:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
         if self._group is not None:
             self._group.leave("its Checkpointer is closed")
-        parts: list[at_exit.Closing] = [self._transfer, self._taking, self._event_log]
+        parts: list[at_exit.Closing] = [self._transfer, self._snapshotter, self._event_log]
         parts += [store for store in self._stores if store not in self._kept_open]
         for part in parts:
             part.close()
@@ -247,8 +246,8 @@ class Checkpointer:
         elif self._world_size == 1 and self._replay is None:
             ends_s = time.monotonic() + at_exit.GIVE_WAY_S
             with self._turns:
-                self._unsaved.save(self._save, self._sending, lambda: self._handle, None, ends_s)
-            self._sending.wait_idle(at_exit.GIVE_WAY_S)
+                self._unsaved.save(self._save, self._saver, lambda: self._handle, None, ends_s)
+            self._saver.wait_idle(at_exit.GIVE_WAY_S)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -292,18 +291,25 @@ class Checkpointer:
         if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
             raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
         began_s = time.monotonic()
-        restored = self._restore(None if step is None else whole_step(step), lazy=lazy, wanted=wanted)
-        if restored is not None and verify is not None:
-            restored = self._verify_by_replay(restored)
+        step = None if step is None else whole_step(step)
+        self._before_step()  # a save under way holds the state as it is now
+        restored = self._restorer.restore(self._components(), step, lazy=lazy, wanted=wanted)
+        if restored is not None and verify is not None and self._replay is not None:
+            restored = self._restorer.verify(restored, self._replay, self._components)
         self._order.restored(restored.step if restored else None, restored.seen if restored else {}, self._attempts)
         if restored is None:
             return None
         restored.log()
-        self.restored = restored
+        self._restorer.restored = restored
         self._unsaved = Unsaved(self.state)
         self._pace.restored(restored.step)
         self._event_log.restored(restored, time.monotonic() - began_s)
         return restored.step
+
+    @property
+    def restored(self) -> Restored | None:
+        """What the last restore loaded, and what it passed over; None before the first."""
+        return self._restorer.restored
 
     def restore_generators(self) -> None:
         """Set the generators once more to what restore() found. Only needed where an iterator is made after it, in the
@@ -313,45 +319,7 @@ class Checkpointer:
     @in_turn
     def finish_restore(self) -> None:
         """Wait for all that restore(lazy=True) left on its way."""
-        if self._lazy is not None:
-            self._lazy.finish()
-            self._lazy = None
-
-    def _restore(self, step: int | None, *, lazy: bool = False, wanted: Wanted | None = None) -> Restored | None:
-        self._before_step()  # what is under way is of the state as it is now
-        if self._lazy is not None:
-            self._lazy.abandon()
-            self._lazy = None
-        self._determinism.forget()
-        components = self._components()
-        with self._start.restoring(), ExitStack() as stack:
-            stack.enter_context(self._taking.warming.paused())
-            stores = stack.enter_context(fetched_first(self._stores, self.run, self._start))
-            restored = restore_newest(stores, self.run, components, step, wanted, lazy, deadline_s=self._deadline_s)
-            if restored is not None and restored.on_demand is not None:
-                self._lazy = restored.on_demand
-                self._lazy.when_over(stack.pop_all().close)  # until then it reads from these stores
-        if restored is None:
-            return None
-        write_back(self.state, components)
-        self._status.drift = (*restored.left_as_it_was(), *self._determinism.resume(restored.facts))
-        return dataclasses.replace(restored, drift=self._status.drift)
-
-    def _drifts(self, reasons: Sequence[str]) -> None:
-        if reasons and self.restored is not None:
-            log.warning("the run that was restored has drifted: %s", "; ".join(reasons))
-            self._status.drift = (*self._status.drift, *reasons)
-            self.restored = dataclasses.replace(self.restored, drift=self._status.drift)
-
-    def _verify_by_replay(self, restored: Restored) -> Restored | None:
-        assert self._replay is not None  # noqa: S101 - asked before
-        self._replaying = True
-        try:
-            replay_step(self._stores, self.run, restored.step, self._replay, self._components)
-        finally:
-            self._replaying = False
-            again = self._restore(restored.step)  # training goes on from here, whatever was found
-        return None if again is None else dataclasses.replace(again, replayed=True)
+        self._restorer.finish()
 
     def _components(self) -> dict[str, Any]:
         """The state, and what is saved with it unasked."""

@@ -187,7 +187,7 @@ def test_the_memory_of_an_optimizer_goes_with_it_though_parameters_came_beside_i
         assert ckpt.restore(lazy=lazy) == 1
         ckpt.finish_restore()
         assert torch.equal(again.state[model.weight]["exp_avg"], optimizer.state[saved.weight]["exp_avg"])
-        ckpt._taking.warming.close()  # or it takes memory meanwhile
+        ckpt._snapshotter.warming.close()  # or it takes memory meanwhile
         before = resident_bytes()
         ckpt.state.clear()
         del again

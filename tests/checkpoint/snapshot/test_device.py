@@ -60,7 +60,7 @@ class Training:
     def checkpointer(self, url: str, gpu: Device | None = None) -> Checkpointer:
         made = Checkpointer({"model": self.model, "optimizer": self.optimizer}, url)
         if gpu is not None:
-            made._taking.device_copies = DeviceCopies(gpu)
+            made._snapshotter.device_copies = DeviceCopies(gpu)
         return made
 
 
@@ -143,7 +143,7 @@ def test_copies_that_were_waited_for_are_not_torn_by_writes_that_torch_does_not_
     gpu.owns(*training.tensors())
     state = {"model": training.model, "optimizer": training.optimizer}
     with Checkpointer(state, url, live=way != "live=False") as ckpt:
-        ckpt._taking.device_copies = DeviceCopies(gpu)
+        ckpt._snapshotter.device_copies = DeviceCopies(gpu)
         gpu.copy_s = 0.02
         truth = training.truth()
         handle = ckpt.save(0)
@@ -165,9 +165,9 @@ def test_a_chunk_leaves_when_its_own_group_has_arrived(
     optimizer = torch.optim.SGD(model.parameters())
     gpu.owns(*model.parameters())
     with Checkpointer({"model": model, "optimizer": optimizer}, f"memory://{node.address}") as ckpt:
-        ckpt._taking.device_copies = DeviceCopies(gpu)
+        ckpt._snapshotter.device_copies = DeviceCopies(gpu)
         gpu.copy_s = 0.2
-        snapshot, _ = ckpt._taking.take(ckpt.state)
+        snapshot, _ = ckpt._snapshotter.take(ckpt.state)
         arrived: dict[int, float] = {}
 
         def wait_for(chunk: int) -> None:
@@ -186,7 +186,7 @@ def test_a_chunk_leaves_when_its_own_group_has_arrived(
 def test_growing_staging_memory_is_registered_anew(node: MemoryNode, gpu: ThreadDevice) -> None:
     holder = {"value": torch.ones(1000)}
     with Checkpointer({"holder": holder}, f"memory://{node.address}") as ckpt:
-        ckpt._taking.device_copies = DeviceCopies(gpu)
+        ckpt._snapshotter.device_copies = DeviceCopies(gpu)
         for step, size in enumerate((1000, 3 * MIB)):
             holder["value"] = torch.full((size,), 3.0)
             gpu.owns(holder["value"])
