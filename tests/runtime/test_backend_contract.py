@@ -23,7 +23,7 @@ from deepvm.errors import UsageError
 from deepvm.runtime.backends.base import Backend, Change, NoCapacity
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 
 MACHINES = (machine("memory/0", "on-demand"), machine("worker/0"), machine("worker/1"))
 NAMES = [m.name for m in MACHINES]
@@ -78,7 +78,7 @@ def local(folder: Path, _: pytest.FixtureRequest) -> Iterator[Place]:
         backend.down(within_s=0)
 
 
-def cloud_job(folder: Path) -> Job:
+def cloud_job(folder: Path) -> RunSpec:
     (folder / "train.py").touch()
     (folder / "token").touch(mode=0o600)
     (folder / "token").write_text("a-token")
