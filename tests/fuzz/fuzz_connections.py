@@ -17,12 +17,12 @@ from deepvm.memnode import Limits, MemoryNode
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.serving.requests import Requests
-from deepvm.policy.loss import parse_after_loss
 from deepvm.protocol import frames as wire
 from deepvm.protocol.frames import Kind
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
+from deepvm.runtime.run_spec import RunSpec
 from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import Connection
@@ -282,7 +282,7 @@ def hub() -> Hub:
     worker = Machine(
         name="worker/0", role="worker", instance="x", market="spot", usd_per_hour=1.0, on_demand_usd_per_hour=None
     )
-    return Hub([worker], token=TOKEN, job={}, after_loss=parse_after_loss("wait:1s"))
+    return Hub([worker], RunSpec(script="x.py", after_loss="wait:1s"), token=TOKEN)
 
 
 @cache

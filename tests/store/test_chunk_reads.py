@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from saving import CHUNK, manifest_of, payload
 
 from deepvm.store.chunk_reads import for_each_chunk
+from tests.support.store.checkpoints import CHUNK, manifest_of, payload
 
 CHUNKS = 20
 MANIFEST = manifest_of(payload((CHUNKS - 1) * CHUNK + 5), "run-a", 1)

@@ -1,52 +1,128 @@
-"""What every machine of a run has to know: the job, and the document that carries it to the hub of a cluster."""
+"""One value for a run: what the user asked for, kept in its folder, and what each of its machines gets from the hub."""
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from deepvm.policy.batch import KEEP_GLOBAL
-from deepvm.runtime.cluster import Machine
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.policy import parse_policy
+from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
+from deepvm.policy.loss import parse_after_loss
+from deepvm.runtime.entry import Entry
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What every machine of a run is told."""
-
-    run: str
-    script: str
-    args: tuple[str, ...]
-    folder: Path  # of the run: ledger, logs, token; on the machine where deepvm run was started
-    hub: str  # HOST:PORT where machines meet
-    token_file: Path
-    policy: str  # when to save
-    after_loss: str = "wait"
-    batch: str = KEEP_GLOBAL
-    planned_world_size: int = 1
-    memory_bytes: int = 0  # for checkpoints, on each machine that keeps them; 0: as much as its role can spare
-    durable: str | None = None  # a store's URL
-    max_restarts: int = 3  # of a worker that fails by itself
-    env: Mapping[str, str] = field(default_factory=dict)
-    module: bool = False  # the script is a module's name
-    cwd: str = ""  # of the workers, on machines played here; empty: that of deepvm run
-
+if TYPE_CHECKING:
+    from deepvm.runtime.cluster import Machine  # imports the planner, which a machine does not need
 
 JOB_FIELDS = (
     "run", "script", "args", "policy", "after_loss", "batch", "planned_world_size", "memory_bytes", "durable",
     "max_restarts", "env", "module",
 )  # fmt: skip
-# of a job, to each machine that joins
+# for the hub, and from it for each machine that joins
+_OF_A_START = frozenset({"run", "folder", "token_file", "hub", "planned_world_size", "env"})  # not kept as settings
 
 
-def job_document(job: Job, machines: Iterable[Machine], **there: Any) -> dict[str, Any]:
-    """The job as the hub of a cluster reads it from a file on its own machine; ``there`` is what is different there."""
-    told = {name: getattr(job, name) for name in JOB_FIELDS}
-    return {
-        **told,
-        "args": list(job.args),
-        "env": dict(job.env),
-        "machines": [asdict(machine) for machine in machines],
-        **there,
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSpec:
+    """What to run and how. The last six fields are filled in when the run starts."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    module: bool = False  # the script is a module's name, as after ``python -m``
+    cwd: str = ""  # of the workers, on machines played here; empty: that of deepvm run
+    rank: int = 1  # of the plan's recommendations
+    policy: str = "every 10s or at notice"  # when to save
+    after_loss: str = "wait"
+    batch: str = KEEP_GLOBAL
+    preempt: str = ""
+    seed: int = 0
+    workers: int | None = None  # machines that train, at most
+    memory_bytes: int | None = None  # of each memory node; None: by the plan's checkpoint size
+    durable: str | None = None  # a store's URL
+    max_restarts: int = 3  # of workers that fail by themselves
+    isolate: bool = False
+    bandwidth_bits_per_s: int | None = None
+    run: str = ""
+    folder: Path = Path()  # ledger, logs, token; on the machine where deepvm run was started
+    token_file: Path = Path()
+    hub: str = ""  # HOST:PORT
+    planned_world_size: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)  # of every machine's processes
+
+    def check(self) -> RunSpec:
+        """Raise UsageError if this cannot be run; nothing has been started yet."""
+        folder = self.cwd or os.getcwd()
+        if not Path(folder).is_dir():
+            raise UsageError(f"the run's folder {folder} does not exist any more: create it again, or start a new run")
+        Entry(script=self.script, args=self.args, module=self.module).check(folder)
+        parse_policy(self.policy)
+        parse_after_loss(self.after_loss)
+        if self.batch not in BATCH_POLICIES:
+            raise UsageError(f"unknown batch policy {self.batch!r}: choose {' or '.join(BATCH_POLICIES)}")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers is {self.workers}: at least one machine must train")
+        if self.bandwidth_bits_per_s is not None and not self.isolate:
+            raise UsageError("--bandwidth needs machines in networks of their own: add --isolate")
+        if self.durable is not None:
+            _check_durable(self.durable)
+        return self
+
+    def new_name(self) -> str:
+        """Return a name made of the script and the time: digits-20261116-035012."""
+        script = self.script.replace(".", "-") if self.module else Path(self.script).stem
+        stem = re.sub(r"[^A-Za-z0-9._-]+", "-", script).strip("-.") or "run"
+        return f"{stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    def with_absolute_paths(self) -> RunSpec:
+        """Return the same for a process that was started in another folder."""
+        folder = Path(self.cwd or os.getcwd()).resolve()
+        script = self.script if self.module else str(Path(folder, self.script).resolve())
+        durable = self.durable
+        if durable is not None and "://" not in durable:
+            durable = str(Path(folder, durable))
+        return replace(self, script=script, cwd=str(folder), durable=durable)
+
+    def to_settings(self) -> dict[str, Any]:
+        """Return what the user asked for, to be kept in the run's folder."""
+        kept = {name: value for name, value in asdict(self).items() if name not in _OF_A_START}
+        return {**kept, "args": list(self.args)}
+
+    def to_job(self) -> dict[str, Any]:
+        """Return what each machine needs, to be sent by the hub."""
+        return {**{name: getattr(self, name) for name in JOB_FIELDS}, "args": list(self.args), "env": dict(self.env)}
+
+    def to_hub_document(self, machines: Iterable[Machine]) -> dict[str, Any]:
+        """Return the job and its machines, for a hub that reads them from a file in a cloud."""
+        return {**self.to_job(), "machines": [asdict(machine) for machine in machines]}
+
+    @staticmethod
+    def from_settings(document: Mapping[str, Any]) -> RunSpec:
+        """Read what ``to_settings`` returned; fields that another version did not have get their default."""
+        known = {each.name for each in fields(RunSpec)} - _OF_A_START
+        return RunSpec(**{name: value for name, value in document.items() if name in known} | _args(document))
+
+    @staticmethod
+    def from_job(document: Mapping[str, Any]) -> RunSpec:
+        """Read what ``to_job`` returned. Raise KeyError, TypeError or AttributeError if it is anything else."""
+        env = {str(name): str(value) for name, value in document["env"].items()}
+        return RunSpec(**{name: document[name] for name in JOB_FIELDS} | _args(document) | {"env": env})
+
+
+def _args(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {"args": tuple(map(str, document["args"]))}
+
+
+def _check_durable(url: str) -> None:
+    from deepvm.store.urls import open_store
+
+    if url.lower().startswith("memory:"):
+        raise UsageError(f"--durable {url} is memory, too: give a directory, file:// or s3://")
+    try:
+        open_store(url).close()
+    except DeepvmError as error:
+        raise UsageError(f"--durable {url}: {error}") from None

@@ -20,7 +20,7 @@ from deepvm.errors import UsageError
 from deepvm.runtime.backends.base import Backend, Change, NoCapacity
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 from tests.support.runtime import ec2_server
 from tests.support.runtime.machines import changes, job, machine, marked
 from tests.support.runtime.sky_stand_in import Sky
@@ -79,7 +79,7 @@ def local(folder: Path, _: pytest.FixtureRequest) -> Iterator[Place]:
         backend.down(within_s=0)
 
 
-def cloud_job(folder: Path) -> Job:
+def cloud_job(folder: Path) -> RunSpec:
     (folder / "train.py").touch()
     (folder / "token").touch(mode=0o600)
     (folder / "token").write_text("a-token")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from deepvm.events import Event
-from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
+from deepvm.runtime.run_spec import RunSpec
 
 TOKEN = "secret"
 
@@ -27,7 +27,7 @@ def machine(number: int) -> Machine:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    hub = Hub([machine(0), machine(1)], token=TOKEN, job={}, after_loss=parse_after_loss("wait:5s"))
+    hub = Hub([machine(0), machine(1)], RunSpec(script="x.py", after_loss="wait:5s"), token=TOKEN)
     yield hub
     hub.close()
 

@@ -14,10 +14,10 @@ import pytest
 
 from deepvm.errors import AccessDenied, UsageError
 from deepvm.events import Event
-from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.client import HubClient
 from deepvm.runtime.hub.hub import Hub
+from deepvm.runtime.run_spec import RunSpec
 from tests.support.waiting import wait_until
 
 TOKEN = "t" * 32
@@ -37,8 +37,8 @@ MACHINES = [machine(name) for name in ("memory/0", "worker/0", "worker/1")]
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    job = {"run": "r", "script": "x.py", "args": []}
-    found = Hub(MACHINES, token=TOKEN, job=job, after_loss=parse_after_loss("wait"))
+    spec = RunSpec(run="r", script="x.py", max_restarts=0)
+    found = Hub(MACHINES, spec, token=TOKEN)
     yield found
     found.close()
 
@@ -91,7 +91,7 @@ def test_a_group_is_formed_once_the_memory_nodes_listen(hub: Hub, come: Callable
     found = second.await_group(0, WAIT_S)
     assert found is not None
     assert (found.number, found.rank, found.stores) == (1, 1, ("127.0.0.1:7070",))
-    assert first.job["script"] == "x.py"
+    assert first.spec.script == "x.py"
     first.send("endpoint", round=1, endpoint="127.0.0.1:4711")
     assert second.await_endpoint(1, WAIT_S) == "127.0.0.1:4711"
     assert events(hub, "group")[0].data["machines"] == ["worker/0", "worker/1"]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from deepvm.errors import AccessDenied
-from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.client import HubClient
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.hub.json_lines import HubGone, Lines, accept_handshake, connect_handshake
+from deepvm.runtime.run_spec import RunSpec
 
 TOKEN = "t" * 32
 
@@ -27,8 +27,8 @@ def hub() -> Iterator[Hub]:
         Machine(name=name, role=role, instance="x", market="on-demand", usd_per_hour=1.0, on_demand_usd_per_hour=3.0)
         for name, role in (("memory/0", "memory"), ("worker/0", "worker"))
     ]
-    job = {"run": "r", "script": "x.py", "args": []}
-    found = Hub(machines, token=TOKEN, job=job, after_loss=parse_after_loss("wait"))
+    spec = RunSpec(run="r", script="x.py", max_restarts=0)
+    found = Hub(machines, spec, token=TOKEN)
     yield found
     found.close()
 

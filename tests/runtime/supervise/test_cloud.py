@@ -27,8 +27,8 @@ from deepvm.events import Event
 from deepvm.runtime.backends.ec2 import backend as ec2_module
 from deepvm.runtime.cluster import load_cluster
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise import cloud_run, cloud_supervisor
-from deepvm.runtime.supervise.local_run import RunSettings
 from tests.support.runtime import ec2_server
 from tests.support.runtime.sky_stand_in import Sky
 from tests.support.waiting import wait_until
@@ -119,7 +119,7 @@ def started(on: str, options: list[str], here: Path) -> Iterator[list[str]]:
     """A run that a thread follows; what it says. It must have ended, and without an error, when this is left."""
     said: list[str] = []
     errors: list[BaseException] = []
-    settings = RunSettings(script="train.py", rank=RANK)
+    settings = RunSpec(script="train.py", rank=RANK)
 
     def follow() -> None:
         try:
@@ -390,7 +390,7 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
 
     with pytest.raises(DeepvmError, match=r"memory/0 is down, .* deepvm run --down r1$"):
         cloud_run.run_cloud(
-            "skypilot", load_cluster("plan.json", rank=RANK), RunSettings(script="train.py", rank=RANK), name="r1",
+            "skypilot", load_cluster("plan.json", rank=RANK), RunSpec(script="train.py", rank=RANK), name="r1",
             options=SKY, dry_run=False, say=say,
         )  # fmt: skip
     assert said[-1] == "memory/0 is down (lost)"

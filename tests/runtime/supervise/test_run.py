@@ -18,7 +18,7 @@ import pytest
 from deepvm.cli.app import run as deepvm
 from deepvm.runtime.cluster import load_cluster, scaled
 from deepvm.runtime.ledger.ledger import Ledger
-from deepvm.runtime.run_spec import Job, job_document
+from deepvm.runtime.run_spec import RunSpec
 from tests.support.runtime.whole_runs import (
     RUN_S,
     TOY,
@@ -115,12 +115,12 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
     token.touch(mode=0o600)
     token.write_text("t" * 64, encoding="utf-8")
     (tmp_path / "out").mkdir()
-    job = Job(
+    job = RunSpec(
         run="far", script=TOY, args=("20", str(tmp_path / "out"), "--step-s", "0.03"), folder=tmp_path, hub="",
         token_file=token, policy="every 5 steps", memory_bytes=64_000_000, env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     document = tmp_path / "job.json"
-    document.write_text(json.dumps(job_document(job, cluster.machines)), encoding="utf-8")
+    document.write_text(json.dumps(job.to_hub_document(cluster.machines)), encoding="utf-8")
     hub_address = f"127.0.0.1:{free_port()}"
     common = ["--token-file", str(token)]
     hub = [sys.executable, "-m", "deepvm.runtime.hub", "--listen", hub_address, "--job", str(document), *common]
@@ -159,12 +159,12 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
         (["PLAN", "--preempt", "at:3s:worker/7", "--", TOY], "no machine is called 'worker/7'"),
         (["PLAN", "--save", "often", "--", TOY], "'often' is no policy"),
         (["PLAN", "--after-loss", "weep", "--", TOY], "'weep' does not say"),
-        (["PLAN", "--batch", "large", "--", TOY], "'large' is no policy"),
+        (["PLAN", "--batch", "large", "--", TOY], "unknown batch policy 'large'"),
         (["PLAN", "--workers", "0", "--", TOY], "--workers"),
         (["PLAN", "--memory", "much", "--", TOY], "'much' is not a size"),
         (["PLAN", "--durable", "ftp://x", "--", TOY], "no store is known for ftp://"),
         (["PLAN", "--durable", "memory://127.0.0.1:7070", "--", TOY], "is memory, too"),
-        (["PLAN", "--bandwidth", "1Gbit", "--", TOY], "give --isolate"),
+        (["PLAN", "--bandwidth", "1Gbit", "--", TOY], "add --isolate"),
         (["PLAN", "--name", "../up", "--", TOY], "is no name for a run"),
         (["PLAN", "--name", "taken", "--", TOY], "there is a run 'taken' already"),
         (["PLAN", "--on", "mars", "--", TOY], "no backend is called 'mars'"),

@@ -11,7 +11,7 @@ from typing import Any
 
 from deepvm.runtime.backends.base import Backend, Change
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 from tests.support.processes import gone
 from tests.support.waiting import wait_until
 
@@ -28,11 +28,11 @@ def machine(name: str, market: str = "spot") -> Machine:
     )
 
 
-def job(folder: Path, **more: Any) -> Job:
+def job(folder: Path, **more: Any) -> RunSpec:
     token = folder / "token"
     token.touch(mode=0o600)
     env = {MARK: secrets.token_hex(8), **more.pop("env", {})}
-    return Job(
+    return RunSpec(
         run="run-1", script="train.py", args=(), folder=folder, hub="127.0.0.1:7000", token_file=token,
         policy="every:10", env=env, **more,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def python(code: str) -> Callable[[Machine], list[str]]:
     return lambda _: [sys.executable, "-I", "-S", "-c", code]
 
 
-def marked(of: Job) -> list[int]:
+def marked(of: RunSpec) -> list[int]:
     """Processes that run with the job's environment."""
     wanted, found = f"{MARK}={of.env[MARK]}".encode(), []
     for name in os.listdir("/proc"):

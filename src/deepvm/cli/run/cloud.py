@@ -10,13 +10,13 @@ from deepvm.errors import printable
 
 if TYPE_CHECKING:
     from deepvm.runtime.cluster import Cluster
-    from deepvm.runtime.supervise.local_run import RunSettings
+    from deepvm.runtime.run_spec import RunSpec
 
 
 def start(
     on: str,
     cluster: Cluster,
-    settings: RunSettings,
+    spec: RunSpec,
     *,
     name: str | None,
     options: Sequence[str],
@@ -24,9 +24,8 @@ def start(
     as_json: bool,
 ) -> None:
     from deepvm.runtime.supervise import cloud_run
-    from deepvm.runtime.supervise.run_folder import new_name
 
-    run = name or new_name(settings.script)
+    run = name or spec.new_name()
     said: list[str] = []
 
     def say(text: str) -> None:
@@ -37,7 +36,7 @@ def start(
             stderr.print(text, markup=False, soft_wrap=True)
 
     try:
-        cloud_run.run_cloud(on, cluster, settings, name=run, options=options, dry_run=dry_run, say=say)
+        cloud_run.run_cloud(on, cluster, spec, name=run, options=options, dry_run=dry_run, say=say)
     except KeyboardInterrupt:
         if not dry_run:
             alone = "" if on == "ec2" else "; while nobody follows it, lost machines are not replaced"

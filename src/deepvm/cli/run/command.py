@@ -19,7 +19,8 @@ from deepvm.units import parse_bytes
 
 if TYPE_CHECKING:
     from deepvm.runtime.cluster import Cluster
-    from deepvm.runtime.supervise.local_run import Ended, RunSettings
+    from deepvm.runtime.run_spec import RunSpec
+    from deepvm.runtime.supervise.local_run import Ended
     from deepvm.runtime.supervise.run_folder import RunFolder
     from deepvm.runtime.supervise.supervisor import Supervisor
 
@@ -131,19 +132,17 @@ def command(
     from deepvm.runtime.cluster import load_cluster
 
     cluster = load_cluster(plan, rank=rank)
-    settings = _settings(words, rank=rank, preempt=preempt, **how)
+    spec = _spec(words, rank=rank, preempt=preempt, **how)
     if on != "local":
         from deepvm.cli.run.cloud import start
 
-        start(on, cluster, settings, name=name, options=option or [], dry_run=dry_run, as_json=json)
+        start(on, cluster, spec, name=name, options=option or [], dry_run=dry_run, as_json=json)
         return
     if dry_run or option:
         raise UsageError("--dry-run and --set are for clouds: give --on ec2 or --on skypilot")
     from deepvm.runtime.supervise import local_run
 
-    _show(
-        lambda begun, watch: local_run.run_local(cluster, settings, name=name, begun=begun, watch=watch), as_json=json
-    )
+    _show(lambda begun, watch: local_run.run_local(cluster, spec, name=name, begun=begun, watch=watch), as_json=json)
 
 
 def _given(context: typer.Context) -> set[str]:
@@ -161,12 +160,12 @@ def _refuse(names: set[str], context: typer.Context, because: str) -> None:
     raise UsageError(f"{because}: leave out {', '.join(shown)}")
 
 
-def _settings(words: list[str], **options: Any) -> RunSettings:
+def _spec(words: list[str], **options: Any) -> RunSpec:
     from deepvm.runtime.entry import parse_entry
-    from deepvm.runtime.supervise.local_run import RunSettings
+    from deepvm.runtime.run_spec import RunSpec
 
     entry = parse_entry(words)
-    return RunSettings(script=entry.script, args=entry.args, module=entry.module, **options)
+    return RunSpec(script=entry.script, args=entry.args, module=entry.module, **options)
 
 
 def _bits(text: str) -> int:

@@ -112,12 +112,12 @@ class MachineAgent:
             on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end,
         )  # fmt: skip
         self._address = given.address or "127.0.0.1"
-        self.job: dict[str, Any] = self.link.job
-        os.environ.update({str(name): str(value) for name, value in self.job["env"].items()})
+        self.spec = self.link.spec
+        os.environ.update(self.spec.env)
         os.environ.update(socket_variables(given.address, given.hub))
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
-        self._durable: str | None = self.job.get("durable") or None
-        self._fetching = Fetching(self._folder, str(self.job["run"]), token=self._token, durable=self._durable)
+        self._durable = self.spec.durable or None
+        self._fetching = Fetching(self._folder, self.spec.run, token=self._token, durable=self._durable)
         self._stores = self.link.stores
         self._template: Template | None = None
         self._trains = self.link.role != "memory"
@@ -167,7 +167,7 @@ class MachineAgent:
         spill.mkdir(mode=0o700, exist_ok=True)
         command = [
             sys.executable, "-m", "deepvm", "memory-node", "--listen", f"{self._address}:0",
-            "--capacity", str(self.job["memory_bytes"]), "--spill", str(spill),
+            "--capacity", str(self.spec.memory_bytes), "--spill", str(spill),
             "--token-file", str(self._token_file), "--ready-file", str(ready),
         ]  # fmt: skip
         if self._durable:
@@ -194,10 +194,9 @@ class MachineAgent:
         workers, where this returns when their work is done."""
         if self.link.role != "memory":
             self._fetch()
-            if math.isinf(parse_after_loss(str(self.job["after_loss"])).wait_s):  # else survivors train meanwhile
+            if math.isinf(parse_after_loss(self.spec.after_loss).wait_s):  # else survivors train meanwhile
                 self.link.join()  # so that the group is formed, and survivors start their workers, while we import
-            script = str(self.job["script"])
-            first_path = os.getcwd() if self.job["module"] else os.path.dirname(os.path.realpath(script))
+            first_path = os.getcwd() if self.spec.module else os.path.dirname(os.path.realpath(self.spec.script))
             self._template = Template.fork_here(first_path=first_path, in_fork=self.link.forget)
             return self._template is not None
         return True
@@ -208,9 +207,8 @@ class MachineAgent:
         assert self._template is not None  # noqa: S101 - forked before
         with self._template as template:
             return train(
-                self.link, template, self._folder, script=str(self.job["script"]), as_module=bool(self.job["module"]),
-                args=tuple(map(str, self.job["args"])), workers=self._workers,
-                max_restarts=int(self.job["max_restarts"]), environment=self._environment, drain=tail.drain,
+                self.link, template, self._folder, workers=self._workers, environment=self._environment,
+                drain=tail.drain,
             )  # fmt: skip
 
     def _environment(self, stores: tuple[str, ...]) -> dict[str, str]:
@@ -219,10 +217,10 @@ class MachineAgent:
         self._stores = stores
         return {
             variables.STORE: " ".join(store_urls(stores, self._durable)),
-            variables.RUN: str(self.job["run"]),
-            variables.POLICY: str(self.job["policy"]),
-            variables.BATCH: str(self.job["batch"]),
-            variables.PLANNED_WORLD_SIZE: str(self.job["planned_world_size"]),
+            variables.RUN: self.spec.run,
+            variables.POLICY: self.spec.policy,
+            variables.BATCH: self.spec.batch,
+            variables.PLANNED_WORLD_SIZE: str(self.spec.planned_world_size),
             variables.EVENTS: str(self.events),
             variables.NOTICE_FILE: str(self.save_now),
             variables.TOKEN: self._token,

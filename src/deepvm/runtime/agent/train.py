@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -69,22 +69,19 @@ def train(
     template: Template,
     folder: Path,
     *,
-    script: str,
-    as_module: bool,
-    args: Sequence[str],
     workers: int,
-    max_restarts: int,
     environment: Callable[[tuple[str, ...]], dict[str, str]],
     drain: Callable[[], None],
 ) -> int:
     """Until every machine of the group has finished. The exit code of this machine."""
-    rendezvous = HubRendezvous(link, str(link.job["run"]))
+    spec = link.spec
+    rendezvous = HubRendezvous(link, spec.run)
     group = HubGroup(link, rendezvous, folder / "log.txt", environment)
     while True:
         try:
             elastic.run_agent(
-                script=script, args=args, as_module=as_module, template=template, local_world_size=workers,
-                nodes=(1, 1), max_restarts=max_restarts, monitor_interval_s=MONITOR_S, role=link.role,
+                script=spec.script, args=spec.args, as_module=spec.module, template=template, local_world_size=workers,
+                nodes=(1, 1), max_restarts=spec.max_restarts, monitor_interval_s=MONITOR_S, role=link.role,
                 log_dir=str(folder / "torch"), redirects="0", tee="0", rendezvous=rendezvous, group=group,
             )  # fmt: skip
         except ChildFailedError:

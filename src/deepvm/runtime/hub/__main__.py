@@ -18,14 +18,13 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, MalformedFile
 from deepvm.events import Event
-from deepvm.policy.loss import parse_after_loss
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.cluster import Cluster, Machine, billing_facts
 from deepvm.runtime.hub.durability import Durability
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.journal import Journal
 from deepvm.runtime.ledger.ledger import Ledger
-from deepvm.runtime.run_spec import JOB_FIELDS
+from deepvm.runtime.run_spec import RunSpec
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -51,27 +50,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
-    job, machines = _read(given.job)
+    spec, machines = _read(given.job)
     cluster = Cluster(machines=machines, architecture="", catalog="", checkpoint_bytes=None, restore_s=None)
     given.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = given.folder / "ledger.sqlite"
     again = path.exists()
-    with (
-        Ledger.open(path, write=True) if again else Ledger.create(path, run=str(job["run"]), cluster=cluster) as ledger
-    ):
+    with Ledger.open(path, write=True) if again else Ledger.create(path, run=spec.run, cluster=cluster) as ledger:
         journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
-        hub = Hub(
-            machines,
-            token=token,
-            job=job,
-            after_loss=parse_after_loss(str(job["after_loss"])),
-            listen=given.listen,
-        )
-        journal.append([_event("run-started", resumed=again, script=job["script"])])
+        hub = Hub(machines, spec, token=token, listen=given.listen)
+        journal.append([_event("run-started", resumed=again, script=spec.script)])
         try:
             outcome = _follow(hub, journal, stop)
             journal.append(_taken(hub))
-            durability = Durability(str(job["run"]), nodes=lambda: hub.stores, token=token, durable=job["durable"])
+            durability = Durability(spec.run, nodes=lambda: hub.stores, token=token, durable=spec.durable)
             if (made := durability.await_newest(hub.progress, lambda: not stop.wait(LOOK_S))) is not None:
                 journal.append([made])
         finally:
@@ -113,11 +104,11 @@ def _event(kind: str, machine: str | None = None, **data: Any) -> Event:
     return Event(at_s=time.time(), kind=kind, machine=machine, data=data)
 
 
-def _read(path: Path) -> tuple[dict[str, Any], tuple[Machine, ...]]:
+def _read(path: Path) -> tuple[RunSpec, tuple[Machine, ...]]:
     try:
         document = strict.read_file(path, most_bytes=64 * 2**20, hint="deepvm run writes it")
-        machines = tuple(Machine(**machine) for machine in document.pop("machines"))
-        return {name: document[name] for name in JOB_FIELDS}, machines
+        machines = tuple(Machine(**machine) for machine in document["machines"])
+        return RunSpec.from_job(document), machines
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise MalformedFile(path, f"it is no job that deepvm run wrote ({type(error).__name__}: {error})") from None
 

@@ -13,6 +13,7 @@ from typing import Any
 from deepvm.errors import StoreUnavailable, UsageError
 from deepvm.protocol.addresses import split_address
 from deepvm.runtime.hub.json_lines import HubGone, Lines, connect_handshake
+from deepvm.runtime.run_spec import RunSpec
 
 BEAT_S = 1.0
 CONNECT_S = 60.0  # the hub's machine may still be starting
@@ -68,7 +69,7 @@ class HubClient:
         except BaseException:
             self._lines.close()
             raise
-        self.name, self.role, self.job = str(welcome["name"]), str(welcome["role"]), dict(welcome["job"])
+        self.name, self.role, self.spec = str(welcome["name"]), str(welcome["role"]), RunSpec.from_job(welcome["job"])
         self.stores = tuple(map(str, welcome["stores"]))  # that have a checkpoint already
         self._threads = [
             threading.Thread(target=target, name=f"deepvm-link-{name}", daemon=True)

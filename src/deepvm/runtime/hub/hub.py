@@ -21,7 +21,7 @@ from deepvm.errors import DeepvmError
 from deepvm.events import Event
 from deepvm.memnode.serving.admission import Admission, AdmittedPeer
 from deepvm.memnode.settings import Limits
-from deepvm.policy.loss import AfterLoss
+from deepvm.policy.loss import parse_after_loss
 from deepvm.policy.notice import at_notice
 from deepvm.protocol.addresses import join_address
 from deepvm.protocol.sockets import accept_each, listen_at
@@ -31,6 +31,7 @@ from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_te
 from deepvm.runtime.hub.json_lines import HubGone, Lines, accept_handshake
 from deepvm.runtime.hub.membership import Membership, Round
 from deepvm.runtime.hub.progress import Progress
+from deepvm.runtime.run_spec import RunSpec
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -47,10 +48,9 @@ class Hub:
     def __init__(
         self,
         machines: Sequence[Machine],
+        spec: RunSpec,
         *,
         token: str,
-        job: Mapping[str, Any],
-        after_loss: AfterLoss,
         listen: str = "127.0.0.1:0",
     ) -> None:
         self.machines = {machine.name: machine for machine in machines}
@@ -59,14 +59,14 @@ class Hub:
         self.failed: str | None = None
         self.failures: dict[str, str] = {}  # machines whose workers failed for good, and what they said
         self.finished = threading.Event()
-        self._token, self._job = token, dict(job)
-        self._membership = Membership([m.name for m in machines if m.trains], after_loss)
+        self._token, self._spec = token, spec
+        self._membership = Membership([m.name for m in machines if m.trains], parse_after_loss(spec.after_loss))
         self._guests: dict[str, MachineConnection] = {}
         self._admission = Admission(LIMITS)
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
-        self._restarts = Restarts(int(self._job.get("max_restarts", 0)))  # of workers that fail by themselves
+        self._restarts = Restarts(spec.max_restarts)  # of workers that fail by themselves
         self._stepped = False  # whether the group that trains now has finished a step
         self._told_stores: tuple[str, ...] = ()  # to those that train now
         self._listener = listen_at(listen)
@@ -192,7 +192,7 @@ class Hub:
             guest = MachineConnection(name, lines, str(hello.get("address") or peer), _workers(hello))
             self._guests[name] = guest
             stores = [] if self.progress.saved_step is None else list(self.stores)
-            lines.send("welcome", name=name, role=self.machines[name].role, job=self._job, stores=stores)
+            lines.send("welcome", name=name, role=self.machines[name].role, job=self._spec.to_job(), stores=stores)
             return guest
 
     # --- what they say --------------------------------------------------------------------------------------------

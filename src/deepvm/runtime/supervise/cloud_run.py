@@ -11,6 +11,7 @@ import math
 import time
 import typing
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,10 @@ from deepvm.runtime.backends.local.network import sweep
 from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Say
-from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY, RunSettings
-from deepvm.runtime.supervise.run_folder import RunFolder, new_name
+from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY
+from deepvm.runtime.supervise.run_folder import RunFolder
 
 HUB_PORT = 7071
 LEAVES_S = 30.0  # what who follows a run may take to see that another process ends it
@@ -63,33 +64,33 @@ def _value(name: str, text: str, kind: Any) -> Any:
     return Path(text) if Path in wanted else text
 
 
-def open_backend(on: str, job: Job, cluster: Cluster, options: Sequence[str]) -> Backend:
+def open_backend(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str]) -> Backend:
     if on == "ec2":
         from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
 
-        return Ec2Backend(job, cluster, parse_options(Ec2Settings, options))
+        return Ec2Backend(spec, cluster, parse_options(Ec2Settings, options))
     from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings
 
-    return SkyPilotBackend(job, cluster, parse_options(SkyPilotSettings, options))
+    return SkyPilotBackend(spec, cluster, parse_options(SkyPilotSettings, options))
 
 
-def rehearse(on: str, job: Job, cluster: Cluster, options: Sequence[str], say: Say) -> None:
+def rehearse(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str], say: Say) -> None:
     """Say every call, or every task file, and change nothing."""
     if on == "ec2":
         from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
 
-        Ec2Backend(job, cluster, parse_options(Ec2Settings, options), dry_run=True, say=say).up(cluster.machines)
+        Ec2Backend(spec, cluster, parse_options(Ec2Settings, options), dry_run=True, say=say).up(cluster.machines)
         return
     from deepvm.runtime.backends.skypilot.tasks import SkyPilotSettings, task_files
 
-    for name, text in task_files(cluster, job, parse_options(SkyPilotSettings, options)).items():
+    for name, text in task_files(cluster, spec, parse_options(SkyPilotSettings, options)).items():
         say(f"# {name}\n{text}")
 
 
 def run_cloud(
     on: str,
     cluster: Cluster,
-    settings: RunSettings,
+    spec: RunSpec,
     *,
     name: str | None,
     options: Sequence[str],
@@ -97,23 +98,23 @@ def run_cloud(
     say: Say,
 ) -> str:
     """Ask for the machines, and follow them until interrupted; they go on without us. The run's name."""
-    settings.check()
-    if settings.preempt or settings.isolate or settings.workers is not None:
+    spec.check()
+    if spec.preempt or spec.isolate or spec.workers is not None:
         raise UsageError("--preempt, --isolate and --workers are for machines played here: leave them out of a cloud")
-    if settings.module:
-        raise UsageError(f"-m {settings.script}: machines of a cloud get a script, not a module; write -- train.py")
-    run = name or new_name(settings.script)
-    kept = {"plan": cluster.plan, "settings": settings.to_json(), "on": on, "options": list(options)}
+    if spec.module:
+        raise UsageError(f"-m {spec.script}: machines of a cloud get a script, not a module; write -- train.py")
+    run = name or spec.new_name()
+    kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": on, "options": list(options)}
     folder = RunFolder.create(run, kept)
     begun = False
     try:
-        job = _job(folder, cluster, settings)
+        started = _started(spec, folder, cluster)
         if dry_run:
-            rehearse(on, job, cluster, options, say)
+            rehearse(on, started, cluster, options, say)
             return run
-        backend = open_backend(on, job, cluster, options)
+        backend = open_backend(on, started, cluster, options)
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
-            ledger.append([_event("run-started", resumed=False, script=settings.script)])
+            ledger.append([_event("run-started", resumed=False, script=spec.script)])
             following = CloudSupervisor(cluster, backend, ledger, say=say, over=_ending(folder).exists)
             say(
                 f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
@@ -169,8 +170,8 @@ def end(name: str) -> list[str] | None:
         if folder.ledger.exists() and being_written(folder.ledger):
             raise UsageError(f"run {name} is one of this machine, and is running: Ctrl-C ends it")
         return sweep()
-    settings = RunSettings.from_json(found["settings"])
-    cluster = cluster_of(found["plan"], folder.path, rank=settings.rank)
+    spec = RunSpec.from_settings(found["settings"])
+    cluster = cluster_of(found["plan"], folder.path, rank=spec.rank)
     _send_away(folder)
     if found["on"] == "ec2":
         from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
@@ -179,7 +180,7 @@ def end(name: str) -> list[str] | None:
         cloud = parse_options(Ec2Settings, found["options"])
         Ec2Backend.find(folder.name, region_of(cloud, cluster), settings=cloud).down()
     else:
-        open_backend(found["on"], _job(folder, cluster, settings), cluster, found["options"]).down()
+        open_backend(found["on"], _started(spec, folder, cluster), cluster, found["options"]).down()
     _close(folder)
     return None
 
@@ -219,23 +220,18 @@ def _close(folder: RunFolder) -> None:
         raise DeepvmError(f"run {folder.name} is ended, but that cannot be written down: {error}") from None
 
 
-def _job(folder: RunFolder, cluster: Cluster, settings: RunSettings) -> Job:
+def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
     if read_token(folder.token_file) is None:
         raise DeepvmError(f"{folder.token_file} has no token")
-    return Job(
+    return replace(
+        spec,
+        script=str(Path(spec.script).resolve()),
         run=folder.name,
-        script=str(Path(settings.script).resolve()),
-        args=settings.args,
         folder=folder.path,
-        hub=f"0.0.0.0:{HUB_PORT}",
         token_file=folder.token_file,
-        policy=settings.policy,
-        after_loss=settings.after_loss,
-        batch=settings.batch,
+        hub=f"0.0.0.0:{HUB_PORT}",
         planned_world_size=len(cluster.trainers),
-        memory_bytes=settings.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
-        durable=settings.durable,
-        max_restarts=settings.max_restarts,
+        memory_bytes=spec.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
     )
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ def runs_folder() -> Path:
     import platformdirs
 
     return platformdirs.user_data_path("deepvm") / "runs"
-
-
-def new_name(script: str) -> str:
-    """After the script and the time: digits-20261116-035012."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-.") or "run"
-    return f"{stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 class RunFolder:

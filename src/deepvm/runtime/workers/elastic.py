@@ -22,7 +22,8 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 from torch.distributed.elastic.utils.api import macros
 
 from deepvm.runtime.workers.forked_worker import run_script
-from deepvm.runtime.workers.template import Template, Worker
+from deepvm.runtime.workers.template import Template
+from deepvm.runtime.workers.worker import Worker
 
 _RENDEZVOUS_S = 900  # torch's own default
 _KILLED_S = 30.0  # for a killed process to be gone

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from typing import Any
 
 from deepvm.errors import TemplateError
 from deepvm.runtime.workers import fd_messages, template_server
+from deepvm.runtime.workers.worker import ForkedProcess, Worker
 
 # Together what a first training step of a plain process imports.
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "deepvm.checkpoint", "deepvm.runtime.workers.preload_torch")
@@ -50,94 +50,6 @@ _FORK_S = 30.0
 _END_S = 15.0  # a template gives its workers 5 s to end, and 5 more to be killed
 
 
-class Worker:
-    """A process that a template forked. ``fileno()`` becomes readable when there is news of it."""
-
-    def __init__(self, template: Template, news: int) -> None:
-        self._template, self._news, self._heard = template, news, b""
-        self.pid = 0
-        self.returncode: int | None = None  # negative: the signal that ended it, as in subprocess
-
-    def fileno(self) -> int:
-        return self._news
-
-    def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-        self._listen(0.0)
-        return self.returncode
-
-    def wait(self, *, timeout_s: float) -> int:
-        deadline = time.monotonic() + timeout_s
-        while self.returncode is None:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"worker {self.pid} still runs after {timeout_s:g} s")
-            self._listen(left)
-        return self.returncode
-
-    def signal(self, number: int) -> None:
-        """To the worker and its children, through the template, which knows whether it is still there."""
-        if self.poll() is None:
-            self._template._signal(self.pid, number)
-
-    def terminate(self) -> None:
-        self.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
-    def _listen(self, timeout_s: float) -> dict[str, Any]:
-        """Take in what the template says next."""
-        if self.returncode is not None or not select.select([self._news], [], [], timeout_s)[0]:
-            return {}
-        got = os.read(self._news, 2**16)
-        if not got:  # the template is gone, and its workers are killed with it
-            self._finish(-signal.SIGKILL)
-        said: dict[str, Any] = {}
-        *lines, self._heard = (self._heard + got).split(b"\n")
-        for line in lines:
-            said |= json.loads(line)
-        self.pid = said.get("pid", self.pid)
-        if "exit" in said:
-            self._finish(said["exit"])
-        return said
-
-    def _finish(self, code: int) -> None:
-        if self.returncode is None:
-            self.returncode = code
-            os.close(self._news)
-
-
-class _Forked:
-    """A child that was forked, where subprocess would have started one."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._code: int | None = None
-
-    def poll(self) -> int | None:
-        if self._code is None:
-            try:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:
-                self._code = -signal.SIGKILL
-            else:
-                self._code = os.waitstatus_to_exitcode(status) if pid else None
-        return self._code
-
-    def wait(self, timeout: float) -> int:
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired("template", timeout)
-            time.sleep(0.005)
-        return code
-
-    def kill(self) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
-
-
 class Template:
     """Starts at once and imports in the background; ``ready`` waits for it, and the first ``start`` does too."""
 
@@ -149,7 +61,7 @@ class Template:
         first_path: str | None = None,
         label: Sequence[str] = (),
         timeout_s: float = _START_S,
-        forked: tuple[socket.socket, _Forked] | None = None,
+        forked: tuple[socket.socket, ForkedProcess] | None = None,
     ) -> None:
         """``first_path`` is where modules are looked for first, as the script's directory is by ``python script``;
         ``label`` is shown in the process list; ``forked`` is for ``fork_here``."""
@@ -162,7 +74,7 @@ class Template:
         self._workers: list[Worker] = []
         self._ready = False
         self._closed = False
-        self._process: subprocess.Popen[bytes] | _Forked
+        self._process: subprocess.Popen[bytes] | ForkedProcess
         if forked is None:
             self._launch()
         else:
@@ -193,7 +105,7 @@ class Template:
             template_server.serve_forked(theirs, first_path, torch_seed)
             return None
         theirs.close()
-        template = Template(preload=preload, first_path=first_path, forked=(ours, _Forked(pid)))
+        template = Template(preload=preload, first_path=first_path, forked=(ours, ForkedProcess(pid)))
         template.import_s = time.monotonic() - began
         return template
 
@@ -265,7 +177,7 @@ class Template:
                 self._launch()
             self.ready()
             news, theirs = os.pipe()
-            worker = Worker(self, news)
+            worker = Worker(news, self._signal)
             streams = [_open_or_null(descriptor) for descriptor in (stdin, stdout, stderr)]
             try:
                 self._socket.settimeout(_FORK_S)
@@ -276,10 +188,12 @@ class Template:
             finally:
                 for descriptor in (*streams, theirs):
                     os.close(descriptor)
-            said = worker._listen(_FORK_S)
+            answer = worker.receive(_FORK_S)
             if not worker.pid:
-                worker._finish(-signal.SIGKILL)
-                raise TemplateError(said.get("refused", f"the template died, or forked no worker within {_FORK_S:g} s"))
+                worker.finish(-signal.SIGKILL)
+                raise TemplateError(
+                    answer.get("refused", f"the template died, or forked no worker within {_FORK_S:g} s")
+                )
             self._workers = [w for w in self._workers if w.returncode is None] + [worker]
             return worker
 
@@ -299,7 +213,7 @@ class Template:
                 self._process.wait(timeout=_END_S)
             for worker in self._workers:
                 if worker.poll() is None:
-                    worker._finish(-signal.SIGKILL)
+                    worker.finish(-signal.SIGKILL)
 
     def __enter__(self) -> Template:
         return self

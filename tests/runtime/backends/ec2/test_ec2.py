@@ -20,7 +20,7 @@ from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
 from deepvm.runtime.backends.ec2.requests import Ec2Group
 from deepvm.runtime.backends.ec2.user_data import user_data
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 
 boto3 = pytest.importorskip("boto3")
 from tests.support.runtime import ec2_server  # noqa: E402
@@ -46,7 +46,7 @@ def ec2(server):
 def job(tmp_path):
     (tmp_path / "token").write_text(TOKEN)
     (tmp_path / "train.py").write_text("print('trains')\n")
-    return Job(
+    return RunSpec(
         run=RUN, script=str(tmp_path / "train.py"), args=("--epochs", "3"), folder=tmp_path, hub="127.0.0.1:7069",
         token_file=tmp_path / "token", policy="every:10", env={"API_KEY": SECRET},
     )  # fmt: skip

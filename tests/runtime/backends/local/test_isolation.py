@@ -91,7 +91,7 @@ def test_machines_meet_at_the_bridge_and_their_links_are_as_slow_as_they_are_tol
             hub.settimeout(PATIENCE_S)
             host, port = hub.getsockname()
             env = {**given.env, "HUB": f"{host}:{port}", "BYTES": str(AMOUNT)}
-            backend.job = replace(given, hub=f"{host}:{port}", env=env)
+            backend.spec = replace(given, hub=f"{host}:{port}", env=env)
             backend.up([machine("worker/0"), machine("worker/1")])
             talking = {}
             for _ in range(2):

@@ -41,7 +41,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield begin
     for backend in made:
         backend.down(within_s=0)
-        assert marked(backend.job) == []
+        assert marked(backend.spec) == []
 
 
 def log_of(backend: LocalBackend) -> str:
@@ -147,7 +147,7 @@ def test_nothing_of_a_tree_survives_that_does_not_want_to_end(start: Start, tmp_
     backend.preempt("worker/1", notice_s=0)
     assert told(changes(backend, 2, timeout_s=5))[1] == ("worker/1", "down", "preempted", -9)
     assert not any(map(runs, pids))
-    assert marked(backend.job) == []
+    assert marked(backend.spec) == []
 
 
 @pytest.mark.parametrize("kind", ["daemon", "nameless", "workers"])
@@ -156,7 +156,7 @@ def test_a_machine_whose_main_process_ends_is_off(start: Start, tmp_path: Path, 
     assert told(changes(backend, 2))[1] == ("worker/1", "down", "ended", 0)
     pids = [int(line) for line in (tmp_path / "pids").read_text(encoding="utf-8").splitlines()]
     assert not any(map(runs, pids))
-    assert marked(backend.job) == []
+    assert marked(backend.spec) == []
 
 
 def test_ten_processes_are_gone_in_an_instant(start: Start, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from deepvm.errors import MissingExtra, SourceFailed, UnknownName, UsageError
 from deepvm.runtime.backends.base import NoCapacity
 from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings, task_files
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 from tests.support.runtime.sky_stand_in import Sky
 
 TOKEN = "a-token-nobody-may-see"
@@ -58,7 +58,7 @@ def job(tmp_path):
     script.write_text("print('trained')\n")
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN + "\n")
-    return Job(
+    return RunSpec(
         run="r1", script=str(script), args=NASTY, folder=tmp_path / "run", hub="0.0.0.0:7171", token_file=token_file,
         policy="every:10", env={"WANDB_API_KEY": "secret-too", "on": "1"},
     )  # fmt: skip
@@ -481,7 +481,7 @@ def test_a_real_server_without_a_cloud_refuses_the_launch_and_has_nothing_left(s
     program = """
         import time
         from deepvm.errors import DeepvmError
-        from deepvm.runtime.run_spec import Job
+        from deepvm.runtime.run_spec import RunSpec
         from deepvm.runtime.cluster import Cluster, Machine
         from deepvm.runtime.backends.skypilot.backend import SkyPilotBackend, SkyPilotSettings
         script, folder, token = map(Path, sys.argv[1:])
@@ -491,7 +491,7 @@ def test_a_real_server_without_a_cloud_refuses_the_launch_and_has_nothing_left(s
         )
         cluster = Cluster(machines=(anchor,), architecture="x", catalog="x", checkpoint_bytes=None, restore_s=None)
         places = {"script": str(script), "folder": folder, "token_file": token, "hub": "0.0.0.0:7171"}
-        job = Job(run="r1", args=(), policy="x", **places)
+        job = RunSpec(run="r1", args=(), policy="x", **places)
         try:
             backend = SkyPilotBackend(job, cluster, SkyPilotSettings(ask_every_s=0.5))
             backend.up([anchor])

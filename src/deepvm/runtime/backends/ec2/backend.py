@@ -23,7 +23,7 @@ from deepvm.runtime.backends.ec2.placement import region_of
 from deepvm.runtime.backends.ec2.requests import MACHINE_TAG, Ec2Group, group_of, groups_of, hub_of
 from deepvm.runtime.backends.ec2.settings import Ec2Settings, check_run_name, end_s
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 
 APPEARS_S = 300.0  # EC2 may tell of a new machine some seconds after it gave its name
 STRAY_S = 120.0  # a machine that no place is free for is ended then: its fleet may be in the middle of a replacement
@@ -61,7 +61,7 @@ class Ec2Backend(Ec2Run):
 
     def __init__(
         self,
-        job: Job,
+        spec: RunSpec,
         cluster: Cluster,
         settings: Ec2Settings,
         *,
@@ -69,10 +69,10 @@ class Ec2Backend(Ec2Run):
         say: Callable[[str], None] | None = None,
     ) -> None:
         calls = Calls(region=region_of(settings, cluster), endpoint_url=settings.endpoint_url, dry_run=dry_run, say=say)
-        super().__init__(job.run, calls, release_s=settings.release_s)
+        super().__init__(spec.run, calls, release_s=settings.release_s)
         self._settings, self._cluster = settings, cluster
         self._hub = hub_of(cluster).name
-        self._launcher = Launcher(job, cluster, settings, calls, self._hub, ends_at_s=end_s(settings, cluster))
+        self._launcher = Launcher(spec, cluster, settings, calls, self._hub, ends_at_s=end_s(settings, cluster))
         self._wanted: dict[str, Machine] = {}  # those that should be up, whether they are or not
         self._of: dict[str, str] = {}  # instance -> machine
         self._up: dict[str, str] = {}  # machine -> instance, as told by poll

@@ -26,7 +26,7 @@ from deepvm.runtime.backends.ec2.requests import (
 from deepvm.runtime.backends.ec2.settings import Ec2Settings
 from deepvm.runtime.backends.ec2.user_data import user_data
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 
 ADDRESS_WITHIN_S = 60.0  # a new machine has one at once; EC2 tells of new machines some seconds later
 
@@ -39,7 +39,7 @@ class Fleet:
 
 @dataclass(slots=True)
 class Launcher:
-    job: Job
+    spec: RunSpec
     cluster: Cluster
     settings: Ec2Settings
     calls: Calls
@@ -94,12 +94,12 @@ class Launcher:
         attempt = self.attempts.setdefault(group, 0)
         place = self._place()
         request = fleet(
-            self.job.run,
+            self.spec.run,
             group,
             count=len(machines),
             template_id=self._template(group, machines[0]),
             subnet_id=place.subnet_id,
-            token=client_token(self.job.run, self.start_id, group, attempt, [m.name for m in machines]),
+            token=client_token(self.spec.run, self.start_id, group, attempt, [m.name for m in machines]),
             max_usd_per_hour=self._most(group, wanted),
             ends_at_s=self.ends_at_s,
         )
@@ -127,7 +127,7 @@ class Launcher:
             image, root = find_image(self.calls, self.settings, machine)
             request, shown = (
                 launch_template(
-                    self.job.run, group, self.settings, image_id=image, root_device=root,
+                    self.spec.run, group, self.settings, image_id=image, root_device=root,
                     security_group_id=self._security_group(), user_data=self._user_data(group, masked=masked),
                 )
                 for masked in (False, True)
@@ -148,7 +148,7 @@ class Launcher:
 
     def _user_data(self, group: Ec2Group, *, masked: bool) -> str:
         return user_data(
-            self.job,
+            self.spec,
             group,
             self.cluster.machines,
             name=self.hub if group.hub else f"{group.role}/auto",
@@ -160,7 +160,7 @@ class Launcher:
 
     def _security_group(self) -> str:
         if self.security_group_id is None:
-            request = security_group(self.job.run, self._place().vpc_id)
+            request = security_group(self.spec.run, self._place().vpc_id)
             try:
                 answer = self.calls.change(
                     "ec2", "create_security_group", request, dry_answer={"GroupId": "<security group>"}

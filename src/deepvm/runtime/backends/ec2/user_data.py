@@ -11,13 +11,14 @@ import gzip
 import json
 import shlex
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepvm.errors import UsageError
 from deepvm.runtime.backends.ec2.requests import Ec2Group
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.run_spec import Job, job_document
+from deepvm.runtime.run_spec import RunSpec
 
 MOST_BYTES = 16 * 1024  # of user data, as EC2 documents it; before they are encoded
 TORCH = "torch>=2.4,<3"
@@ -33,18 +34,18 @@ def port_of(hub: str) -> int:
     return int(port)
 
 
-def script_path(job: Job) -> str:
-    return f"{FOLDER}/script/{Path(job.script).name}"
+def script_path(spec: RunSpec) -> str:
+    return f"{FOLDER}/script/{Path(spec.script).name}"
 
 
-def hub_job(job: Job, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
+def hub_job(spec: RunSpec, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
     """The job as the hub reads it on its own machine."""
-    env = {name: MASK if masked else value for name, value in job.env.items()}
-    return job_document(job, machines, script=script_path(job), env=env)
+    env = {name: MASK if masked else value for name, value in spec.env.items()}
+    return replace(spec, script=script_path(spec), env=env).to_hub_document(machines)
 
 
 def user_data(
-    job: Job,
+    spec: RunSpec,
     group: Ec2Group,
     machines: Iterable[Machine],
     *,
@@ -54,12 +55,12 @@ def user_data(
     ends_at_s: float | None,
     masked: bool = False,
 ) -> str:
-    token = MASK.encode() if masked else _read(job.token_file, "the run's token").strip() + b"\n"
-    script = _read(Path(job.script), "the training script")
+    token = MASK.encode() if masked else _read(spec.token_file, "the run's token").strip() + b"\n"
+    script = _read(Path(spec.script), "the training script")
     hub = "$address" if group.hub else hub_address
     parts = [
         "#!/bin/bash",
-        f"# deepvm: the {group.name} machines of run {job.run}",
+        f"# deepvm: the {group.name} machines of run {spec.run}",
         "set -euo pipefail",
         "umask 077",
         *_ending(ends_at_s),
@@ -67,16 +68,16 @@ def user_data(
         "trap 'echo \"deepvm: line $LINENO of the user data failed, this machine ends\"; shutdown -h +1' ERR",
         f"mkdir -p {SETTINGS} {FOLDER}/script",
         _file(f"{SETTINGS}/token", token, secret=masked),
-        _file(script_path(job), script),
+        _file(script_path(spec), script),
     ]
     if group.hub:
-        document = json.dumps(hub_job(job, machines, masked=masked), indent=1)
+        document = json.dumps(hub_job(spec, machines, masked=masked), indent=1)
         parts.append(_file(f"{SETTINGS}/job.json", document.encode(), plain=masked))
-    parts += [*_install(group, package), *_address(), *_services(group, port_of(job.hub), hub, name)]
+    parts += [*_install(group, package), *_address(), *_services(group, port_of(spec.hub), hub, name)]
     text = "\n".join(parts) + "\n"
     if not masked and len(text.encode()) > MOST_BYTES:
         raise UsageError(
-            f"{job.script} has {len(script)} bytes, and what a machine must be told with it {len(text.encode())}, "
+            f"{spec.script} has {len(script)} bytes, and what a machine must be told with it {len(text.encode())}, "
             f"of {MOST_BYTES} that EC2 takes: put most of the code into a package, and install that with --package"
         )
     return text

@@ -20,7 +20,7 @@ from deepvm.runtime.backends.local.network import INTERFACE, Isolation, Network
 from deepvm.runtime.backends.local.process_tree import ProcessTree
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.notices.files import write_notice
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 
 LOOPBACK = "127.0.0.1"
 _KILL_S = 10.0  # what SIGKILL may take
@@ -40,13 +40,13 @@ class LocalBackend:
 
     def __init__(
         self,
-        job: Job,
+        spec: RunSpec,
         *,
         isolate: Isolation | None = None,
         command: Callable[[Machine], Sequence[str]] | None = None,
     ) -> None:
         """``command`` is what a machine runs, if not deepvm's own."""
-        self.job = job  # read by up(): may be replaced before, since the hub listens at an address from here
+        self.spec = spec  # read by up(): may be replaced before, since the hub listens at an address from here
         self._command = command or self.machine_command
         self._network = None if isolate is None else Network(isolate)
         self._places: dict[str, _Place] = {}
@@ -63,7 +63,7 @@ class LocalBackend:
 
     def folder_of(self, name: str) -> Path:
         """Its log, its notice, and what it keeps."""
-        return self.job.folder / "machines" / name.replace("/", "-")
+        return self.spec.folder / "machines" / name.replace("/", "-")
 
     def notice_file(self, name: str) -> Path:
         return self.folder_of(name) / "notice.json"
@@ -71,9 +71,9 @@ class LocalBackend:
     def machine_command(self, machine: Machine) -> list[str]:
         return [
             sys.executable, "-m", "deepvm.runtime.agent",
-            "--hub", self.job.hub,
+            "--hub", self.spec.hub,
             "--name", machine.name,
-            "--token-file", str(self.job.token_file),
+            "--token-file", str(self.spec.token_file),
             "--folder", str(self.folder_of(machine.name)),
             "--address", self.address_of(machine.name),
             "--notices", f"file:{self.notice_file(machine.name)}",
@@ -143,13 +143,13 @@ class LocalBackend:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.notice_file(machine.name).unlink(missing_ok=True)  # that of the machine that it replaces
         segment.remove(segment_of(folder))
-        env = {**os.environ, **self.job.env}
+        env = {**os.environ, **self.spec.env}
         namespace = None
         if self._network is not None:
             namespace = self._network.join(machine.name)
-            env = {**os.environ, **dict.fromkeys(VARIABLES, INTERFACE), **self.job.env}
+            env = {**os.environ, **dict.fromkeys(VARIABLES, INTERFACE), **self.spec.env}
         return ProcessTree(
-            self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.job.cwd or None
+            self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.spec.cwd or None
         )
 
     def _look(self) -> None:

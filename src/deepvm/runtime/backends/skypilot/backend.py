@@ -23,7 +23,7 @@ from deepvm.runtime.backends.skypilot.tasks import (
     task_text,
 )
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job
+from deepvm.runtime.run_spec import RunSpec
 from deepvm.store.regular_file import write_private
 
 __all__ = ["SkyPilotBackend", "SkyPilotSettings", "task_files"]
@@ -59,9 +59,9 @@ class SkyPilotBackend:
     down, which raises what became of the first: NoCapacity, or SourceFailed.
     """
 
-    def __init__(self, job: Job, cluster: Cluster, settings: SkyPilotSettings | None = None) -> None:
+    def __init__(self, spec: RunSpec, cluster: Cluster, settings: SkyPilotSettings | None = None) -> None:
         self._sky = _sdk()
-        self._job, self._cluster, self._settings = job, cluster, settings or SkyPilotSettings()
+        self._spec, self._cluster, self._settings = spec, cluster, settings or SkyPilotSettings()
         self._hub_name = hub_machine(cluster).name
         self._asked: dict[str, _Asked] = {}
         self._endings: dict[str, str] = {}  # machine -> the request that tears it down
@@ -77,7 +77,7 @@ class SkyPilotBackend:
         asked = self._asked.get(self._hub_name)
         if asked is None or asked.address is None:
             return None
-        return f"{asked.address}:{self._job.hub.rpartition(':')[2]}"
+        return f"{asked.address}:{self._spec.hub.rpartition(':')[2]}"
 
     def up(self, machines: Sequence[Machine]) -> None:
         names = [machine.name for machine in machines]
@@ -87,7 +87,7 @@ class SkyPilotBackend:
         if self._hub_name in names and any(asked.request is not None for asked in self._asked.values()):
             raise DeepvmError(
                 f"{self._hub_name} is down, and the other machines know no other place to meet: "
-                f"end them with deepvm run --down {self._job.run}"
+                f"end them with deepvm run --down {self._spec.run}"
             )
         for machine in sorted(machines, key=lambda one: one.name != self._hub_name):
             if machine.name in self._refused:
@@ -164,15 +164,15 @@ class SkyPilotBackend:
 
     def _launch(self, machine: Machine) -> str:
         name = self._name(machine.name)
-        text = task_text([machine], self._job, self._settings, hub=self._hub_name, everybody=self._cluster.machines)
-        folder = self._job.folder / "skypilot"
+        text = task_text([machine], self._spec, self._settings, hub=self._hub_name, everybody=self._cluster.machines)
+        folder = self._spec.folder / "skypilot"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{name}.yaml"
         write_private(path, text)
-        token = self._job.token_file.read_text(encoding="utf-8").strip()
+        token = self._spec.token_file.read_text(encoding="utf-8").strip()
         task = self._ask(self._sky.Task.from_yaml, os.fspath(path))
         task.update_envs({HUB_VARIABLE: self.hub or ""})
-        task.update_secrets({variables.TOKEN: token, **self._job.env})
+        task.update_secrets({variables.TOKEN: token, **self._spec.env})
         return str(self._ask(self._sky.launch, task, cluster_name=name))
 
     def _arrival(self, name: str, asked: _Asked, ended: set[str]) -> None:
@@ -252,7 +252,7 @@ class SkyPilotBackend:
         return {one.request_id for one in self._ask(self._sky.api_status, sorted(requests)) if one.status in _ENDED}
 
     def _name(self, machine: str) -> str:
-        return cluster_name(self._job.run, machine)
+        return cluster_name(self._spec.run, machine)
 
     def _ask(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """SkyPilot talks on stdout, which belongs to the run's own answer."""

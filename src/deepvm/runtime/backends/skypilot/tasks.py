@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from deepvm import variables
 from deepvm.errors import UsageError
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.run_spec import Job, job_document
+from deepvm.runtime.run_spec import RunSpec
 
 HUB_VARIABLE = "DEEPVM_HUB"
 
@@ -56,7 +56,7 @@ class SkyPilotSettings:
             raise UsageError("SkyPilot's waits must be longer than 0 s")
 
 
-def task_files(cluster: Cluster, job: Job, settings: SkyPilotSettings) -> dict[str, str]:
+def task_files(cluster: Cluster, spec: RunSpec, settings: SkyPilotSettings) -> dict[str, str]:
     """File name -> YAML: ``RUN-anchor.yaml`` or ``RUN-memory.yaml``, and ``RUN-workers.yaml``; a role with several
     kinds of machines has several files, named after their first machine's number."""
     hub = hub_machine(cluster)
@@ -66,8 +66,8 @@ def task_files(cluster: Cluster, job: Job, settings: SkyPilotSettings) -> dict[s
     for kind in kinds:
         role, number = kind[0].name.split("/")
         several = f"-{number}" if roles.count(kind[0].role) > 1 else ""
-        files[f"{job.run}-{_FILES[role]}{several}.yaml"] = task_text(
-            kind, job, settings, hub=hub.name, everybody=cluster.machines
+        files[f"{spec.run}-{_FILES[role]}{several}.yaml"] = task_text(
+            kind, spec, settings, hub=hub.name, everybody=cluster.machines
         )
     return files
 
@@ -91,7 +91,7 @@ def cluster_name(run: str, machine: str) -> str:
 
 def task_text(
     machines: Sequence[Machine],
-    job: Job,
+    spec: RunSpec,
     settings: SkyPilotSettings,
     *,
     hub: str,
@@ -109,13 +109,13 @@ def task_text(
         "autostop": {"idle_minutes": settings.idle_minutes, "down": True},
     }
     if first.market == "spot":  # for `sky jobs launch`, by hand: the same region first, where the hub can be reached
-        resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": job.max_restarts}
-    workdir, script = _placed(job, settings)
+        resources["job_recovery"] = {"strategy": "FAILOVER", "max_restarts_on_errors": spec.max_restarts}
+    workdir, script = _placed(spec, settings)
     has_hub = any(machine.name == hub for machine in machines)
     envs = {"DEEPVM_FIRST": number, HUB_VARIABLE: ""}
     if has_hub:
-        envs["DEEPVM_JOB"] = _job_text(job, everybody, script)
-    for name in job.env:
+        envs["DEEPVM_JOB"] = _job_text(spec, everybody, script)
+    for name in spec.env:
         if not _VARIABLE.fullmatch(name):
             raise UsageError(f"{name!r} is no name of an environment variable")
         if name in _TAKEN:
@@ -123,14 +123,14 @@ def task_text(
                 f"{name} is what machines are told by deepvm itself: leave it out of the run's environment"
             )
     document = {
-        "name": cluster_name(job.run, first.name),
+        "name": cluster_name(spec.run, first.name),
         "num_nodes": len(machines),
         "workdir": workdir,
         "resources": resources,
         "envs": envs,
-        "secrets": dict.fromkeys([variables.TOKEN, *job.env], ""),  # their values are given at the launch
+        "secrets": dict.fromkeys([variables.TOKEN, *spec.env], ""),  # their values are given at the launch
         "setup": _setup(settings),
-        "run": _run(role, job, settings, hub=hub if has_hub else None, spot=first.market == "spot"),
+        "run": _run(role, spec, settings, hub=hub if has_hub else None, spot=first.market == "spot"),
     }
     return "".join(_yaml(document))
 
@@ -149,20 +149,20 @@ def _infra(machine: Machine, settings: SkyPilotSettings) -> str:
     return "/".join([settings.cloud, region, *([zone] if zone else [])])
 
 
-def _placed(job: Job, settings: SkyPilotSettings) -> tuple[str, str]:
+def _placed(spec: RunSpec, settings: SkyPilotSettings) -> tuple[str, str]:
     """The folder that is sent, and the script's path in it."""
-    script = os.path.abspath(job.script)
+    script = os.path.abspath(spec.script)
     folder = os.path.abspath(settings.workdir or Path(script).parent)
     if not Path(script).is_relative_to(folder):
         raise UsageError(
-            f"{job.script} is not in {folder}, which is what every machine gets: name a folder that has both"
+            f"{spec.script} is not in {folder}, which is what every machine gets: name a folder that has both"
         )
     return folder, Path(script).relative_to(folder).as_posix()
 
 
-def _job_text(job: Job, machines: Sequence[Machine], script: str) -> str:
+def _job_text(spec: RunSpec, machines: Sequence[Machine], script: str) -> str:
     """ASCII on one line, whatever the script's arguments are. Variables are given at the launch instead."""
-    return json.dumps(job_document(job, machines, script=script, env={}))
+    return json.dumps(replace(spec, script=script, env={}).to_hub_document(machines))
 
 
 def _setup(settings: SkyPilotSettings) -> str:
@@ -178,16 +178,16 @@ fi
 """
 
 
-def _run(role: str, job: Job, settings: SkyPilotSettings, *, hub: str | None, spot: bool) -> str:
-    port = job.hub.rpartition(":")[2]
+def _run(role: str, spec: RunSpec, settings: SkyPilotSettings, *, hub: str | None, spot: bool) -> str:
+    port = spec.hub.rpartition(":")[2]
     if not port.isdecimal():
-        raise UsageError(f"the hub's address is HOST:PORT, not {job.hub!r}")
+        raise UsageError(f"the hub's address is HOST:PORT, not {spec.hub!r}")
     source = (settings.cloud if settings.cloud in _NOTICES else "auto") if spot else "none"
     text = f"""\
 set -eu
 umask 077
 : "${{{variables.TOKEN}:?is empty, give it with --secret {variables.TOKEN}}}"
-folder=$HOME/.deepvm/runs/{job.run}
+folder=$HOME/.deepvm/runs/{spec.run}
 mkdir -p "$folder"
 printf '%s\\n' "${variables.TOKEN}" > "$folder/token"
 unset {variables.TOKEN}
