@@ -21,7 +21,6 @@ from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
 from deepvm.checkpoint.save.dedup import AGAIN_SAVES, DedupHistory
 from deepvm.checkpoint.state.layout import HEADER_STEP_BYTES, LARGE_HEADER_BYTES, make_layout, read_header
 from deepvm.memnode import Limits, MemoryNode
-from deepvm.protocol import frames
 from deepvm.store.urls import open_store
 
 BLOCK = 64 * 1024
@@ -259,17 +258,6 @@ def test_a_run_with_nothing_in_common_is_told_that_there_is_no_room(start_node: 
                 handle.wait("remote", 20)
     wait_until(lambda: (node.arena.used, node.arena.reserved) == (used, 0))
     assert_restores(first, url, "first", 1)
-
-
-def test_a_node_that_takes_no_offers_is_offered_none(start_node: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "FEATURES", ())
-    node = start_node()
-    url = f"memory://{node.address}"
-    first, second = Tuned(seed=1), Tuned(seed=2)
-    saved(first, url, "first")
-    ((sent, kept),) = saved(second, url, "second")
-    assert (sent > second.base_bytes, kept, node.counters.offered_chunks) == (True, 0, 0)
-    assert_restores(second, url, "second", 1)
 
 
 def test_a_save_through_dcp_finds_what_another_run_has(node: MemoryNode) -> None:

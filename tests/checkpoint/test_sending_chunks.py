@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 import xxhash
 
-from deepvm.checkpoint.save.sender_threads import Job, Senders
+from deepvm.checkpoint.save.sender_threads import RankJob, Senders
 from deepvm.errors import Corrupt
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest, chunk_span
@@ -96,17 +96,12 @@ def put_hashed(connection: Connection, source: Scattered, *chunks: int) -> None:
     put(connection, source, chunks, list(map(source.digest, chunks)))
 
 
-def put_to_an_older_node(connection: Connection, source: Scattered, *chunks: int) -> None:
-    connection.features = frozenset()
-    put_hashed(connection, source, *chunks)
-
-
 def put_half_hashed(connection: Connection, source: Scattered, *chunks: int) -> None:
     put(connection, source, chunks, [source.digest(chunk) * (chunk % 2) for chunk in chunks])
 
 
 @pytest.mark.parametrize("together", [1, 6])
-@pytest.mark.parametrize("way", [hash_and_put, put_hashed, put_half_hashed, put_to_an_older_node])
+@pytest.mark.parametrize("way", [hash_and_put, put_hashed, put_half_hashed])
 @pytest.mark.parametrize("buffer_bytes", [None, 50_000])
 def test_many_views_and_partial_sends_arrive_as_they_are(
     store: MemoryStore,
@@ -154,7 +149,7 @@ def test_an_answer_that_says_no_is_heard_at_the_end_or_before(connection: Connec
 def test_senders_that_wait_for_other_ranks_leave_no_chunk_half_sent(store: MemoryStore) -> None:
     """The header comes when all ranks have met, which may take longer than a node waits for the rest of a frame."""
     source, senders = Scattered(), Senders(store, store.nodes[0], "run", 0, 1)
-    job = Job(
+    job = RankJob(
         source=source, step=1, size_bytes=SIZE, chunk_bytes=BLOCK, layout="", base=None, digests=[0] * 6,
         waiting=queue.SimpleQueue(), senders=0,
     )  # fmt: skip

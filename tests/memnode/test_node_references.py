@@ -99,7 +99,7 @@ class Node(RuleBasedStateMachine):
         if upload is None or chunk >= upload.chunks:
             return
         try:
-            block = upload.start(chunk, BLOCK)
+            block = upload.start()
         except RequestRefused as no:
             expect(no, "busy", "no-room")
             return

@@ -147,7 +147,11 @@ def test_a_damaged_chunk_is_refused_and_the_connection_goes_on(node: MemoryNode,
 
 def test_a_chunk_must_have_its_place_and_length(node: MemoryNode, client: Client) -> None:
     client.begin(1, SIZE)
-    for chunk, length, words in ((4, 100, "there is no chunk 4"), (3, 99, "has 100 bytes"), (0, 5, "has 65536 bytes")):
+    for chunk, length, words in (
+        (4, 100, "there is no chunk 4"),
+        (3, 99, "have 108 bytes"),
+        (0, 5, "have 65544 bytes"),
+    ):
         with pytest.raises(StoreError, match=words):
             client.put(1, chunk, bytes(length))
     with pytest.raises(NotFound, match="BEGIN comes first"):
@@ -355,7 +359,8 @@ def test_a_chunk_on_its_way_when_the_session_ends_is_thrown_away(node: MemoryNod
     data = bytes(BLOCK)
     from deepvm.protocol import frames
 
-    frame = frames.encode(Kind.PUT, 9, {"step": 1, "chunk": 0}, len(data), digest_of(data)) + data
+    frame = frames.encode(Kind.PUTS, 9, {"step": 1, "chunks": [0]}, len(data) + frames.DIGEST.size, 0)
+    frame += data + frames.DIGEST.pack(digest_of(data))
     old.send(frame[:-10])
     wait_until(lambda: any(upload.receiving for run in node.runs for upload in run.uploads.values()))
     connect(node.address, "run", session="new")

@@ -68,10 +68,6 @@ class DedupHistory:
         self._shared = spared * _LEAN >= spared + sum(one.bytes_sent for one in saved) > 0
 
 
-def can_offer(connection: Connection) -> bool:
-    return frames.OFFER in connection.features
-
-
 def link_known(
     connection: Connection, source: Source, step: int, chunks: Sequence[int], digests: Sequence[int]
 ) -> list[int]:

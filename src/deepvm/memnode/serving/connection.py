@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +88,9 @@ class ClientConnection:
     def _one(self, requests: Requests) -> None:
         frame, meta = self._frames.receive(first_s=self._node.settings.limits.idle_s)
         try:
-            if frame.kind is Kind.PUT:
-                self._put(requests, frame, meta)
-                answer: Answer = None
-            elif frame.kind is Kind.PUTS:
+            if frame.kind is Kind.PUTS:
                 self._puts(requests, frame, meta)
-                answer = None
+                answer: Answer = None
             elif frame.kind is Kind.MEND:
                 self._mend(requests, frame, meta)
                 answer = None
@@ -122,16 +118,6 @@ class ClientConnection:
 
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
-    def _put(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
-        length, chunk = frame.body_bytes, fields.chunk(meta)
-        try:
-            upload = requests.upload(meta)
-            block = upload.start(chunk, length)
-        except RequestRefused:
-            self._frames.discard(length)
-            raise
-        self._receive_chunk(upload, chunk, block, length, lambda: frame.digest)
-
     def _puts(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
         """Several chunks, each followed by its digest. Those before one that is refused are here to stay."""
         left, chunks = frame.body_bytes, fields.chunks(meta)
@@ -141,23 +127,25 @@ class ClientConnection:
             lengths = [upload.length(chunk) for chunk in chunks]
             expected = sum(lengths) + len(chunks) * frames.DIGEST.size
             if left != expected:
-                raise RequestRefused("failed", f"chunks {chunks} take {expected} bytes, {left} were sent")
+                raise RequestRefused(
+                    "failed", f"chunks {chunks} and their digests have {expected} bytes, {left} were sent"
+                )
             for chunk, length in zip(chunks, lengths, strict=True):
-                block = upload.start(chunk, length)
+                block = upload.start()
                 left -= length + frames.DIGEST.size
                 tags_left -= 1
-                self._receive_chunk(upload, chunk, block, length, self._frames.receive_digest)
+                self._receive_chunk(upload, chunk, block, length)
         except RequestRefused:
             self._frames.discard(left, tags=tags_left)
             raise
 
-    def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int, digest: Callable[[], int]) -> None:
-        """``digest`` is asked when the chunk has been received: what its sender says."""
+    def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int) -> None:
+        """Receive a chunk and its digest, verify it, and attach it to the upload."""
         whole = False
         try:
             with self._node.arena.view(block, length) as view:
                 found = self._channel.receive_hashed(view)
-                whole = found == digest()
+                whole = found == self._frames.receive_digest()
         finally:
             if not whole:
                 upload.cancel(block)
@@ -224,7 +212,6 @@ class ClientConnection:
             "block_bytes": settings.block_bytes,
             "nonce": nonce,
             "token": settings.token is not None,
-            "features": list(frames.FEATURES),
         }
         greeting = frames.encode(Kind.HELLO, 0, hello)
         self._channel.send(greeting)

@@ -83,10 +83,8 @@ class Upload:
 
     # --- chunks ---------------------------------------------------------------------------------------------------
 
-    def start(self, chunk: int, length: int) -> int:
-        """A block to receive the chunk into."""
-        if length != self.length(chunk):
-            raise RequestRefused("failed", f"chunk {chunk} has {self.length(chunk)} bytes, {length} were sent")
+    def start(self) -> int:
+        """Take a block to receive a chunk into; ``finish`` or ``cancel`` ends this."""
         ends = time.monotonic() + self._room_s
         while True:
             with self._changed:
@@ -133,7 +131,7 @@ class Upload:
             for chunk in set(chunks) if not wrong else ():
                 block = checkpoint.hold(chunk)
                 if block is None:
-                    block = self.start(chunk, checkpoint.manifest.span(chunk)[1])
+                    block = self.start()
                     read.append(block)
                     checkpoint.read(chunk, block)
                 found[chunk] = block
