@@ -414,15 +414,16 @@ def test_requests_out_of_order_or_of_wrong_types_are_refused(node: MemoryNode, c
     with pytest.raises(StoreError, match="OPEN comes first"):
         connect(node.address).ask(Kind.STEPS)
     for kind, meta, words in (
-        (Kind.BEGIN, {"step": True, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "'step' must be"),
-        (Kind.BEGIN, {"step": 1.0, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "'step' must be"),
-        (Kind.BEGIN, {"step": 1, "size_bytes": 0, "layout": "", "rank": 0, "world_size": 1}, "'size_bytes' must be"),
-        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": 4, "rank": 0, "world_size": 1}, "'layout' must be"),
-        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": "", "rank": 1, "world_size": 1}, "'rank' must be"),
-        (Kind.GET, {"step": 1, "chunk": -1}, "'chunk' must be"),
-        (Kind.SEAL, {"step": 1, "timeout_s": -1}, "'timeout_s' must be"),
+        (Kind.BEGIN, {"step": True, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "step is True, not an"),
+        (Kind.BEGIN, {"step": 1.0, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "step is 1.0, not an"),
+        (Kind.BEGIN, {"step": 1, "size_bytes": 0, "layout": "", "rank": 0, "world_size": 1}, "size_bytes is 0, not"),
+        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": 4, "rank": 0, "world_size": 1}, "layout is 4, not"),
+        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": "", "rank": 1, "world_size": 1}, "rank is 1, not an"),
+        (Kind.GET, {"step": 1, "chunk": -1}, "chunk is -1, not"),
+        (Kind.SEAL, {"step": 1, "timeout_s": -1}, "timeout_s is -1, not a number"),
+        (Kind.SEAL, {"step": 1, "timeout_s": 10**400}, "timeout_s is 1000.*, not a number"),
         (Kind.OPEN, {"run": "../x", "session": "s", "write": True, "verifier": "00" * 32}, "cannot name a run"),
-        (Kind.OPEN, {"run": "x", "session": "s", "write": 1}, "'write' must be true or false"),
+        (Kind.OPEN, {"run": "x", "session": "s", "write": 1}, "write is 1, neither true nor false"),
         (Kind.OPEN, {"run": "x", "session": "s", "write": True, "verifier": "zz"}, "hexadecimal"),
         (Kind.HELLO, {}, "a client does not send HELLO"),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 import threading
@@ -25,7 +24,7 @@ from deepvm.protocol import frames
 from deepvm.protocol.addresses import join_address
 from deepvm.protocol.auth import resolve_all
 from deepvm.protocol.credentials import server_tls
-from deepvm.protocol.sockets import accept_each, listen_at
+from deepvm.protocol.sockets import accept_each, interrupt, listen_at
 
 _TICK_S = 0.5
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
@@ -152,7 +151,7 @@ class MemoryNode:
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:
-                connection.shutdown()
+                connection.interrupt()
         try:
             connection.serve()
         finally:
@@ -176,8 +175,7 @@ class MemoryNode:
             return
         self.stopping = True
         if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # or accept() would wait for its time-out
+            interrupt(self._listener)  # or accept() would wait for its time-out
             self._listener.close()
         deadline = time.monotonic() + (0 if now else limits.stop_s)
         while time.monotonic() < deadline and self._under_way():
@@ -187,7 +185,7 @@ class MemoryNode:
         with self._lock:
             waiting = list(self._threads.items())
             for connection, _ in waiting:
-                connection.shutdown()
+                connection.interrupt()
         for thread in [thread for _, thread in waiting] + self._background:
             thread.join(5)
         if not self.flow.flush(0 if now else limits.flush_s):

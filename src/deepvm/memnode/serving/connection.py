@@ -19,6 +19,7 @@ from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.auth import Meeting
 from deepvm.protocol.frames import Kind
+from deepvm.strict_json import MalformedJson
 
 if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
@@ -59,7 +60,7 @@ class ClientConnection:
                 self._one(requests)
         except PeerGone as reason:
             self._node.log.info("disconnected", client=self.name, reason=str(reason))
-        except frames.ProtocolError as error:
+        except (frames.ProtocolError, MalformedJson) as error:
             self._node.counters.add(malformed_frames=1)
             self._node.log.warning("malformed", client=self.name, message=str(error))
             self._say_malformed(str(error))
@@ -71,8 +72,8 @@ class ClientConnection:
             self._count()
             self._channel.close()
 
-    def shutdown(self) -> None:
-        self._channel.shutdown()
+    def interrupt(self) -> None:
+        self._channel.interrupt()
 
     def _say_malformed(self, message: str) -> None:
         with contextlib.suppress(PeerGone):

@@ -18,6 +18,7 @@ from deepvm.memnode.storage.run import Run
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
+from deepvm.store.base import MOST_STEP
 
 if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
@@ -187,7 +188,7 @@ class Requests:
 
     def _abort(self, meta: dict[str, Any], body: bytes) -> Answer:
         del body
-        last = fields.integer(meta, "attempt", 0, fields.MOST_STEP, fields.MOST_STEP)
+        last = fields.integer(meta, "attempt", 0, MOST_STEP, MOST_STEP)
         self._here().abort(fields.step(meta), self._session, last)
         return None
 

@@ -289,7 +289,7 @@ class Upload:
         """Hand the blocks over to the checkpoint that this upload becomes, if they are what the manifest says."""
         with self._changed:
             self._check()
-            mine = [chunk for chunk in range(self.chunks) if share.has(chunk)]
+            mine = share.chunks(self.chunks)
             missing = [chunk for chunk in mine if chunk not in self.blocks]
             if missing:
                 raise RequestRefused(

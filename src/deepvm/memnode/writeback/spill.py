@@ -25,6 +25,7 @@ from deepvm.memnode.storage.run import Run
 from deepvm.memnode.writeback.chunk_source import Source
 from deepvm.memnode.writeback.leftovers import tidy
 from deepvm.memnode.writeback.run_files import PARTS, RunFiles, make_private
+from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
 from deepvm.store.files.store import FileStore, explained
 
@@ -99,8 +100,7 @@ class Spill:
         share = checkpoint.share
         if share.index == 0 or share.replicas >= share.nodes:
             return None
-        mine = [chunk for chunk in range(len(checkpoint.manifest.digests)) if share.has(chunk)]
-        return {chunk: place for place, chunk in enumerate(mine)}
+        return _packed(share, checkpoint.manifest)
 
     @staticmethod
     def _order(run: Run, new: Checkpoint) -> list[int]:
@@ -208,6 +208,11 @@ def _lock(directory: Path) -> int:
     return fd
 
 
+def _packed(share: Share, manifest: Manifest) -> dict[int, int]:
+    """Where each chunk of a share is in its packed file."""
+    return {chunk: place for place, chunk in enumerate(share.chunks(len(manifest.digests)))}
+
+
 def _part(manifest: Manifest, places: dict[int, int]) -> Manifest:
     """The manifest of a share: its chunks one after the other; the short last chunk, if it is here, is last again."""
     return Manifest(
@@ -233,8 +238,7 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
         document = json.dumps(manifest.facts["part_of"], indent=1).encode()
         whole = Manifest.from_bytes(document)
         share = share_of(whole, int(manifest.facts["node_index"]))
-        mine = [chunk for chunk in range(len(whole.digests)) if share.has(chunk)]
-        places = {chunk: place for place, chunk in enumerate(mine)}
+        places = _packed(share, whole)
     else:
         whole, share, places, document = manifest, share_of(manifest, 0), None, manifest.to_bytes()
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
