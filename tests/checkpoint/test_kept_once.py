@@ -159,18 +159,18 @@ def test_offers_are_made_again_after_many_saves_and_for_another_layout() -> None
         bytes_offered, bytes_linked, bytes_kept, bytes_sent = 1000, 0, 0, 1000
 
     offers = DedupHistory()
-    assert (offers.begin("a"), offers.lean) == (True, True)
+    assert (offers.begin("a"), offers.partial_reservation) == (True, True)
     offers.learn([], failed=True)  # nothing was learned: the node was away
     assert offers.begin("a")
     offers.learn([Saved()], failed=False)
     assert [offers.begin("a") for _ in range(AGAIN_SAVES)].index(True) == AGAIN_SAVES - 1
     offers.learn([Saved()], failed=False)
-    assert (offers.begin("a"), offers.lean) == (False, False)
+    assert (offers.begin("a"), offers.partial_reservation) == (False, False)
     assert offers.begin("b")
     found = Saved()
     found.bytes_linked = 100
     offers.learn([found], failed=False)
-    assert (offers.begin("b"), offers.lean) == (True, True)
+    assert (offers.begin("b"), offers.partial_reservation) == (True, True)
 
 
 def test_a_restarted_trainer_sends_only_what_changed(node: MemoryNode) -> None:

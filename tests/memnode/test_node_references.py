@@ -72,7 +72,13 @@ class Node(RuleBasedStateMachine):
     def begin(self, name: str, chunks: int, lean: bool) -> None:
         self.step += 1
         begin = Begin(
-            step=self.step, size_bytes=chunks * BLOCK, layout="", rank=0, world_size=1, share=Share(), lean=lean
+            step=self.step,
+            size_bytes=chunks * BLOCK,
+            layout="",
+            rank=0,
+            world_size=1,
+            share=Share(),
+            partial_reservation=lean,
         )
         try:
             self.of(name).begin(begin, self.of(name).session, buffers=BUFFERS, room_s=0)

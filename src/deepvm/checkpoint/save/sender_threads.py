@@ -65,7 +65,7 @@ class RankJob:
     senders: int
     attempt: int = 0
     offering: bool = False  # what the node may have already, whatever its step and run
-    lean: bool = False  # begin though there may be no room for all of it
+    partial_reservation: bool = False  # begin though there may be no room for all of it
     begun: threading.Event = field(default_factory=threading.Event)  # some sender has, or could not
     finished: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
@@ -190,7 +190,7 @@ class Senders:
         begin(
             connection, job.step, job.size_bytes, job.chunk_bytes,
             layout=job.layout, rank=self._rank, world_size=self._world_size,
-            attempt=job.attempt, share=self._store.share_of(self.node), lean=job.lean,
+            attempt=job.attempt, share=self._store.share_of(self.node), partial_reservation=job.partial_reservation,
         )  # fmt: skip
 
     def _serve(self, connection: Connection, job: RankJob) -> None:

@@ -86,5 +86,5 @@ def begin(meta: Meta, block_bytes: int) -> Begin:
         ),
         attempt=integer(meta, "attempt", 0, MOST_STEP, 0),
         repair=flag(meta, "repair"),
-        lean=flag(meta, "lean"),
+        partial_reservation=flag(meta, "lean"),
     )

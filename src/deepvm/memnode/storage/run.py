@@ -170,18 +170,18 @@ class Run:
 
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
         """Room for so many chunks; for none where there is too little and most of them will be shared."""
-        if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
+        if begin.partial_reservation and chunks > _MOST_SHARED * self._arena.blocks:
             raise RequestRefused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
         try:
-            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
+            self._arena.reserve(chunks, timeout_s=0 if begin.partial_reservation else room_s)
             return chunks
         except ArenaFull:
             self._outlet.make_room(self)
         try:
-            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s / 4)
+            self._arena.reserve(chunks, timeout_s=0 if begin.partial_reservation else room_s / 4)
             return chunks
         except ArenaFull as error:
-            if begin.lean:
+            if begin.partial_reservation:
                 return 0
             if chunks > self._arena.blocks:
                 raise RequestRefused(

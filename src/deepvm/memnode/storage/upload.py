@@ -37,7 +37,7 @@ class Begin:
     share: Share
     attempt: int = 0  # a later one of the same step begins from nothing
     repair: bool = False  # of a checkpoint that other nodes have: gives way to saves
-    lean: bool = False  # much of it is here already: may begin though there is no room for all of it
+    partial_reservation: bool = False  # much of it is here already: may begin though there is no room for all of it
 
 
 def too_large(step: int, size_bytes: int, capacity_bytes: int) -> str:
@@ -56,7 +56,7 @@ class Upload:
         self.touched_s = time.monotonic()
         self.receiving = 0  # connections that fill a block of it just now
         self.taken = 0  # blocks that were filled for it, and not shared
-        self._reserved, self._room_s = reserved, room_s if begin.lean else 0.0
+        self._reserved, self._room_s = reserved, room_s if begin.partial_reservation else 0.0
         self._expected = begin.share.count(self.chunks)
         self._extras = rank_states.RankStates(kept)
         self._changed = threading.Condition()
@@ -201,7 +201,7 @@ class Upload:
         step, size, capacity = self.begin.step, self.begin.size_bytes, self.arena.capacity_bytes
         if self.chunks > self.arena.blocks:
             return RequestRefused("no-room", too_large(step, size, capacity))
-        if self.begin.lean:
+        if self.begin.partial_reservation:
             return RequestRefused(
                 "no-room",
                 f"step {step} needs {format_bytes(size)}, and the node, of {format_bytes(capacity)}, has no room left "

@@ -31,16 +31,20 @@ def begin(
     attempt: int = 0,
     share: Mapping[str, int] | None = None,
     repair: bool = False,
-    lean: bool = False,
+    partial_reservation: bool = False,
 ) -> None:
-    """``share``: nodes, node_index and replicas, where nodes share the chunks. ``lean``: many of them are at the node
-    already, so that the save may begin though there is no room for all."""
+    """Begin or join the upload of a step at one node.
+
+    ``share`` has nodes, node_index and replicas, if several nodes share the chunks. ``partial_reservation``: the node
+    has many of the chunks already, so the save may begin without room for all of them.
+    """
     if chunk_bytes != connection.block_bytes:
         raise UsageError(
             f"memory node {connection.address} keeps blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
         )
     meta = {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size}
-    connection.call(Kind.BEGIN, {**meta, **(share or {}), "attempt": attempt, "repair": repair, "lean": lean})
+    options = {"attempt": attempt, "repair": repair, "lean": partial_reservation}
+    connection.call(Kind.BEGIN, {**meta, **(share or {}), **options})
 
 
 def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
