@@ -17,7 +17,7 @@ from deepvm.memnode.serving.connection import ClientConnection
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.settings import Settings
 from deepvm.memnode.storage.arena import Arena
-from deepvm.memnode.storage.budgets import Budget, Kept
+from deepvm.memnode.storage.budgets import Budget, KeptDocuments
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
@@ -40,14 +40,14 @@ class MemoryNode:
         self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
         self.arena.prefault(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
         self.documents = Budget(self.settings.incoming_documents_bytes)
-        self.kept = Kept(self.settings.kept_documents_bytes)
+        self.kept = KeptDocuments(self.settings.kept_documents_bytes)
         self.admission = Admission(self.settings.limits)
         try:
-            self.flow = Writeback(self.settings, self.log)
+            self.writeback = Writeback(self.settings, self.log)
         except BaseException:
             self.arena.close()
             raise
-        self.runs = Runs(self.arena, self.flow, self.counters, self.kept, most=self.settings.limits.runs)
+        self.runs = Runs(self.arena, self.writeback, self.counters, self.kept, most=self.settings.limits.runs)
         self.stopping = False  # no new connections and uploads
         self.closing = False  # no more frames
         self._started_s = time.time()
@@ -83,7 +83,7 @@ class MemoryNode:
         try:
             self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
             self.advertised = resolve_all(self.settings.advertise)
-            loaded = self.flow.load(self.runs, self.arena)
+            loaded = self.writeback.load(self.runs, self.arena)
             self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
@@ -188,9 +188,9 @@ class MemoryNode:
                 connection.interrupt()
         for thread in [thread for _, thread in waiting] + self._background:
             thread.join(5)
-        if not self.flow.flush(0 if now else limits.flush_s):
-            self.log.warning("not everything was written on", **self.flow.status())
-        self.flow.close()
+        if not self.writeback.flush(0 if now else limits.flush_s):
+            self.log.warning("not everything was written on", **self.writeback.status())
+        self.writeback.close()
         if self._metrics is not None:
             self._metrics.close()
         self.arena.close()
@@ -223,5 +223,5 @@ class MemoryNode:
             "documents_bytes": self.kept.used_bytes,
             "connections": self.connections,
             **self.counters.as_dict(),
-            **self.flow.status(),
+            **self.writeback.status(),
         }

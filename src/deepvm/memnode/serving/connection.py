@@ -11,7 +11,7 @@ from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.memnode.serving import fields
 from deepvm.memnode.serving.admission import AdmittedPeer
-from deepvm.memnode.serving.frame_io import Frames
+from deepvm.memnode.serving.frame_io import FrameStream
 from deepvm.memnode.serving.requests import Answer, Requests
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.arena import ArenaFull
@@ -28,7 +28,7 @@ _MOST_ADDRESS = 60  # [IPv6]:PORT takes 47
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class Nonces:
     """Both sides' nonces: what proofs on this connection are bound to."""
 
     node_nonce: str
@@ -38,7 +38,7 @@ class Peer:
 class ClientConnection:
     def __init__(self, node: MemoryNode, channel: ClientSocket, name: str, place: AdmittedPeer) -> None:
         self._node, self._channel, self.name, self._place = node, channel, name, place
-        self._frames = Frames(channel)
+        self._frames = FrameStream(channel)
         self._counted_in = self._counted_out = 0
 
     @property
@@ -52,10 +52,10 @@ class ClientConnection:
         """Until the client leaves, misbehaves, or the node stops. Never raises."""
         requests: Requests | None = None
         try:
-            peer = self._shake_hands()
-            if peer is None:
+            nonces = self._shake_hands()
+            if nonces is None:
                 return
-            requests = Requests(self._node, peer.node_nonce, peer.client_nonce)
+            requests = Requests(self._node, nonces.node_nonce, nonces.client_nonce)
             while not self._node.closing:
                 self._one(requests)
         except PeerGone as reason:
@@ -204,7 +204,7 @@ class ClientConnection:
 
     # --- handshake ------------------------------------------------------------------------------------------------
 
-    def _shake_hands(self) -> Peer | None:
+    def _shake_hands(self) -> Nonces | None:
         """The node shows a nonce first; a client that knows the token answers for it, and hears that the node does."""
         settings = self._node.settings
         nonce = frames.new_nonce()
@@ -229,7 +229,7 @@ class ClientConnection:
             if not self._admitted(frame):
                 return None
             self._frames.send(Kind.OK, frame.request)
-            return Peer(nonce, client_nonce)
+            return Nonces(nonce, client_nonce)
         meeting = Meeting(
             protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting,
             address=fields.text(meta, "address", _MOST_ADDRESS),
@@ -243,7 +243,7 @@ class ClientConnection:
             return None
         self._frames.send(Kind.OK, frame.request, {"proof": meeting.proof(settings.token, "server")})
         self._frames.tags = meeting.tags(settings.token, "server")
-        return Peer(nonce, client_nonce)
+        return Nonces(nonce, client_nonce)
 
     def _admitted(self, frame: frames.Frame) -> bool:
         reason = self._node.admission.admit(self._place)

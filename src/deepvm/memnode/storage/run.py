@@ -14,7 +14,7 @@ from deepvm.errors import Corrupt
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.storage.arena import Arena, ArenaFull
-from deepvm.memnode.storage.budgets import Kept, cost_of
+from deepvm.memnode.storage.budgets import KeptDocuments, cost_of
 from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
 from deepvm.memnode.storage.upload import Begin, Upload, too_large
 from deepvm.store.base import Manifest, chunk_count
@@ -39,7 +39,9 @@ class Outlet(Protocol):
 class Run:
     """All changes of one run happen under its lock; the chunks' way into blocks does not need it."""
 
-    def __init__(self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept) -> None:
+    def __init__(
+        self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: KeptDocuments
+    ) -> None:
         self.name, self.verifier = name, verifier
         self.session: str | None = None
         self.past_sessions: deque[str] = deque(maxlen=_PAST_SESSIONS)

@@ -15,7 +15,7 @@ from deepvm.errors import StoreError
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.storage import rank_states
 from deepvm.memnode.storage.arena import Arena, ArenaFull
-from deepvm.memnode.storage.budgets import Kept
+from deepvm.memnode.storage.budgets import KeptDocuments
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
@@ -48,7 +48,9 @@ def too_large(step: int, size_bytes: int, capacity_bytes: int) -> str:
 
 
 class Upload:
-    def __init__(self, arena: Arena, begin: Begin, kept: Kept, *, session: str, reserved: int, room_s: float) -> None:
+    def __init__(
+        self, arena: Arena, begin: Begin, kept: KeptDocuments, *, session: str, reserved: int, room_s: float
+    ) -> None:
         self.arena, self.begin, self.session = arena, begin, session
         self.chunks = chunk_count(begin.size_bytes, arena.block_bytes)
         self.blocks: dict[int, int] = {}

@@ -22,7 +22,7 @@ from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import Source
+from deepvm.memnode.writeback.chunk_source import ChunkSource
 from deepvm.memnode.writeback.leftovers import tidy
 from deepvm.memnode.writeback.run_files import PARTS, RunFiles, make_private
 from deepvm.protocol.placement import Share
@@ -64,7 +64,7 @@ class Spill:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None:
+    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None:
         manifest, places = checkpoint.manifest, self._places(checkpoint)
         store = self._whole if places is None else self._parts
         kept = manifest if places is None else _part(manifest, places)
