@@ -83,7 +83,8 @@ class MemoryNode:
         try:
             self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
             self.advertised = resolve_all(self.settings.advertise)
-            loaded = self.writeback.load(self.runs, self.arena)
+            self.arena.start()
+            loaded = self.writeback.start(self.runs, self.arena)
             self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
@@ -92,6 +93,7 @@ class MemoryNode:
                 self._background.append(thread)
             if self.settings.metrics is not None:
                 self._metrics = MetricsServer(self.settings.metrics, self.status)
+                self._metrics.start()
         except BaseException:
             self.stop(now=True)
             raise

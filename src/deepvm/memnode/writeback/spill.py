@@ -193,9 +193,15 @@ class Spill:
 
 
 def _lock(directory: Path) -> int:
-    """One node to a directory; the lock goes with the node, however it ends."""
+    """Make the directory if it is missing, and lock it: one node to a directory. The lock ends with the process.
+
+    Parents are not made, so that a disk which is not mounted is noticed.
+    """
     try:
+        make_private(directory)
         fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise UsageError(f"the spill directory {directory} cannot be made: {directory.parent} does not exist") from None
     except OSError as error:
         raise UsageError(f"the spill directory {directory} cannot be written: {error.strerror}") from None
     try:

@@ -50,6 +50,8 @@ class WritebackWorker:
         self._source: ChunkSource | None = None
         self._abandoned = False
         self._thread = threading.Thread(target=self._work, name=f"deepvm-{sink.name}", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     # --- from other threads ---------------------------------------------------------------------------------------
@@ -104,7 +106,8 @@ class WritebackWorker:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
         self.sink.close()
 
     # --- in its own thread ----------------------------------------------------------------------------------------

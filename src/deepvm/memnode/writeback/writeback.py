@@ -45,11 +45,11 @@ class Writeback:
             Peers(run.name, run.verifier, self._rule, own_index=index, token=self._settings.token, tls=self._tls),
         )
 
-    def load(self, runs: Runs, arena: Arena) -> int:
-        """Serve again what was spilled, and write on what is not durable yet."""
-        if self._spill is None:
-            return 0
-        loaded = self._spill.load(runs, arena)
+    def start(self, runs: Runs, arena: Arena) -> int:
+        """Load what was spilled, start the workers, and write on what is not durable yet; return the number loaded."""
+        loaded = [] if self._spill is None else self._spill.load(runs, arena)
+        for worker in self.workers:
+            worker.start()
         for run, checkpoint in loaded:
             self.offer(run, checkpoint)
         return len(loaded)
