@@ -234,7 +234,7 @@ def bad_node() -> BadNode:
     return BadNode()
 
 
-HELLO = {"version": wire.VERSION, "block_bytes": BLOCK, "nonce": NONCE, "token": False, "features": ["offer", "puts"]}
+HELLO = {"version": wire.VERSION, "block_bytes": BLOCK, "nonce": NONCE, "token": False}
 
 
 def ask_bad_node(words: bytes) -> None:

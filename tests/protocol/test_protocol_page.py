@@ -38,7 +38,7 @@ def test_the_page_names_the_limits_as_they_are() -> None:
     limits, text = Limits(), " ".join(PAGE.split())
     for words in (
         f"at most {frames.MOST_META_BYTES // 2**10} KiB",
-        f"at most {frames.MOST_BLOCK_BYTES // 2**20} MiB for PUT and MEND, {frames.MOST_PUT} times",
+        f"at most {frames.MOST_BLOCK_BYTES // 2**20} MiB for MEND, {frames.MOST_PUT} times",
         f"{frames.MOST_DOCUMENT_BYTES // 2**20} MiB for KEEP",
         f"Connections: {limits.connections} of clients",
         f"{limits.connections_of_a_host} of them from one host",

@@ -139,7 +139,7 @@ def test_nodes_fetch_from_each_other_over_tls(start_node: Any, pair: tuple[Path,
     with closing(open_store(url, token="t", key="k")) as store:
         assert isinstance(store, MemoryStore)
         save(store)
-        assert first.flow.flush(20)
+        assert first.writeback.flush(20)
     assert next(spill.rglob("*.safetensors")).read_bytes() == DATA
 
 

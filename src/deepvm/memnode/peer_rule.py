@@ -13,7 +13,7 @@ import socket
 from collections.abc import Sequence
 
 from deepvm.errors import AccessDenied, StoreUnavailable, UsageError
-from deepvm.protocol.addresses import split_address
+from deepvm.protocol.addresses import numeric_ip, split_address
 
 LEAST_PORT = 1024
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -67,5 +67,4 @@ def _resolve(host: str, port: int) -> list[_Address]:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise StoreUnavailable(f"the host {host!r:.100} is unknown: {error}") from None
-    addresses = [ipaddress.ip_address(str(row[4][0]).partition("%")[0]) for row in found]
-    return [getattr(one, "ipv4_mapped", None) or one for one in addresses]
+    return [numeric_ip(row[4][0]) for row in found]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import ssl
 import threading
@@ -18,14 +17,14 @@ from deepvm.memnode.serving.connection import ClientConnection
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.settings import Settings
 from deepvm.memnode.storage.arena import Arena
-from deepvm.memnode.storage.budgets import Budget, Kept
+from deepvm.memnode.storage.budgets import Budget, KeptDocuments
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
 from deepvm.protocol.addresses import join_address
 from deepvm.protocol.auth import resolve_all
 from deepvm.protocol.credentials import server_tls
-from deepvm.protocol.sockets import accept_each, listen_at
+from deepvm.protocol.sockets import accept_each, interrupt, listen_at
 
 _TICK_S = 0.5
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
@@ -41,14 +40,14 @@ class MemoryNode:
         self.arena = Arena(self.settings.capacity_bytes, self.settings.block_bytes)
         self.arena.prefault(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
         self.documents = Budget(self.settings.incoming_documents_bytes)
-        self.kept = Kept(self.settings.kept_documents_bytes)
+        self.kept = KeptDocuments(self.settings.kept_documents_bytes)
         self.admission = Admission(self.settings.limits)
         try:
-            self.flow = Writeback(self.settings, self.log)
+            self.writeback = Writeback(self.settings, self.log)
         except BaseException:
             self.arena.close()
             raise
-        self.runs = Runs(self.arena, self.flow, self.counters, self.kept, most=self.settings.limits.runs)
+        self.runs = Runs(self.arena, self.writeback, self.counters, self.kept, most=self.settings.limits.runs)
         self.stopping = False  # no new connections and uploads
         self.closing = False  # no more frames
         self._started_s = time.time()
@@ -84,7 +83,8 @@ class MemoryNode:
         try:
             self._tls = server_tls(self.settings.tls_cert, self.settings.tls_key)
             self.advertised = resolve_all(self.settings.advertise)
-            loaded = self.flow.load(self.runs, self.arena)
+            self.arena.start()
+            loaded = self.writeback.start(self.runs, self.arena)
             self._listener = listen_at(self.settings.listen)
             self._address = join_address(*self._listener.getsockname()[:2])
             for work in (self._accept, self._tidy):
@@ -93,6 +93,7 @@ class MemoryNode:
                 self._background.append(thread)
             if self.settings.metrics is not None:
                 self._metrics = MetricsServer(self.settings.metrics, self.status)
+                self._metrics.start()
         except BaseException:
             self.stop(now=True)
             raise
@@ -152,7 +153,7 @@ class MemoryNode:
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:
-                connection.shutdown()
+                connection.interrupt()
         try:
             connection.serve()
         finally:
@@ -176,8 +177,7 @@ class MemoryNode:
             return
         self.stopping = True
         if self._listener is not None:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # or accept() would wait for its time-out
+            interrupt(self._listener)  # or accept() would wait for its time-out
             self._listener.close()
         deadline = time.monotonic() + (0 if now else limits.stop_s)
         while time.monotonic() < deadline and self._under_way():
@@ -187,12 +187,12 @@ class MemoryNode:
         with self._lock:
             waiting = list(self._threads.items())
             for connection, _ in waiting:
-                connection.shutdown()
+                connection.interrupt()
         for thread in [thread for _, thread in waiting] + self._background:
             thread.join(5)
-        if not self.flow.flush(0 if now else limits.flush_s):
-            self.log.warning("not everything was written on", **self.flow.status())
-        self.flow.close()
+        if not self.writeback.flush(0 if now else limits.flush_s):
+            self.log.warning("not everything was written on", **self.writeback.status())
+        self.writeback.close()
         if self._metrics is not None:
             self._metrics.close()
         self.arena.close()
@@ -225,5 +225,5 @@ class MemoryNode:
             "documents_bytes": self.kept.used_bytes,
             "connections": self.connections,
             **self.counters.as_dict(),
-            **self.flow.status(),
+            **self.writeback.status(),
         }

@@ -94,8 +94,6 @@ class Settings:
             raise UsageError(
                 f"without a token the node listens on loopback only, not on {host}: give --token-file or DEEPVM_TOKEN"
             )
-        if self.spill is not None:
-            _make_directory(Path(self.spill))
 
     @property
     def incoming_documents_bytes(self) -> int:
@@ -109,13 +107,3 @@ class Settings:
     @property
     def kept_in_spill(self) -> int:
         return self.buffers if self.spill_keep is None else self.spill_keep
-
-
-def _make_directory(path: Path) -> None:
-    """For nobody else, since checkpoints will be in it. Parents are not made: a disk that is not mounted is noticed."""
-    try:
-        path.mkdir(mode=0o700, exist_ok=True)
-    except FileNotFoundError:
-        raise UsageError(f"the spill directory {path} cannot be made, since {path.parent} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"the spill directory {path} cannot be made: {error.strerror}") from None

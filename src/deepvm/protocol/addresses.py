@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from deepvm.errors import UsageError
 
 
@@ -19,6 +21,12 @@ def split_address(address: str, *, listen: bool = False) -> tuple[str, int]:
 
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def numeric_ip(text: object) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Parse a socket's IP address; without an interface's name, and IPv4 that is written as IPv6 as IPv4."""
+    address = ipaddress.ip_address(str(text).partition("%")[0])
+    return (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address
 
 
 def _is_port(text: str, *, least: int) -> bool:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from deepvm.errors import UsageError
-from deepvm.protocol.addresses import join_address, split_address
+from deepvm.protocol.addresses import join_address, numeric_ip, split_address
 
 VERSION = 2
 TAG_BYTES = 16
@@ -116,10 +115,7 @@ def dialled_address(sock: socket.socket) -> str:
 
 
 def _numeric(name: Any) -> str:
-    """Without what differs between both ends: an interface's name, or IPv4 written as IPv6."""
-    address = ipaddress.ip_address(str(name[0]).partition("%")[0])
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return join_address(str(mapped or address), int(name[1]))
+    return join_address(str(numeric_ip(name[0])), int(name[1]))
 
 
 def resolve_all(addresses: Iterable[str]) -> frozenset[str]:

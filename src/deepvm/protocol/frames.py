@@ -35,13 +35,11 @@ LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 MOST_PUT = 16  # chunks of one frame
 NONCE_BYTES = 32
 VERSION = auth.VERSION
-OFFER, PUTS = "offer", "puts"
-FEATURES = (OFFER, PUTS)  # what a node can do that not every node of this version can: told in HELLO
 
 
 class Kind(IntEnum):
     # the node speaks first
-    HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool, "features": [names]}
+    HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool}
     AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty where the node has no token
     # answers
     OK = 10
@@ -52,7 +50,6 @@ class Kind(IntEnum):
     BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
     # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
     # of the same step begins anew; {"repair": true}: only while no save is under way
-    PUT = 22  # {"step", "chunk"} + body
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
@@ -64,12 +61,10 @@ class Kind(IntEnum):
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}
     MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest says, in place of a damaged one
-    # of nodes with the feature "offer"
     OFFER = 35  # {"step"} + body: N chunk indices u32, then N digests u64 -> DATA: indices u32 that may be here already
     LINK = (
         36  # {"step"} + body: N indices u32, N digests u64, N proofs of 32 bytes -> DATA: indices u32 that are shared
     )
-    # of nodes with the feature "puts"
     PUTS = 37  # {"step", "chunks": [indices]} + body: each chunk, followed by its digest u64
     # of the node
     RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
@@ -81,7 +76,7 @@ DOCUMENTS = frozenset(
 )  # DATA: chunks, too
 _MOST_BODY_BYTES = {  # of all other kinds: none
     **dict.fromkeys(DOCUMENTS, MOST_DOCUMENT_BYTES),
-    **dict.fromkeys((Kind.PUT, Kind.MEND), MOST_BLOCK_BYTES),
+    Kind.MEND: MOST_BLOCK_BYTES,
     Kind.PUTS: MOST_PUT * (MOST_BLOCK_BYTES + DIGEST.size),
 }
 

@@ -26,6 +26,10 @@ class Share:
     def has(self, chunk: int) -> bool:
         return (self.index - chunk) % self.nodes < self.replicas
 
+    def chunks(self, chunks: int) -> list[int]:
+        """List this node's chunks of a checkpoint of so many."""
+        return [chunk for chunk in range(chunks) if self.has(chunk)]
+
     def count(self, chunks: int) -> int:
         whole, rest = divmod(chunks, self.nodes)
         return whole * min(self.replicas, self.nodes) + sum(self.has(chunk) for chunk in range(rest))

@@ -84,6 +84,12 @@ def tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
+def interrupt(sock: socket.socket) -> None:
+    """End all waits on a socket, from another thread; the socket's owner closes it."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -19,7 +19,6 @@ from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
 from deepvm.checkpoint.save.dedup import AGAIN_SAVES, DedupHistory
 from deepvm.checkpoint.state.layout import HEADER_STEP_BYTES, LARGE_HEADER_BYTES, make_layout, read_header
 from deepvm.memnode import MemoryNode
-from deepvm.protocol import frames
 from deepvm.store.urls import open_store
 from tests.support.checkpoint.fine_tuning import Tuned, tune
 from tests.support.checkpoint.processes import Forked, nodes, url_of
@@ -145,18 +144,18 @@ def test_offers_are_made_again_after_many_saves_and_for_another_layout() -> None
         bytes_offered, bytes_linked, bytes_kept, bytes_sent = 1000, 0, 0, 1000
 
     offers = DedupHistory()
-    assert (offers.begin("a"), offers.lean) == (True, True)
+    assert (offers.begin("a"), offers.partial_reservation) == (True, True)
     offers.learn([], failed=True)  # nothing was learned: the node was away
     assert offers.begin("a")
     offers.learn([Saved()], failed=False)
     assert [offers.begin("a") for _ in range(AGAIN_SAVES)].index(True) == AGAIN_SAVES - 1
     offers.learn([Saved()], failed=False)
-    assert (offers.begin("a"), offers.lean) == (False, False)
+    assert (offers.begin("a"), offers.partial_reservation) == (False, False)
     assert offers.begin("b")
     found = Saved()
     found.bytes_linked = 100
     offers.learn([found], failed=False)
-    assert (offers.begin("b"), offers.lean) == (True, True)
+    assert (offers.begin("b"), offers.partial_reservation) == (True, True)
 
 
 def test_a_restarted_trainer_sends_only_what_changed(node: MemoryNode) -> None:
@@ -244,17 +243,6 @@ def test_a_run_with_nothing_in_common_is_told_that_there_is_no_room(start_node: 
                 handle.wait("remote", 20)
     wait_until(lambda: (node.arena.used, node.arena.reserved) == (used, 0))
     assert_restores(first, url, "first", 1)
-
-
-def test_a_node_that_takes_no_offers_is_offered_none(start_node: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "FEATURES", ())
-    node = start_node()
-    url = f"memory://{node.address}"
-    first, second = Tuned(seed=1), Tuned(seed=2)
-    saved(first, url, "first")
-    ((sent, kept),) = saved(second, url, "second")
-    assert (sent > second.base_bytes, kept, node.counters.offered_chunks) == (True, 0, 0)
-    assert_restores(second, url, "second", 1)
 
 
 def test_a_save_through_dcp_finds_what_another_run_has(node: MemoryNode) -> None:

@@ -134,7 +134,6 @@ def hello(**changes: object) -> bytes:
         "block_bytes": BLOCK,
         "nonce": frames.new_nonce(),
         "token": False,
-        "features": [],
     }
     return frames.encode(Kind.HELLO, 0, {**greeting, **changes})
 

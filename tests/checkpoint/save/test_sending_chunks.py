@@ -96,17 +96,12 @@ def put_hashed(connection: Connection, source: Scattered, *chunks: int) -> None:
     put(connection, source, chunks, list(map(source.digest, chunks)))
 
 
-def put_to_an_older_node(connection: Connection, source: Scattered, *chunks: int) -> None:
-    connection.features = frozenset()
-    put_hashed(connection, source, *chunks)
-
-
 def put_half_hashed(connection: Connection, source: Scattered, *chunks: int) -> None:
     put(connection, source, chunks, [source.digest(chunk) * (chunk % 2) for chunk in chunks])
 
 
 @pytest.mark.parametrize("together", [1, 6])
-@pytest.mark.parametrize("way", [hash_and_put, put_hashed, put_half_hashed, put_to_an_older_node])
+@pytest.mark.parametrize("way", [hash_and_put, put_hashed, put_half_hashed])
 @pytest.mark.parametrize("buffer_bytes", [None, 50_000])
 def test_many_views_and_partial_sends_arrive_as_they_are(
     store: MemoryStore,

@@ -167,7 +167,7 @@ def test_a_client_that_vanishes_leaves_others_their_upload(node: MemoryNode, con
     first, second = connect(node.address, "run"), connect(node.address, "run")
     first.begin(1, SIZE)
     first.put(1, 0, chunks_of(data)[0])
-    first.send(wire.encode(Kind.PUT, 1, {"step": 1, "chunk": 1}, BLOCK, 0) + bytes(BLOCK // 2))
+    first.send(wire.encode(Kind.PUTS, 1, {"step": 1, "chunks": [1]}, BLOCK + 8, 0) + bytes(BLOCK // 2))
     wait_until(lambda: any(upload.receiving for run in node.runs for upload in run.uploads.values()))
     first._sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: a reset, as of a machine that is gone
     first.close()

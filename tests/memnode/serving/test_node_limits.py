@@ -233,7 +233,7 @@ def test_an_empty_run_that_makes_way_takes_its_folder_with_it(start_node: Any, c
         client.save(1, content(1, SIZE))
         wait_until(lambda: client.steps() == {1: "spilled"})
         client.ask(Kind.DELETE, {"step": 1})
-    wait_until(lambda: not node.flow.lanes[0].waiting)
+    wait_until(lambda: not node.writeback.workers[0].waiting)
     assert len([name for name in os.listdir(tmp_path) if name[0] != "."]) <= 2
 
 

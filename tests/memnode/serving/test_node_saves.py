@@ -148,7 +148,11 @@ def test_a_damaged_chunk_is_refused_and_the_connection_goes_on(node: MemoryNode,
 
 def test_a_chunk_must_have_its_place_and_length(node: MemoryNode, client: Client) -> None:
     client.begin(1, SIZE)
-    for chunk, length, words in ((4, 100, "there is no chunk 4"), (3, 99, "has 100 bytes"), (0, 5, "has 65536 bytes")):
+    for chunk, length, words in (
+        (4, 100, "there is no chunk 4"),
+        (3, 99, "have 108 bytes"),
+        (0, 5, "have 65544 bytes"),
+    ):
         with pytest.raises(StoreError, match=words):
             client.put(1, chunk, bytes(length))
     with pytest.raises(NotFound, match="BEGIN comes first"):
@@ -356,7 +360,8 @@ def test_a_chunk_on_its_way_when_the_session_ends_is_thrown_away(node: MemoryNod
     data = bytes(BLOCK)
     from deepvm.protocol import frames
 
-    frame = frames.encode(Kind.PUT, 9, {"step": 1, "chunk": 0}, len(data), digest_of(data)) + data
+    frame = frames.encode(Kind.PUTS, 9, {"step": 1, "chunks": [0]}, len(data) + frames.DIGEST.size, 0)
+    frame += data + frames.DIGEST.pack(digest_of(data))
     old.send(frame[:-10])
     wait_until(lambda: any(upload.receiving for run in node.runs for upload in run.uploads.values()))
     connect(node.address, "run", session="new")
@@ -410,15 +415,16 @@ def test_requests_out_of_order_or_of_wrong_types_are_refused(node: MemoryNode, c
     with pytest.raises(StoreError, match="OPEN comes first"):
         connect(node.address).ask(Kind.STEPS)
     for kind, meta, words in (
-        (Kind.BEGIN, {"step": True, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "'step' must be"),
-        (Kind.BEGIN, {"step": 1.0, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "'step' must be"),
-        (Kind.BEGIN, {"step": 1, "size_bytes": 0, "layout": "", "rank": 0, "world_size": 1}, "'size_bytes' must be"),
-        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": 4, "rank": 0, "world_size": 1}, "'layout' must be"),
-        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": "", "rank": 1, "world_size": 1}, "'rank' must be"),
-        (Kind.GET, {"step": 1, "chunk": -1}, "'chunk' must be"),
-        (Kind.SEAL, {"step": 1, "timeout_s": -1}, "'timeout_s' must be"),
+        (Kind.BEGIN, {"step": True, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "step is True, not an"),
+        (Kind.BEGIN, {"step": 1.0, "size_bytes": 5, "layout": "", "rank": 0, "world_size": 1}, "step is 1.0, not an"),
+        (Kind.BEGIN, {"step": 1, "size_bytes": 0, "layout": "", "rank": 0, "world_size": 1}, "size_bytes is 0, not"),
+        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": 4, "rank": 0, "world_size": 1}, "layout is 4, not"),
+        (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": "", "rank": 1, "world_size": 1}, "rank is 1, not an"),
+        (Kind.GET, {"step": 1, "chunk": -1}, "chunk is -1, not"),
+        (Kind.SEAL, {"step": 1, "timeout_s": -1}, "timeout_s is -1, not a number"),
+        (Kind.SEAL, {"step": 1, "timeout_s": 10**400}, "timeout_s is 1000.*, not a number"),
         (Kind.OPEN, {"run": "../x", "session": "s", "write": True, "verifier": "00" * 32}, "cannot name a run"),
-        (Kind.OPEN, {"run": "x", "session": "s", "write": 1}, "'write' must be true or false"),
+        (Kind.OPEN, {"run": "x", "session": "s", "write": 1}, "write is 1, neither true nor false"),
         (Kind.OPEN, {"run": "x", "session": "s", "write": True, "verifier": "zz"}, "hexadecimal"),
         (Kind.HELLO, {}, "a client does not send HELLO"),
     ):

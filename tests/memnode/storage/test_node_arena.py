@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def test_capacity_costs_no_memory_before_it_is_needed() -> None:
 
     before = resident()
     arena = Arena(4 * 2**30, 4 * 2**20)
+    arena.start()
     assert resident() - before < 64 * 2**20
     arena.reserve(8)
     wait_until(lambda: arena.touched >= 8)
@@ -128,3 +130,12 @@ def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, rep
 def test_settings_that_cannot_be_met_are_refused_in_a_sentence(fields: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         MemoryNode(**{"capacity_bytes": 64 * BLOCK, "block_bytes": BLOCK, **fields})
+
+
+def test_a_node_starts_nothing_before_start_and_can_be_stopped_without_it(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    node = MemoryNode(capacity_bytes=64 * BLOCK, block_bytes=BLOCK, spill=tmp_path / "spill", metrics="127.0.0.1:0")
+    assert set(threading.enumerate()) == before
+    assert (node.address, node.arena.touched) == ("", 0)
+    node.stop()
+    MemoryNode(capacity_bytes=64 * BLOCK, block_bytes=BLOCK, spill=tmp_path / "spill").stop()  # it is unlocked

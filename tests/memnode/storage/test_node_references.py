@@ -13,8 +13,8 @@ from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.settings import Settings
 from deepvm.memnode.storage.arena import Arena
-from deepvm.memnode.storage.budgets import Kept
-from deepvm.memnode.storage.dedup import MOST_FALSE, Sharing
+from deepvm.memnode.storage.budgets import KeptDocuments
+from deepvm.memnode.storage.dedup import MOST_FALSE, Dedup
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
 from deepvm.memnode.storage.upload import Begin, Upload
@@ -43,7 +43,7 @@ class Node(RuleBasedStateMachine):
         super().__init__()
         self.arena, counters = Arena(BLOCKS * BLOCK, BLOCK), Counters()
         outlet = Writeback(Settings(capacity_bytes=BLOCKS * BLOCK, block_bytes=BLOCK), Log(None))
-        self.runs = Runs(self.arena, outlet, counters, Kept(2**30), most=10)
+        self.runs = Runs(self.arena, outlet, counters, KeptDocuments(2**30), most=10)
         self.counters, self.sessions, self.step = counters, 0, 0
         for name in ("one", "two", "three"):
             self.runs.add(name, "00" * 32).claim("0")
@@ -72,7 +72,13 @@ class Node(RuleBasedStateMachine):
     def begin(self, name: str, chunks: int, lean: bool) -> None:
         self.step += 1
         begin = Begin(
-            step=self.step, size_bytes=chunks * BLOCK, layout="", rank=0, world_size=1, share=Share(), lean=lean
+            step=self.step,
+            size_bytes=chunks * BLOCK,
+            layout="",
+            rank=0,
+            world_size=1,
+            share=Share(),
+            partial_reservation=lean,
         )
         try:
             self.of(name).begin(begin, self.of(name).session, buffers=BUFFERS, room_s=0)
@@ -99,7 +105,7 @@ class Node(RuleBasedStateMachine):
         if upload is None or chunk >= upload.chunks:
             return
         try:
-            block = upload.start(chunk, BLOCK)
+            block = upload.start()
         except RequestRefused as no:
             expect(no, "busy", "no-room")
             return
@@ -119,7 +125,7 @@ class Node(RuleBasedStateMachine):
             if chunk < upload.chunks:
                 bytes_had = CONTENTS[seed] if honest else b"something else"
                 offers.append((chunk, digest_of(CONTENTS[seed]), frames.content_proof(KEY, [memoryview(bytes_had)])))
-        linked = Sharing(self.arena, KEY, self.counters, Log(None)).link(upload, offers)
+        linked = Dedup(self.arena, KEY, self.counters, Log(None)).link(upload, offers)
         assert len(offers) <= MOST_FALSE
         known = self.arena.contains((digest, BLOCK) for _, digest, _ in offers)
         assert linked == [chunk for (chunk, _, _), here in zip(offers, known, strict=True) if here and honest]

@@ -6,7 +6,6 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -277,20 +276,6 @@ def test_hundreds_of_saves_of_three_runs_leave_no_reference_behind(node: MemoryN
     assert (used(node), node.arena.reserved) == (0, 0)
     assert not node.arena._contents
     assert not node.arena._by_content
-
-
-def test_a_node_says_that_it_takes_offers(node: MemoryNode, connect: Connect) -> None:
-    raw: dict[str, Any] = {}
-
-    class Listener(Client):
-        def _receive(self, *words: Any) -> Any:
-            answer = super()._receive(*words)
-            raw.setdefault("hello", answer[1])
-            return answer
-
-    Listener(node.address).close()
-    assert raw["hello"]["version"] == 2
-    assert "offer" in raw["hello"]["features"]
 
 
 def test_offers_cost_little_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:

@@ -243,7 +243,7 @@ def test_a_slow_store_does_not_keep_memory_from_a_save(start_node: Any, connect:
     node = start_node(durable=store, capacity_bytes=8 * BLOCK)  # just two checkpoints
     client = connect(node.address, "run")
     client.save(1, content(1, 4 * BLOCK))
-    wait_until(lambda: node.flow.lanes[0]._source is not None)
+    wait_until(lambda: node.writeback.workers[0]._source is not None)
     client.save(2, content(2, 4 * BLOCK))
     client.save(3, content(3, 4 * BLOCK))  # the first one's blocks are held by the writer, who gives them up
     assert list(client.steps()) == [2, 3]

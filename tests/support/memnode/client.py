@@ -77,9 +77,7 @@ class Client(PlainClient):
         self.ask(Kind.BEGIN, {"step": step, "size_bytes": size, "layout": "l", "rank": 0, "world_size": 1, **fields})
 
     def put(self, step: int, chunk: int, data: bytes, *, digest: int | None = None) -> None:
-        meta = {"step": step, "chunk": chunk}
-        head = self.head_of(Kind.PUT, meta, len(data), digest_of(data) if digest is None else digest)
-        self._put(head + data)
+        self.puts(step, {chunk: data}, None if digest is None else {chunk: digest})
 
     def puts(
         self,
@@ -95,7 +93,11 @@ class Client(PlainClient):
         for chunk, data in chunks.items():
             frame += data + frames.DIGEST.pack(found[chunk])
             frame += self._tag(frames.DIGEST.pack((tagged or found)[chunk]))
-        self._put(frame)
+        self.send(frame)
+        found, answer, _ = self._receive()
+        if found is Kind.ERROR:
+            frames.raise_error(answer)
+        assert found is Kind.OK
 
     def send_document(
         self, kind: Kind, meta: dict[str, Any], body: bytes, *, tagged: bytes, digest: int | None = None
@@ -107,13 +109,6 @@ class Client(PlainClient):
     def head_of(self, kind: Kind, meta: dict[str, Any], body_bytes: int = 0, digest: int = 0) -> bytes:
         self._request += 1
         return self.tagged(frames.encode(kind, self._request, meta, body_bytes, digest))
-
-    def _put(self, frame: bytes) -> None:
-        self.send(frame)
-        found, answer, _ = self._receive()
-        if found is Kind.ERROR:
-            frames.raise_error(answer)
-        assert found is Kind.OK
 
     def send(self, data: bytes) -> None:
         self._sock.sendall(data)

@@ -110,7 +110,7 @@ class CommitClient:
     # --- ranks meet ---------------------------------------------------------------------------------------------
 
     def exchange(
-        self, step: int, attempt: int, size_bytes: int, layout: str, extra: str, ends: float, *, lean: bool = False
+        self, step: int, attempt: int, size_bytes: int, layout: str, extra: str, ends: float, *, partial: bool = False
     ) -> Sequence[str]:
         """Bring every rank's own state to rank 0: to every node that may be lost on the way, from the first that has
         all of them."""
@@ -121,7 +121,8 @@ class CommitClient:
         def tell(connection: Connection) -> None:
             begin(
                 connection, step, size_bytes, connection.block_bytes, layout=layout, rank=self._rank,
-                world_size=self._world_size, attempt=attempt, share=self._store.share_of(connection.address), lean=lean,
+                world_size=self._world_size, attempt=attempt, share=self._store.share_of(connection.address),
+                partial_reservation=partial,
             )  # fmt: skip
             connection.call(Kind.EXTRA, {"step": step, "rank": self._rank}, document)
 

@@ -18,7 +18,7 @@ from deepvm.store.memory.upload import link, offer
 AT_ONCE = 32  # chunks of one offer: they are read twice, and far more would delay the first byte
 AGAIN_SAVES = 64  # a run that found nothing looks again after so many
 _WORTH = 64  # offers go on while at least one byte of so many is found
-_LEAN = 16  # and a save may begin with little room where one byte of so many needed none
+_WORTH_PARTIAL = 16  # and a save may begin with little room where one byte of so many needed none
 
 
 class Source(Protocol):
@@ -56,7 +56,7 @@ class DedupHistory:
         return self._found
 
     @property
-    def lean(self) -> bool:
+    def partial_reservation(self) -> bool:
         """Whether much of the save that begins may be at the nodes already."""
         return self._found or self._shared
 
@@ -65,11 +65,7 @@ class DedupHistory:
         if offered or not failed:  # where nothing was offered, all was kept, or no node takes offers
             self._found = 0 < offered <= linked * _WORTH
         spared = linked + sum(one.bytes_kept for one in saved)
-        self._shared = spared * _LEAN >= spared + sum(one.bytes_sent for one in saved) > 0
-
-
-def can_offer(connection: Connection) -> bool:
-    return frames.OFFER in connection.features
+        self._shared = spared * _WORTH_PARTIAL >= spared + sum(one.bytes_sent for one in saved) > 0
 
 
 def link_known(

@@ -125,17 +125,18 @@ class MemoryTransfer:
         pieces, layout = snapshot.pieces, snapshot.pieces.layout
         mine = share(pieces.count, pieces.of_header, self._rank, self._world_size)
         base, digests = self._base_of(pieces), [0] * pieces.count
-        offering, lean = self._offers.begin(f"{layout.fingerprint}/{layout.header_bytes}"), self._offers.lean
+        offering = self._offers.begin(f"{layout.fingerprint}/{layout.header_bytes}")
+        partial = self._offers.partial_reservation
         jobs = self._jobs(
             snapshot, step, layout.size_bytes, pieces.chunk_bytes,
-            layout=layout.fingerprint, base=base, digests=digests, attempt=attempt, offering=offering, lean=lean,
+            layout=layout.fingerprint, base=base, digests=digests, attempt=attempt, offering=offering, partial=partial,
         )  # fmt: skip
         for node, job in jobs.items():
             self._sender(node).start(job)
         try:
             self._enqueue(jobs, [chunk for chunk in mine if chunk >= pieces.of_header])
             extras = self._control.exchange(
-                step, attempt, layout.size_bytes, layout.fingerprint, extra, ends, lean=lean
+                step, attempt, layout.size_bytes, layout.fingerprint, extra, ends, partial=partial
             )
             if self._rank == 0:
                 for job in jobs.values():  # the header takes a while, and leaves last
@@ -209,13 +210,13 @@ class MemoryTransfer:
     def _jobs(
         self, source: Chunks, step: int, size_bytes: int, chunk_bytes: int,
         *, layout: str, base: Base | None, digests: list[int], attempt: int = 0, offering: bool = False,
-        lean: bool = False,
+        partial: bool = False,
     ) -> dict[str, RankJob]:  # fmt: skip
         return {
             node: RankJob(
                 source=source, step=step, size_bytes=size_bytes, chunk_bytes=chunk_bytes,
                 layout=layout, base=base, digests=digests, waiting=queue.SimpleQueue(), senders=0, attempt=attempt,
-                offering=offering, lean=lean,
+                offering=offering, partial_reservation=partial,
             )
             for node in self._store.nodes
         }  # fmt: skip

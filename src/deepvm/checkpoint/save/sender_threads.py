@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from deepvm.checkpoint.buffers.priority import lower_priority
-from deepvm.checkpoint.save.dedup import AT_ONCE, can_offer, link_known
+from deepvm.checkpoint.save.dedup import AT_ONCE, link_known
 from deepvm.errors import NotFound, StoreUnavailable
-from deepvm.protocol.frames import PUTS, Kind
+from deepvm.protocol.frames import Kind
 from deepvm.store.base import chunk_span
 from deepvm.store.memory.connection import Connection, Send
 from deepvm.store.memory.store import MemoryStore
@@ -65,7 +65,7 @@ class RankJob:
     senders: int
     attempt: int = 0
     offering: bool = False  # what the node may have already, whatever its step and run
-    lean: bool = False  # begin though there may be no room for all of it
+    partial_reservation: bool = False  # begin though there may be no room for all of it
     begun: threading.Event = field(default_factory=threading.Event)  # some sender has, or could not
     finished: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
@@ -190,23 +190,22 @@ class Senders:
         begin(
             connection, job.step, job.size_bytes, job.chunk_bytes,
             layout=job.layout, rank=self._rank, world_size=self._world_size,
-            attempt=job.attempt, share=self._store.share_of(self.node), lean=job.lean,
+            attempt=job.attempt, share=self._store.share_of(self.node), partial_reservation=job.partial_reservation,
         )  # fmt: skip
 
     def _serve(self, connection: Connection, job: RankJob) -> None:
         kept: list[int] = []
-        offering = job.offering and can_offer(connection)
-        unseen = PUTS in connection.features and not offering  # whether chunks may be sent before they are hashed
-        while (chunks := job.next(AT_ONCE if offering else PUT_AT_ONCE, connection.flush)) and job.failure is None:
+        at_once = AT_ONCE if job.offering else PUT_AT_ONCE
+        while (chunks := job.next(at_once, connection.flush)) and job.failure is None:
             changed: list[int] = []
             for chunk in chunks:
-                if unseen and job.likely_changed(chunk):
+                if not job.offering and job.likely_changed(chunk):  # hashed while it is sent
                     changed.append(chunk)
                     continue
                 job.digests[chunk] = digest = job.digests[chunk] or job.source.digest(chunk)
                 same = job.base is not None and job.base.digests[chunk] == digest
                 (kept if same else changed).append(chunk)
-            if changed and offering:
+            if changed and job.offering:
                 changed = self._link(connection, job, changed)
             self._put(connection, job, changed)
         connection.finish()

@@ -91,11 +91,14 @@ class MetricsServer:
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.1,), name="deepvm-metrics", daemon=True
         )
+
+    def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join(5)
         self._server.server_close()
 
 

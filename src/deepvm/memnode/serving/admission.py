@@ -7,12 +7,12 @@ however many connections are held open beside it. Of the places for clients, one
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import threading
 from collections import Counter
 
 from deepvm.memnode.settings import Limits
+from deepvm.protocol.sockets import interrupt
 
 
 class AdmittedPeer:
@@ -44,8 +44,7 @@ class Admission:
                 dropped.dropped = True
             self._strangers[place] = None
         if dropped is not None:
-            with contextlib.suppress(OSError):
-                dropped.sock.shutdown(socket.SHUT_RDWR)  # its thread closes it
+            interrupt(dropped.sock)  # its thread closes it
         return place, dropped
 
     def _oldest_of_most(self) -> AdmittedPeer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.memnode.serving import fields
 from deepvm.memnode.serving.admission import AdmittedPeer
-from deepvm.memnode.serving.frame_io import Frames
+from deepvm.memnode.serving.frame_io import FrameStream
 from deepvm.memnode.serving.requests import Answer, Requests
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.arena import ArenaFull
@@ -20,6 +19,7 @@ from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.auth import Meeting
 from deepvm.protocol.frames import Kind
+from deepvm.strict_json import MalformedJson
 
 if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
@@ -28,7 +28,7 @@ _MOST_ADDRESS = 60  # [IPv6]:PORT takes 47
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class Nonces:
     """Both sides' nonces: what proofs on this connection are bound to."""
 
     node_nonce: str
@@ -38,7 +38,7 @@ class Peer:
 class ClientConnection:
     def __init__(self, node: MemoryNode, channel: ClientSocket, name: str, place: AdmittedPeer) -> None:
         self._node, self._channel, self.name, self._place = node, channel, name, place
-        self._frames = Frames(channel)
+        self._frames = FrameStream(channel)
         self._counted_in = self._counted_out = 0
 
     @property
@@ -52,15 +52,15 @@ class ClientConnection:
         """Until the client leaves, misbehaves, or the node stops. Never raises."""
         requests: Requests | None = None
         try:
-            peer = self._shake_hands()
-            if peer is None:
+            nonces = self._shake_hands()
+            if nonces is None:
                 return
-            requests = Requests(self._node, peer.node_nonce, peer.client_nonce)
+            requests = Requests(self._node, nonces.node_nonce, nonces.client_nonce)
             while not self._node.closing:
                 self._one(requests)
         except PeerGone as reason:
             self._node.log.info("disconnected", client=self.name, reason=str(reason))
-        except frames.ProtocolError as error:
+        except (frames.ProtocolError, MalformedJson) as error:
             self._node.counters.add(malformed_frames=1)
             self._node.log.warning("malformed", client=self.name, message=str(error))
             self._say_malformed(str(error))
@@ -72,8 +72,8 @@ class ClientConnection:
             self._count()
             self._channel.close()
 
-    def shutdown(self) -> None:
-        self._channel.shutdown()
+    def interrupt(self) -> None:
+        self._channel.interrupt()
 
     def _say_malformed(self, message: str) -> None:
         with contextlib.suppress(PeerGone):
@@ -89,12 +89,9 @@ class ClientConnection:
     def _one(self, requests: Requests) -> None:
         frame, meta = self._frames.receive(first_s=self._node.settings.limits.idle_s)
         try:
-            if frame.kind is Kind.PUT:
-                self._put(requests, frame, meta)
-                answer: Answer = None
-            elif frame.kind is Kind.PUTS:
+            if frame.kind is Kind.PUTS:
                 self._puts(requests, frame, meta)
-                answer = None
+                answer: Answer = None
             elif frame.kind is Kind.MEND:
                 self._mend(requests, frame, meta)
                 answer = None
@@ -122,16 +119,6 @@ class ClientConnection:
 
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
-    def _put(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
-        length, chunk = frame.body_bytes, fields.chunk(meta)
-        try:
-            upload = requests.upload(meta)
-            block = upload.start(chunk, length)
-        except RequestRefused:
-            self._frames.discard(length)
-            raise
-        self._receive_chunk(upload, chunk, block, length, lambda: frame.digest)
-
     def _puts(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
         """Several chunks, each followed by its digest. Those before one that is refused are here to stay."""
         left, chunks = frame.body_bytes, fields.chunks(meta)
@@ -141,23 +128,25 @@ class ClientConnection:
             lengths = [upload.length(chunk) for chunk in chunks]
             expected = sum(lengths) + len(chunks) * frames.DIGEST.size
             if left != expected:
-                raise RequestRefused("failed", f"chunks {chunks} take {expected} bytes, {left} were sent")
+                raise RequestRefused(
+                    "failed", f"chunks {chunks} and their digests have {expected} bytes, {left} were sent"
+                )
             for chunk, length in zip(chunks, lengths, strict=True):
-                block = upload.start(chunk, length)
+                block = upload.start()
                 left -= length + frames.DIGEST.size
                 tags_left -= 1
-                self._receive_chunk(upload, chunk, block, length, self._frames.receive_digest)
+                self._receive_chunk(upload, chunk, block, length)
         except RequestRefused:
             self._frames.discard(left, tags=tags_left)
             raise
 
-    def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int, digest: Callable[[], int]) -> None:
-        """``digest`` is asked when the chunk has been received: what its sender says."""
+    def _receive_chunk(self, upload: Upload, chunk: int, block: int, length: int) -> None:
+        """Receive a chunk and its digest, verify it, and attach it to the upload."""
         whole = False
         try:
             with self._node.arena.view(block, length) as view:
                 found = self._channel.receive_hashed(view)
-                whole = found == digest()
+                whole = found == self._frames.receive_digest()
         finally:
             if not whole:
                 upload.cancel(block)
@@ -215,7 +204,7 @@ class ClientConnection:
 
     # --- handshake ------------------------------------------------------------------------------------------------
 
-    def _shake_hands(self) -> Peer | None:
+    def _shake_hands(self) -> Nonces | None:
         """The node shows a nonce first; a client that knows the token answers for it, and hears that the node does."""
         settings = self._node.settings
         nonce = frames.new_nonce()
@@ -224,7 +213,6 @@ class ClientConnection:
             "block_bytes": settings.block_bytes,
             "nonce": nonce,
             "token": settings.token is not None,
-            "features": list(frames.FEATURES),
         }
         greeting = frames.encode(Kind.HELLO, 0, hello)
         self._channel.send(greeting)
@@ -241,7 +229,7 @@ class ClientConnection:
             if not self._admitted(frame):
                 return None
             self._frames.send(Kind.OK, frame.request)
-            return Peer(nonce, client_nonce)
+            return Nonces(nonce, client_nonce)
         meeting = Meeting(
             protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting,
             address=fields.text(meta, "address", _MOST_ADDRESS),
@@ -255,7 +243,7 @@ class ClientConnection:
             return None
         self._frames.send(Kind.OK, frame.request, {"proof": meeting.proof(settings.token, "server")})
         self._frames.tags = meeting.tags(settings.token, "server")
-        return Peer(nonce, client_nonce)
+        return Nonces(nonce, client_nonce)
 
     def _admitted(self, frame: frames.Frame) -> bool:
         reason = self._node.admission.admit(self._place)

@@ -1,18 +1,18 @@
-"""The meta of frames, checked by type and range: a bool is no int, a float no step. What does not fit is malformed."""
+"""Check the meta of frames by type and range. Wrong values raise ProtocolError or MalformedJson (see connection.py)."""
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import UsageError
 from deepvm.memnode.storage.upload import Begin
 from deepvm.protocol import frames
 from deepvm.protocol.placement import Share
-from deepvm.store.base import MOST_CHUNKS, check_run
+from deepvm.store.base import MOST_CHUNKS, MOST_STEP, check_run
 
-MOST_STEP = 2**63 - 1
 MOST_WORLD_SIZE = 2**20
 MOST_NODES = 4096
 MOST_TIMEOUT_S = 3600.0
@@ -22,34 +22,25 @@ Meta = Mapping[str, Any]
 
 
 def integer(meta: Meta, name: str, least: int, most: int, default: int | None = None) -> int:
-    value = meta.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise frames.ProtocolError(f"{name!r} must be an integer from {least} to {most}")
-    return value
+    return strict.integer(meta.get(name, default), name, least, most)
 
 
 def text(meta: Meta, name: str, most: int, *, least: int = 1) -> str:
-    value = meta.get(name)
-    if not isinstance(value, str) or not least <= len(value) <= most or not value.isprintable():
-        raise frames.ProtocolError(f"{name!r} must be printable text of at most {most} characters")
-    return value
+    return strict.text(meta.get(name), name, most, least=least)
 
 
 def flag(meta: Meta, name: str) -> bool:
-    value = meta.get(name, False)
-    if not isinstance(value, bool):
-        raise frames.ProtocolError(f"{name!r} must be true or false")
-    return value
+    return strict.flag(meta.get(name, False), name)
 
 
 def hexadecimal(meta: Meta, name: str, *, required: bool = True) -> str | None:
     value = meta.get(name)
     if value is None or value == "":
         if required:
-            raise frames.ProtocolError(f"{name!r} is missing")
+            raise frames.ProtocolError(f"{name} is missing")
         return None
     if not isinstance(value, str) or len(value) != _HEX_DIGITS or set(value) - set("0123456789abcdef"):
-        raise frames.ProtocolError(f"{name!r} must be {_HEX_DIGITS} hexadecimal digits")
+        raise frames.ProtocolError(f"{name} is not {_HEX_DIGITS} hexadecimal digits")
     return value
 
 
@@ -69,17 +60,14 @@ def chunk(meta: Meta) -> int:
 
 
 def chunks(meta: Meta) -> list[int]:
-    found = meta.get("chunks")
-    if not isinstance(found, list) or not 1 <= len(found) <= frames.MOST_PUT:
-        raise frames.ProtocolError(f"'chunks' must be a list of 1 to {frames.MOST_PUT} chunks")
+    found = strict.array(meta.get("chunks"), "chunks", frames.MOST_PUT)
+    if not found:
+        raise frames.ProtocolError("chunks is an empty list")
     return [chunk({"chunk": one}) for one in found]
 
 
 def timeout_s(meta: Meta) -> float:
-    value = meta.get("timeout_s", 0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        raise frames.ProtocolError("'timeout_s' must be a number of seconds")
-    return min(float(value), MOST_TIMEOUT_S)
+    return min(strict.number(meta.get("timeout_s", 0), "timeout_s", 0, sys.float_info.max), MOST_TIMEOUT_S)
 
 
 def begin(meta: Meta, block_bytes: int) -> Begin:
@@ -98,5 +86,5 @@ def begin(meta: Meta, block_bytes: int) -> Begin:
         ),
         attempt=integer(meta, "attempt", 0, MOST_STEP, 0),
         repair=flag(meta, "repair"),
-        lean=flag(meta, "lean"),
+        partial_reservation=flag(meta, "lean"),
     )

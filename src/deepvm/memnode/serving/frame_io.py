@@ -1,4 +1,4 @@
-"""Frames of one client's connection, as the node reads and writes them, between socket_io.py and connection.py."""
+"""FrameStream of one client's connection, as the node reads and writes them, between socket_io.py and connection.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from deepvm.protocol.frames import Kind
 _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced length alone takes no memory
 
 
-class Frames:
+class FrameStream:
     def __init__(self, channel: ClientSocket) -> None:
         self._channel = channel
         self._header = memoryview(bytearray(frames.HEADER.size + TAG_BYTES))

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.serving import fields
 from deepvm.memnode.storage.checkpoint import Checkpoint
-from deepvm.memnode.storage.dedup import Sharing
+from deepvm.memnode.storage.dedup import Dedup
 from deepvm.memnode.storage.registry import may_open
 from deepvm.memnode.storage.run import Run
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
+from deepvm.store.base import MOST_STEP
 
 if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
@@ -40,7 +41,7 @@ class Requests:
         self._session: str | None = None  # only of those who write
         self._bound: Upload | None = None  # the upload that this connection began or joined, and no later one
         key = frames.content_key(node_nonce, client_nonce)
-        self._sharing = Sharing(node.arena, key, node.counters, node.log)
+        self._dedup = Dedup(node.arena, key, node.counters, node.log)
         self._handlers: dict[Kind, Callable[[dict[str, Any], bytes], Answer]] = {
             Kind.OPEN: self._open,
             Kind.BEGIN: self._begin,
@@ -156,12 +157,12 @@ class Requests:
 
     def _offer(self, meta: dict[str, Any], body: bytes) -> Answer:
         chunks, digests, _ = _columns(Kind.OFFER, body, _OFFER)
-        return pack("I", self._sharing.candidates(self.upload(meta), chunks, digests))
+        return pack("I", self._dedup.candidates(self.upload(meta), chunks, digests))
 
     def _link(self, meta: dict[str, Any], body: bytes) -> Answer:
         chunks, digests, rest = _columns(Kind.LINK, body, _LINK)
         proofs = (rest[start : start + 32] for start in range(0, len(rest), 32))
-        return pack("I", self._sharing.link(self.upload(meta), zip(chunks, digests, proofs, strict=True)))
+        return pack("I", self._dedup.link(self.upload(meta), zip(chunks, digests, proofs, strict=True)))
 
     def _extra(self, meta: dict[str, Any], body: bytes) -> Answer:
         self.upload(meta).add_extra(fields.integer(meta, "rank", 0, fields.MOST_WORLD_SIZE), body)
@@ -187,7 +188,7 @@ class Requests:
 
     def _abort(self, meta: dict[str, Any], body: bytes) -> Answer:
         del body
-        last = fields.integer(meta, "attempt", 0, fields.MOST_STEP, fields.MOST_STEP)
+        last = fields.integer(meta, "attempt", 0, MOST_STEP, MOST_STEP)
         self._here().abort(fields.step(meta), self._session, last)
         return None
 
@@ -206,7 +207,7 @@ class Requests:
         with run.lock:
             found = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:]
         rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]
-        return {"steps": rows, "writes_on": bool(self._node.flow.lanes)}
+        return {"steps": rows, "writes_on": bool(self._node.writeback.workers)}
 
     def _manifest(self, meta: dict[str, Any], body: bytes) -> Answer:
         del body

@@ -12,7 +12,7 @@ import xxhash
 
 from deepvm.memnode.errors import PeerGone
 from deepvm.protocol.auth import local_address
-from deepvm.protocol.sockets import HASHED_BYTES, tune
+from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 
 _TICK_S = 1.0  # how often a thread that waits for its client looks up
 _JUNK = bytearray(2**18)  # what nobody wants is received here, by everybody at once
@@ -110,10 +110,9 @@ class ClientSocket:
                 raise PeerGone("the client takes its answer too slowly")
         self.sent_bytes += done
 
-    def shutdown(self) -> None:
-        """From another thread: whoever waits on this connection stops waiting."""
-        with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+    def interrupt(self) -> None:
+        """From another thread: end all waits on this connection."""
+        interrupt(self._sock)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -63,6 +63,9 @@ class Arena:
         self._reserved = 0
         self._closed = False
         self._toucher = threading.Thread(target=self._touch_ahead, name="deepvm-arena", daemon=True)
+
+    def start(self) -> None:
+        """Start to touch pages ahead of their use. Without it, each block's pages come when the block is taken."""
         self._toucher.start()
 
     # --- figures --------------------------------------------------------------------------------------------------
@@ -224,7 +227,8 @@ class Arena:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._toucher.join(10)
+        if self._toucher.is_alive():
+            self._toucher.join(10)
         with contextlib.suppress(BufferError):  # a view is still out: the last one to go frees the memory
             self._memory.release()
             self._map.close()

@@ -60,7 +60,7 @@ class Room:
             self._budget.give_back(self._taken)
 
 
-class Kept:
+class KeptDocuments:
     """Memory that kept documents take, of all runs together: manifests, and ranks' states until a commit."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -21,7 +21,7 @@ MOST_OFFERED = 256  # chunks of one request: hashing so many takes a second or t
 MOST_FALSE = 8  # proofs that fail on one connection; then nothing is hashed for it any more
 
 
-class Sharing:
+class Dedup:
     """What one connection offers. Nothing is remembered between its requests but how often it was wrong."""
 
     def __init__(self, arena: Arena, key: bytes, counters: Counters, log: Log) -> None:

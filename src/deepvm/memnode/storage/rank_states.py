@@ -6,7 +6,7 @@ import json
 
 from deepvm import strict_json
 from deepvm.memnode.errors import RequestRefused
-from deepvm.memnode.storage.budgets import STATE_BYTES, Kept
+from deepvm.memnode.storage.budgets import STATE_BYTES, KeptDocuments
 from deepvm.protocol import frames
 
 MOST_BYTES = 16 * 2**20  # of one rank
@@ -32,7 +32,7 @@ def check(rank: int, document: bytes) -> None:
 class RankStates:
     """For the holder of the upload's lock."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: KeptDocuments) -> None:
         self._kept = kept
         self._documents: dict[int, bytes] = {}
         self._bytes = 0

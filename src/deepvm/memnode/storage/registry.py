@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.storage.arena import Arena
-from deepvm.memnode.storage.budgets import Kept
+from deepvm.memnode.storage.budgets import KeptDocuments
 from deepvm.memnode.storage.run import Outlet, Run
 from deepvm.protocol import frames
 
@@ -16,7 +16,7 @@ from deepvm.protocol import frames
 class Runs:
     """All runs by name. A name belongs to whoever first brings a key for it."""
 
-    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept, *, most: int) -> None:
+    def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, kept: KeptDocuments, *, most: int) -> None:
         self._arena, self._outlet, self._counters, self._kept, self._most = arena, outlet, counters, kept, most
         self._lock = threading.Lock()
         self._runs: dict[str, Run] = {}

@@ -14,7 +14,7 @@ from deepvm.errors import Corrupt
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.storage.arena import Arena, ArenaFull
-from deepvm.memnode.storage.budgets import Kept, cost_of
+from deepvm.memnode.storage.budgets import KeptDocuments, cost_of
 from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
 from deepvm.memnode.storage.upload import Begin, Upload, too_large
 from deepvm.store.base import Manifest, chunk_count
@@ -39,7 +39,9 @@ class Outlet(Protocol):
 class Run:
     """All changes of one run happen under its lock; the chunks' way into blocks does not need it."""
 
-    def __init__(self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: Kept) -> None:
+    def __init__(
+        self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: KeptDocuments
+    ) -> None:
         self.name, self.verifier = name, verifier
         self.session: str | None = None
         self.past_sessions: deque[str] = deque(maxlen=_PAST_SESSIONS)
@@ -170,18 +172,18 @@ class Run:
 
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
         """Room for so many chunks; for none where there is too little and most of them will be shared."""
-        if begin.lean and chunks > _MOST_SHARED * self._arena.blocks:
+        if begin.partial_reservation and chunks > _MOST_SHARED * self._arena.blocks:
             raise RequestRefused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
         try:
-            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s)
+            self._arena.reserve(chunks, timeout_s=0 if begin.partial_reservation else room_s)
             return chunks
         except ArenaFull:
             self._outlet.make_room(self)
         try:
-            self._arena.reserve(chunks, timeout_s=0 if begin.lean else room_s / 4)
+            self._arena.reserve(chunks, timeout_s=0 if begin.partial_reservation else room_s / 4)
             return chunks
         except ArenaFull as error:
-            if begin.lean:
+            if begin.partial_reservation:
                 return 0
             if chunks > self._arena.blocks:
                 raise RequestRefused(

@@ -15,7 +15,7 @@ from deepvm.errors import StoreError
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.storage import rank_states
 from deepvm.memnode.storage.arena import Arena, ArenaFull
-from deepvm.memnode.storage.budgets import Kept
+from deepvm.memnode.storage.budgets import KeptDocuments
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest, chunk_count, chunk_span
@@ -37,7 +37,7 @@ class Begin:
     share: Share
     attempt: int = 0  # a later one of the same step begins from nothing
     repair: bool = False  # of a checkpoint that other nodes have: gives way to saves
-    lean: bool = False  # much of it is here already: may begin though there is no room for all of it
+    partial_reservation: bool = False  # much of it is here already: may begin though there is no room for all of it
 
 
 def too_large(step: int, size_bytes: int, capacity_bytes: int) -> str:
@@ -48,7 +48,9 @@ def too_large(step: int, size_bytes: int, capacity_bytes: int) -> str:
 
 
 class Upload:
-    def __init__(self, arena: Arena, begin: Begin, kept: Kept, *, session: str, reserved: int, room_s: float) -> None:
+    def __init__(
+        self, arena: Arena, begin: Begin, kept: KeptDocuments, *, session: str, reserved: int, room_s: float
+    ) -> None:
         self.arena, self.begin, self.session = arena, begin, session
         self.chunks = chunk_count(begin.size_bytes, arena.block_bytes)
         self.blocks: dict[int, int] = {}
@@ -56,7 +58,7 @@ class Upload:
         self.touched_s = time.monotonic()
         self.receiving = 0  # connections that fill a block of it just now
         self.taken = 0  # blocks that were filled for it, and not shared
-        self._reserved, self._room_s = reserved, room_s if begin.lean else 0.0
+        self._reserved, self._room_s = reserved, room_s if begin.partial_reservation else 0.0
         self._expected = begin.share.count(self.chunks)
         self._extras = rank_states.RankStates(kept)
         self._changed = threading.Condition()
@@ -83,10 +85,8 @@ class Upload:
 
     # --- chunks ---------------------------------------------------------------------------------------------------
 
-    def start(self, chunk: int, length: int) -> int:
-        """A block to receive the chunk into."""
-        if length != self.length(chunk):
-            raise RequestRefused("failed", f"chunk {chunk} has {self.length(chunk)} bytes, {length} were sent")
+    def start(self) -> int:
+        """Take a block to receive a chunk into; ``finish`` or ``cancel`` ends this."""
         ends = time.monotonic() + self._room_s
         while True:
             with self._changed:
@@ -133,7 +133,7 @@ class Upload:
             for chunk in set(chunks) if not wrong else ():
                 block = checkpoint.hold(chunk)
                 if block is None:
-                    block = self.start(chunk, checkpoint.manifest.span(chunk)[1])
+                    block = self.start()
                     read.append(block)
                     checkpoint.read(chunk, block)
                 found[chunk] = block
@@ -203,7 +203,7 @@ class Upload:
         step, size, capacity = self.begin.step, self.begin.size_bytes, self.arena.capacity_bytes
         if self.chunks > self.arena.blocks:
             return RequestRefused("no-room", too_large(step, size, capacity))
-        if self.begin.lean:
+        if self.begin.partial_reservation:
             return RequestRefused(
                 "no-room",
                 f"step {step} needs {format_bytes(size)}, and the node, of {format_bytes(capacity)}, has no room left "
@@ -291,7 +291,7 @@ class Upload:
         """Hand the blocks over to the checkpoint that this upload becomes, if they are what the manifest says."""
         with self._changed:
             self._check()
-            mine = [chunk for chunk in range(self.chunks) if share.has(chunk)]
+            mine = share.chunks(self.chunks)
             missing = [chunk for chunk in mine if chunk not in self.blocks]
             if missing:
                 raise RequestRefused(

@@ -14,7 +14,7 @@ class Superseded(Exception):
     """The checkpoint made room for a newer one before it was written on."""
 
 
-class Source:
+class ChunkSource:
     """Blocks are held from the start, so that none is lost when the checkpoint leaves memory; each goes when used."""
 
     def __init__(self, checkpoint: Checkpoint, peers: Peers | None) -> None:
@@ -70,7 +70,7 @@ class Source:
         if self._peers is not None:
             self._peers.close()
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> ChunkSource:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from deepvm.errors import NotFound, UsageError
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import Source
+from deepvm.memnode.writeback.chunk_source import ChunkSource
 from deepvm.store.base import Manifest, Store
 
 
@@ -25,7 +25,7 @@ class Durable:
     def wants(self, checkpoint: Checkpoint) -> bool:
         return not checkpoint.durable and checkpoint.share.index == 0
 
-    def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None:
+    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None:
         manifest = checkpoint.manifest
         if checkpoint.recovered and self._has(manifest):
             checkpoint.durable = True

@@ -7,6 +7,7 @@ import ssl
 from deepvm.errors import NotFound, StoreError
 from deepvm.memnode.peer_rule import PeerRule
 from deepvm.protocol.frames import Kind
+from deepvm.protocol.placement import replica_nodes
 from deepvm.store.base import Manifest
 from deepvm.store.memory.connection import Connection
 
@@ -28,9 +29,8 @@ class Peers:
 
     def fetch(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         """Fill ``into`` from the first of the chunk's nodes that has it; the connection verified its digest."""
-        nodes = len(manifest.nodes)
         problem: StoreError = NotFound(f"no node has chunk {chunk} of step {manifest.step}")
-        homes = ((chunk + replica) % nodes for replica in range(manifest.replicas))
+        homes = replica_nodes(chunk, len(manifest.nodes), manifest.replicas)
         for number in [home for home in homes if home != self._own][:MOST_ASKED]:
             address = manifest.nodes[number]
             try:

@@ -22,9 +22,10 @@ from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import Source
+from deepvm.memnode.writeback.chunk_source import ChunkSource
 from deepvm.memnode.writeback.leftovers import tidy
 from deepvm.memnode.writeback.run_files import PARTS, RunFiles, make_private
+from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
 from deepvm.store.files.store import FileStore, explained
 
@@ -63,7 +64,7 @@ class Spill:
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None:
+    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None:
         manifest, places = checkpoint.manifest, self._places(checkpoint)
         store = self._whole if places is None else self._parts
         kept = manifest if places is None else _part(manifest, places)
@@ -99,8 +100,7 @@ class Spill:
         share = checkpoint.share
         if share.index == 0 or share.replicas >= share.nodes:
             return None
-        mine = [chunk for chunk in range(len(checkpoint.manifest.digests)) if share.has(chunk)]
-        return {chunk: place for place, chunk in enumerate(mine)}
+        return _packed(share, checkpoint.manifest)
 
     @staticmethod
     def _order(run: Run, new: Checkpoint) -> list[int]:
@@ -193,9 +193,15 @@ class Spill:
 
 
 def _lock(directory: Path) -> int:
-    """One node to a directory; the lock goes with the node, however it ends."""
+    """Make the directory if it is missing, and lock it: one node to a directory. The lock ends with the process.
+
+    Parents are not made, so that a disk which is not mounted is noticed.
+    """
     try:
+        make_private(directory)
         fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise UsageError(f"the spill directory {directory} cannot be made: {directory.parent} does not exist") from None
     except OSError as error:
         raise UsageError(f"the spill directory {directory} cannot be written: {error.strerror}") from None
     try:
@@ -206,6 +212,11 @@ def _lock(directory: Path) -> int:
     except OSError:  # a file system without locks
         pass
     return fd
+
+
+def _packed(share: Share, manifest: Manifest) -> dict[int, int]:
+    """Where each chunk of a share is in its packed file."""
+    return {chunk: place for place, chunk in enumerate(share.chunks(len(manifest.digests)))}
 
 
 def _part(manifest: Manifest, places: dict[int, int]) -> Manifest:
@@ -233,8 +244,7 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
         document = json.dumps(manifest.facts["part_of"], indent=1).encode()
         whole = Manifest.from_bytes(document)
         share = share_of(whole, int(manifest.facts["node_index"]))
-        mine = [chunk for chunk in range(len(whole.digests)) if share.has(chunk)]
-        places = {chunk: place for place, chunk in enumerate(mine)}
+        places = _packed(share, whole)
     else:
         whole, share, places, document = manifest, share_of(manifest, 0), None, manifest.to_bytes()
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)

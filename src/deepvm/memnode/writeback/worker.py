@@ -12,7 +12,7 @@ from deepvm.errors import StoreError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import Source, Superseded
+from deepvm.memnode.writeback.chunk_source import ChunkSource, Superseded
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 60.0
 ANSWER_S = 0.002  # a writer that begins at once takes the processor from the answer to whoever committed
@@ -22,7 +22,7 @@ class Sink(Protocol):
     @property
     def name(self) -> str: ...
     def wants(self, checkpoint: Checkpoint) -> bool: ...
-    def write(self, run: Run, checkpoint: Checkpoint, source: Source) -> None: ...
+    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None: ...
     def remove(self, run: Run, checkpoint: Checkpoint) -> None: ...
     def close(self) -> None: ...
 
@@ -40,16 +40,18 @@ class _Job:
 class WritebackWorker:
     """At most one checkpoint of each run waits: a newer one takes the older one's place, which counts as skipped."""
 
-    def __init__(self, sink: Sink, log: Log, make_source: Callable[[Run, Checkpoint], Source]) -> None:
+    def __init__(self, sink: Sink, log: Log, make_source: Callable[[Run, Checkpoint], ChunkSource]) -> None:
         self.sink, self._log, self._make_source = sink, log, make_source
         self.written = self.skipped = self.failures = 0
         self.last_error: str | None = None
         self._jobs: dict[str, _Job] = {}
         self._changed = threading.Condition()
         self._busy = self._closed = self._hurry = False
-        self._source: Source | None = None
+        self._source: ChunkSource | None = None
         self._abandoned = False
         self._thread = threading.Thread(target=self._work, name=f"deepvm-{sink.name}", daemon=True)
+
+    def start(self) -> None:
         self._thread.start()
 
     # --- from other threads ---------------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ class WritebackWorker:
         with self._changed:
             source, newer = self._source, run.name in self._jobs
         if source is not None and source.let_go(abandon=newer and not self._abandoned):
-            self._log.warning("made room", lane=self.sink.name, step=source.checkpoint.step)
+            self._log.warning("made room", worker=self.sink.name, step=source.checkpoint.step)
 
     @property
     def waiting(self) -> int:
@@ -104,7 +106,8 @@ class WritebackWorker:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(5)
+        if self._thread.is_alive():
+            self._thread.join(5)
         self.sink.close()
 
     # --- in its own thread ----------------------------------------------------------------------------------------
@@ -142,7 +145,7 @@ class WritebackWorker:
             job.work()
         except Superseded:
             self.skipped += 1
-        except Exception as error:  # a lane that dies would lose checkpoints silently
+        except Exception as error:  # a worker that dies would lose checkpoints silently
             told = str(error) if isinstance(error, (StoreError, OSError)) else f"{type(error).__name__}: {error}"
             self.failures += 1
             self.last_error = told

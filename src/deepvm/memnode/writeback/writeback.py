@@ -1,4 +1,4 @@
-"""Where committed checkpoints flow on to: the spill directory and the durable store, each in a lane of its own."""
+"""Where committed checkpoints flow on to: the spill directory and the durable store, each in a worker of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import Source
+from deepvm.memnode.writeback.chunk_source import ChunkSource
 from deepvm.memnode.writeback.durable import Durable
 from deepvm.memnode.writeback.peers import Peers
 from deepvm.memnode.writeback.spill import Spill
@@ -27,34 +27,36 @@ class Writeback:
         self._tls = client_tls(settings.tls_cert)
         self._rule = PeerRule(split_address(settings.listen, listen=True)[0], settings.peers)
         self._spill: Spill | None = None
-        self.lanes: list[WritebackWorker] = []
+        self.workers: list[WritebackWorker] = []
         if settings.spill is not None:
             self._spill = Spill(settings.spill, keep=settings.kept_in_spill, log=log)
-            self.lanes.append(WritebackWorker(self._spill, log, self._source))
+            self.workers.append(WritebackWorker(self._spill, log, self._source))
         if settings.durable is not None:
-            self.lanes.append(WritebackWorker(Durable(settings.durable, keep=settings.durable_keep), log, self._source))
+            self.workers.append(
+                WritebackWorker(Durable(settings.durable, keep=settings.durable_keep), log, self._source)
+            )
 
-    def _source(self, run: Run, checkpoint: Checkpoint) -> Source:
+    def _source(self, run: Run, checkpoint: Checkpoint) -> ChunkSource:
         index = checkpoint.share.index
         if len(checkpoint.manifest.nodes) < 2 or index != 0:
-            return Source(checkpoint, None)
-        return Source(
+            return ChunkSource(checkpoint, None)
+        return ChunkSource(
             checkpoint,
             Peers(run.name, run.verifier, self._rule, own_index=index, token=self._settings.token, tls=self._tls),
         )
 
-    def load(self, runs: Runs, arena: Arena) -> int:
-        """Serve again what was spilled, and write on what is not durable yet."""
-        if self._spill is None:
-            return 0
-        loaded = self._spill.load(runs, arena)
+    def start(self, runs: Runs, arena: Arena) -> int:
+        """Load what was spilled, start the workers, and write on what is not durable yet; return the number loaded."""
+        loaded = [] if self._spill is None else self._spill.load(runs, arena)
+        for worker in self.workers:
+            worker.start()
         for run, checkpoint in loaded:
             self.offer(run, checkpoint)
         return len(loaded)
 
     def offer(self, run: Run, checkpoint: Checkpoint) -> None:
-        for lane in self.lanes:
-            lane.offer(run, checkpoint)
+        for worker in self.workers:
+            worker.offer(run, checkpoint)
 
     def remember(self, run: Run) -> None:
         if self._spill is not None:
@@ -66,24 +68,24 @@ class Writeback:
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
         """At once from the spill directory, or a restart would bring it back; from the durable store when it can be."""
-        for lane in self.lanes:
-            if lane.sink is self._spill:
+        for worker in self.workers:
+            if worker.sink is self._spill:
                 self._spill.remove(run, checkpoint)
             else:
-                lane.remove(run, checkpoint)
+                worker.remove(run, checkpoint)
 
     def make_room(self, run: Run) -> None:
-        for lane in self.lanes:
-            lane.make_room(run)
+        for worker in self.workers:
+            worker.make_room(run)
 
     def flush(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        flushed = [lane.flush(deadline) for lane in self.lanes]  # every one has its turn
+        flushed = [worker.flush(deadline) for worker in self.workers]  # every one has its turn
         return all(flushed)
 
     def status(self) -> dict[str, Any]:
-        return {name: value for lane in self.lanes for name, value in lane.status().items()}
+        return {name: value for worker in self.workers for name, value in worker.status().items()}
 
     def close(self) -> None:
-        for lane in self.lanes:
-            lane.close()
+        for worker in self.workers:
+            worker.close()

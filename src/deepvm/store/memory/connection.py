@@ -93,7 +93,7 @@ class Connection:
             )
         if not _is_greeting(hello):
             raise StoreUnavailable(f"{self.address} does not greet like a memory node: {str(hello)[:100]!a}")
-        self.block_bytes, self.features = hello["block_bytes"], frozenset(hello["features"])
+        self.block_bytes = hello["block_bytes"]
         self.node_nonce, self.nonce = hello["nonce"], frames.new_nonce()
         if not hello["token"] and self._token is not None:
             raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
@@ -172,8 +172,13 @@ class Connection:
 
     def put(self, step: int, chunk: int, data: memoryview, digest: int) -> None:
         """Send a chunk of memory that stays as it is."""
-        strips = group([data])
-        self._put(step, chunk, len(data), digest, lambda _, offset, send: send(from_offset(strips, offset)))
+        groups = group([data])
+
+        def hand_over(_: int, offset: int, send: Send) -> int:
+            return send(from_offset(groups, offset))
+
+        for _ in self.put_several(step, [chunk], [len(data)], [digest], hand_over):
+            self.flush()
 
     def put_several(
         self, step: int, chunks: Sequence[int], lengths: Sequence[int], digests: Sequence[int], hand_over: HandOver
@@ -181,14 +186,9 @@ class Connection:
         """Send up to ``wire.MOST_PUT`` chunks; yields each with its digest when its bytes are with the kernel.
 
         ``hand_over(chunk, offset, send)`` calls ``send`` with the memory that holds a chunk from an offset on, at that
-        moment, and returns what it returns: how many bytes the kernel took. To a node with the feature PUTS all leave
-        in one frame, and those of unknown digest (0) are read only once, for the kernel and for their digest. The last
-        digest then leaves with the next frame: where none may come for a while, ``flush``."""
-        if frames.PUTS not in self.features:
-            for chunk, length, digest in zip(chunks, lengths, digests, strict=True):
-                self._put(step, chunk, length, digest, hand_over)
-                yield chunk, digest
-            return
+        moment, and returns what it returns: how many bytes the kernel took. Chunks of unknown digest (0) are read only
+        once, for the kernel and for their digest. The last digest leaves with the next frame: ``flush`` sends it now.
+        """
         self._take_answers(wait_until=None)
         body_bytes = sum(lengths) + len(chunks) * frames.DIGEST.size
         self._hold_frame(Kind.PUTS, {"step": step, "chunks": chunks}, body_bytes, 0)
@@ -200,12 +200,6 @@ class Connection:
             packed = frames.DIGEST.pack(found)
             self._held += packed + self._tags.next(packed)
             yield chunk, found
-
-    def _put(self, step: int, chunk: int, length: int, digest: int, hand_over: HandOver) -> None:
-        self._take_answers(wait_until=None)
-        self._hold_frame(Kind.PUT, {"step": step, "chunk": chunk}, length, digest)
-        self._outstanding += 1
-        self._send_chunk(chunk, length, hand_over, None)
 
     def _send_chunk(self, chunk: int, length: int, hand_over: HandOver, hasher: xxhash.xxh3_64 | None) -> None:
         def send(strips: Sequence[BufferGroup]) -> int:
@@ -323,15 +317,13 @@ class Connection:
 
 def _is_greeting(hello: dict[str, Any]) -> bool:
     """True if every field is of the type and in the range that docs/protocol.md names."""
-    block, nonce, features = hello.get("block_bytes"), hello.get("nonce"), hello.get("features")
+    block, nonce = hello.get("block_bytes"), hello.get("nonce")
     return (
         type(block) is int
         and block in _BLOCKS
         and isinstance(nonce, str)
         and re.fullmatch("[0-9a-f]{64}", nonce) is not None
         and isinstance(hello.get("token"), bool)
-        and isinstance(features, list)
-        and all(isinstance(one, str) for one in features)
     )
 
 

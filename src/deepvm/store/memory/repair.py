@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from deepvm.errors import Corrupt, NotFound, StoreUnavailable
+from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import replica_nodes
+from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
 from deepvm.store.memory.connection import Connection
-from deepvm.store.memory.upload import begin, seal
+from deepvm.store.memory.upload import begin, seal_as_listed
 
 if TYPE_CHECKING:
     from deepvm.store.memory.store import MemoryStore
@@ -52,13 +52,12 @@ def _copy_share(
         connection, step, manifest.size_bytes, manifest.chunk_bytes,
         layout="", rank=0, world_size=1, share=share, attempt=attempt, repair=True,
     )  # fmt: skip
-    mine = [c for c in range(len(manifest.digests)) if index in replica_nodes(c, len(nodes), manifest.replicas)]
+    mine = Share(nodes=len(nodes), index=index, replicas=manifest.replicas).chunks(len(manifest.digests))
     buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
     for chunk in mine:
         data = buffer[: manifest.span(chunk)[1]]
         store.read_chunk(manifest, chunk, data)
         connection.put(step, chunk, data, manifest.digests[chunk])
         connection.finish()  # before the buffer is filled again
-    if seal(connection, step, mine, 0.0) != [manifest.digests[chunk] for chunk in mine]:
-        raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")
+    seal_as_listed(connection, manifest, mine, 0.0)
     connection.call(Kind.PUBLISH, {"step": step, "node_index": index}, document)

@@ -11,13 +11,12 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import xxhash
 
 from deepvm.errors import StoreUnavailable
 from deepvm.protocol.auth import dialled_address
-from deepvm.protocol.sockets import HASHED_BYTES, tune
+from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 from deepvm.store.memory.health import STALL_S
 
 PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
@@ -75,8 +74,7 @@ class NodeSocket:
 
     def interrupt(self) -> None:
         """From another thread: whoever waits on this channel stops waiting."""
-        with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+        interrupt(self._sock)
 
     def fileno(self) -> int:
         return self._sock.fileno()

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from deepvm.errors import Corrupt, StoreError, UsageError
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import replica_nodes
-from deepvm.store.base import Manifest, chunk_count
+from deepvm.protocol.placement import Share, replica_nodes
+from deepvm.store.base import Manifest
 from deepvm.store.chunks import UploadCheck
 from deepvm.store.memory.connection import Connection
 
@@ -31,16 +31,20 @@ def begin(
     attempt: int = 0,
     share: Mapping[str, int] | None = None,
     repair: bool = False,
-    lean: bool = False,
+    partial_reservation: bool = False,
 ) -> None:
-    """``share``: nodes, node_index and replicas, where nodes share the chunks. ``lean``: many of them are at the node
-    already, so that the save may begin though there is no room for all."""
+    """Begin or join the upload of a step at one node.
+
+    ``share`` has nodes, node_index and replicas, if several nodes share the chunks. ``partial_reservation``: the node
+    has many of the chunks already, so the save may begin without room for all of them.
+    """
     if chunk_bytes != connection.block_bytes:
         raise UsageError(
             f"memory node {connection.address} keeps blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
         )
     meta = {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size}
-    connection.call(Kind.BEGIN, {**meta, **(share or {}), "attempt": attempt, "repair": repair, "lean": lean})
+    options = {"attempt": attempt, "repair": repair, "lean": partial_reservation}
+    connection.call(Kind.BEGIN, {**meta, **(share or {}), **options})
 
 
 def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
@@ -78,17 +82,17 @@ def seal(connection: Connection, step: int, chunks: Sequence[int], timeout_s: fl
     return list(struct.unpack(f"<{len(chunks)}Q", digests))
 
 
+def seal_as_listed(connection: Connection, manifest: Manifest, chunks: Sequence[int], timeout_s: float) -> None:
+    """Wait until a node has these chunks; Corrupt if their digests are not those of the manifest."""
+    if seal(connection, manifest.step, chunks, timeout_s) != [manifest.digests[chunk] for chunk in chunks]:
+        raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")
+
+
 def seal_and_publish(connections: Sequence[Connection], manifest: Manifest, timeout_s: float = 60.0) -> None:
-    """Every chunk at each of its homes, as the manifest says; then, last, the manifest at all of them."""
-    nodes = len(connections)
-    homes: list[list[int]] = [[] for _ in connections]
-    for chunk in range(chunk_count(manifest.size_bytes, manifest.chunk_bytes)):
-        for home in replica_nodes(chunk, nodes, manifest.replicas):
-            homes[home].append(chunk)
-    for connection, chunks in zip(connections, homes, strict=True):
-        found = seal(connection, manifest.step, chunks, timeout_s)
-        if found != [manifest.digests[chunk] for chunk in chunks]:
-            raise Corrupt(f"memory node {connection.address} holds other bytes than were sent")
+    """Wait until each node has its chunks, as the manifest lists them; then, last, publish the manifest at all."""
+    for index, connection in enumerate(connections):
+        share = Share(nodes=len(connections), index=index, replicas=manifest.replicas)
+        seal_as_listed(connection, manifest, share.chunks(len(manifest.digests)), timeout_s)
     for index, connection in enumerate(connections):
         connection.call(Kind.PUBLISH, {"step": manifest.step, "node_index": index}, manifest.to_bytes())
 
