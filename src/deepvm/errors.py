@@ -7,7 +7,7 @@ DeepvmError
 ├── Infeasible            the request is clear, but nothing fits it  exit code 3
 ├── SourceFailed          an outside source did not answer           exit code 1
 ├── StoreError            a store of checkpoints failed              exit code 1
-│   ├── StoreUnavailable  it cannot be reached, or is out of room: later, or another may do
+│   ├── StoreUnavailable  it cannot be reached, or is out of room: retry, or use another
 │   ├── AccessDenied      wrong token, wrong run key, or fenced off by a newer session
 │   ├── NotFound          no such run, step or chunk
 │   └── Corrupt           bytes that are not those that were saved
@@ -27,14 +27,14 @@ from pathlib import Path
 
 
 def printable(text: str) -> str:
-    """The text as a terminal or a log may show it: control characters, other than line ends, as escapes."""
+    """Escape control characters other than line ends, for terminals and logs."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 class DeepvmError(Exception):
-    """What went wrong, what was wanted, and what to do next, in one sentence. Parts of it may be a stranger's words."""
+    """The problem, the value and the fix, in one sentence. Parts of the text may come from untrusted input."""
 
     exit_code = 1
 
@@ -68,7 +68,7 @@ class MalformedFile(UsageError):
 
 
 class Infeasible(DeepvmError):
-    """Nothing fits. Carries the cheapest price at which something would, where there is one."""
+    """Nothing fits. ``cheapest_usd`` is the lowest price at which something would, if known."""
 
     exit_code = 3
 

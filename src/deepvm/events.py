@@ -1,11 +1,11 @@
-"""What happens in a run, one flat record each: from trainers and machines to the ledger.
+"""The events of a run, one flat record each: from trainers and machines to the ledger.
 
-| kind | who tells | data |
+| kind | sender | data |
 |---|---|---|
 | run-started | supervisor | resumed: bool, script, settings |
 | run-ended | supervisor | outcome: finished, failed or interrupted; why |
 | machine-asked | supervisor | role, instance, market, usd_per_hour, on_demand_usd_per_hour |
-| machine-up | supervisor | the same; from here on it is paid |
+| machine-up | supervisor | the same; it is paid from now on |
 | machine-down | supervisor | why: preempted, lost, failed, left, ended or stopped; exit_code |
 | notice | machine | seconds_left, source, action: terminate or rebalance |
 | decision | machine | choice: save, finish or rely; why |
@@ -13,8 +13,8 @@
 | replanned | supervisor | changes: what is different now, as sentences |
 | restored | trainer | step, place, seconds; fetched: it was on the trainer's machine before |
 | step | trainer, rank 0 | step, seconds since the step before or since the restore, world_size |
-| worker-failed | hub | error: what the workers said last; final: they are not started again |
-| warning | supervisor | text: something that people should know, as a sentence |
+| worker-failed | hub | error: the workers' last output; final: they are not started again |
+| warning | supervisor | text: a sentence for the user |
 | save | trainer, rank 0 | step, state: remote, durable, skipped or failed; stall_s, seconds, bytes, place, why |
 """
 
@@ -39,12 +39,12 @@ KINDS = frozenset(
 TRAINERS_KINDS = frozenset({"restored", "step", "save"})
 MOST_LINE_BYTES = 2**20
 
-LATEST_S = 1e11  # some three thousand years from 1970: what is told of later is no event
+LATEST_S = 1e11  # some three thousand years from 1970: a later time is not valid
 
 
 def is_time(at_s: float) -> bool:
-    """Whether something can have happened then."""
-    return abs(at_s) <= LATEST_S  # not so of NaN
+    """True if an event may have this time."""
+    return abs(at_s) <= LATEST_S  # False for NaN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,20 +63,20 @@ class Event:
 
     @staticmethod
     def from_line(line: str | bytes) -> Event:
-        """Raises ValueError where the line is no event."""
+        """Parse a line; ValueError if it is not an event."""
         found = strict.loads(line, most_bytes=MOST_LINE_BYTES, most_values=10_000)
         if not isinstance(found, dict) or type(found.get("kind")) is not str or found["kind"] not in KINDS:
-            raise ValueError(f"no event: {strict.brief(found)}")
+            raise ValueError(f"not an event: {strict.brief(found)}")
         at_s = strict.number(found.pop("at_s", None), "at_s", -LATEST_S, LATEST_S)
         kind, machine = found.pop("kind"), found.pop("machine", None)
         return Event(at_s=at_s, kind=kind, machine=None if machine is None else str(machine), data=found)
 
     @staticmethod
     def from_trainer(line: str | bytes, machine: str | None = None) -> Event:
-        """What a trainer tells of, checked: others rely on its numbers. ValueError where it is anything else."""
+        """Parse and check an event of a trainer, since others rely on its numbers; ValueError if it is not one."""
         event = Event.from_line(line)
         if event.kind not in TRAINERS_KINDS:
-            raise ValueError(f"a trainer does not tell of {event.kind}")
+            raise ValueError(f"a trainer does not send events of kind {event.kind}")
         strict.integer(event.data.get("step"), "step", 0, 2**63 - 1)
         for name in ("seconds", "stall_s"):
             if event.data.get(name) is not None:

@@ -1,7 +1,7 @@
-"""JSON that a stranger may have written: bytes in, checked values out. Stores, nodes and plans are read with it.
+"""Parse untrusted JSON: bytes in, checked values out. Stores, nodes and plans are read with it.
 
 Size, depth and the number of values are checked before anything is parsed, so that a small document cannot take much
-memory, time or stack. Everything that is wrong is a MalformedJson; each caller turns it into its own error.
+memory, time or stack. Every problem is a MalformedJson; each caller turns it into its own error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def loads(
     most_depth: int = MOST_DEPTH,
     most_values: int = MOST_VALUES,
 ) -> Any:
-    """Parse a document of UTF-8 JSON. NaN, infinity and lone surrogates are refused: nobody could write them again."""
+    """Parse a document of UTF-8 JSON. NaN, infinity and lone surrogates are refused: they cannot be written again."""
     if len(data) > most_bytes:
         raise MalformedJson(f"it has {len(data)} bytes, at most {most_bytes} are allowed")
     try:
@@ -69,8 +69,8 @@ def read_file(path: Path | str, *, most_bytes: int, hint: str, most_depth: int =
 
 
 def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
-    """Depth and number of values, from the brackets and commas outside of strings. The parser would find out only when
-    it has recursed, or allocated. This takes a third of its time."""
+    """Check depth and number of values by the brackets and commas outside of strings. The parser would notice only
+    after it has recursed or allocated. This takes a third of its time."""
     outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(_ONE_KIND, _NOT_STRUCTURE)
     strings = outside.count(b'"') // 2  # each value has a key at most; splitting millions of them would take seconds
     if strings > 2 * most_values + 2:
@@ -131,13 +131,13 @@ def _first_line(error: Exception) -> str:
 
 
 def brief(value: object) -> str:
-    """A value in a few printable characters, for an error."""
+    """Show a value in a few printable characters, for an error."""
     text = _brief.repr(value)
     return text if text.isprintable() else ascii(text)[:200]
 
 
 def integer(value: Any, what: str, least: int, most: int) -> int:
-    """A bool is not an integer, nor is 4.0."""
+    """Check an integer; neither a bool nor 4.0 is one."""
     if type(value) is not int or not least <= value <= most:
         raise MalformedJson(f"{what} is {brief(value)}, not an integer from {least} to {most}")
     return value
@@ -150,7 +150,7 @@ def number(value: Any, what: str, least: float, most: float) -> float:
 
 
 def text(value: Any, what: str, most: int, *, least: int = 0) -> str:
-    """Text without control characters."""
+    """Check text; it has no control characters."""
     if type(value) is not str or not least <= len(value) <= most or not value.isprintable():
         raise MalformedJson(f"{what} is {brief(value)}, not printable text of {least} to {most} characters")
     return value
@@ -181,7 +181,7 @@ def member(document: Mapping[str, Any], name: str) -> Any:
 
 
 def check_plain(value: Any, what: str, *, most_depth: int, most_values: int) -> None:
-    """That a value of our own making can be written as JSON and read back within these limits."""
+    """Check that a value of our own can be written as JSON and read back within these limits."""
     level: Iterable[Any] = (value,)
     count = 0
     for _ in range(most_depth + 1):

@@ -1,4 +1,4 @@
-"""Sizes, money and durations: parsed from what people write, printed as people read them."""
+"""Parse sizes, money and durations as users write them, and format them for users."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za
 
 
 def parse_bytes(text: str | int) -> int:
-    """``300MB`` is 300,000,000 bytes, ``300MiB`` is 314,572,800, ``300`` is 300."""
+    """Parse a size: ``300MB`` is 300,000,000 bytes, ``300MiB`` is 314,572,800, ``300`` is 300."""
     value = _quantity(text, _BYTES, "a size", "300MB, 1.5GiB")
     if value < 0:
-        raise UsageError(f"{text!r} is no size: it must not be negative")
+        raise UsageError(f"{text!r} is not a size: it must not be negative")
     return round(value)
 
 
 def parse_gpu_gb(text: str | float) -> float:
-    """The size that a GPU is sold by: ``24``, ``24GB`` and ``24GiB`` all mean the cards of 24 GB."""
+    """Parse the size that a GPU is sold by: ``24``, ``24GB`` and ``24GiB`` all mean the cards of 24 GB."""
     factors = {"": 1.0, "g": 1.0, "gb": 1.0, "gib": 1.0, "m": 1e-3, "mb": 1e-3, "mib": 1 / 1024, "t": 1e3, "tb": 1e3}
     value = _quantity(text, factors, "a size of GPU memory", "24 or 24GB")
     if value <= 0:
@@ -36,22 +36,22 @@ def parse_gpu_gb(text: str | float) -> float:
 
 
 def parse_seconds(text: str | float) -> float:
-    """``90``, ``90s``, ``1.5min``, ``2h``, ``250ms``."""
+    """Parse a duration: ``90``, ``90s``, ``1.5min``, ``2h``, ``250ms``."""
     value = _quantity(text, {"": 1.0, **_SECONDS}, "a duration", "90s, 15min, 2h")
     if value < 0:
-        raise UsageError(f"{text!r} is no duration: it must not be negative")
+        raise UsageError(f"{text!r} is not a duration: it must not be negative")
     return value
 
 
 def parse_usd(text: str | float) -> float:
-    """``3``, ``$3``, ``3.50``; finite and not negative."""
+    """Parse an amount of US dollars: ``3``, ``$3``, ``3.50``; finite and not negative."""
     cleaned = text.strip().removeprefix("$") if isinstance(text, str) else text
     try:
         value = float(cleaned)
     except ValueError:
-        raise UsageError(f"{text!r} is no amount of money: write it like 3 or 0.75") from None
+        raise UsageError(f"{text!r} is not an amount of money: write it like 3 or 0.75") from None
     if not math.isfinite(value) or value < 0:
-        raise UsageError(f"{text!r} is no amount of money: it must be finite and not negative")
+        raise UsageError(f"{text!r} is not an amount of money: it must be finite and not negative")
     return value
 
 
@@ -66,7 +66,7 @@ def _quantity(text: str | float, factors: dict[str, float] | dict[str, int], wha
 
 
 def format_bytes(count: float) -> str:
-    """Decimal units, three digits: 300 MB, 1.49 GB."""
+    """Format with decimal units and three digits: 300 MB, 1.49 GB."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if abs(value) < 999.5:
@@ -76,7 +76,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_usd(usd: float) -> str:
-    """Cents for large amounts, tenths of a cent or finer where spot prices live."""
+    """Format with cents from $100 on, and with hundredths of a cent below, as spot prices need."""
     return f"${usd:,.2f}" if abs(usd) >= 100 else f"${usd:.4f}"
 
 

@@ -1,4 +1,4 @@
-"""The environment variables by which ``deepvm run``, a trainer and whoever starts one speak with each other."""
+"""Names of the environment variables that ``deepvm run``, other launchers and users set for a trainer."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
     [
         ("plan --budget -1", 2, "must be finite and not negative"),
         ("plan --budget nan", 2, "must be finite and not negative"),
-        ("plan --budget lots", 2, "no amount of money"),
+        ("plan --budget lots", 2, "not an amount of money"),
         ("plan", 2, "--budget"),
         ("plan --budget 3 --catalog paper-virtul", 2, "did you mean paper-virtual"),
         ("plan --budget 3 --policy cheap", 2, "no policy is called 'cheap'"),

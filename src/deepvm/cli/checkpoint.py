@@ -1,4 +1,4 @@
-"""``deepvm checkpoint``: look into any store of checkpoints, verify, export, copy and remove them."""
+"""``deepvm checkpoint``: list, show, verify, export, copy and remove the checkpoints of any store."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Step = Annotated[int | None, typer.Option("--step", help="The step [the newest].
 TokenFile = Annotated[Path | None, typer.Option(help="File with the memory nodes' token [DEEPVM_TOKEN].")]
 
 _TENSORS_SHOWN = 40
-WITNESS = ".witness"  # of a run: what its steps are proven by, no run that anyone would look for
+WITNESS = ".witness"  # ends the name of a run that holds the proofs of another run's steps
 
 
 @app.command("ls")
 def ls(url: Url, run: Run = None, token_file: TokenFile = None, json: JsonFlag = False) -> None:
-    """The checkpoints of a store, oldest first."""
+    """List the checkpoints of a store, oldest first."""
     with _opened(url, token_file) as store:
         names = [run] if run is not None else store.runs()
         found = [(name, step, _manifest_or_problem(store, name, step)) for name in names for step in store.steps(name)]
@@ -54,7 +54,7 @@ def ls(url: Url, run: Run = None, token_file: TokenFile = None, json: JsonFlag =
 
 @app.command()
 def show(url: Url, run: Run = None, step: Step = None, token_file: TokenFile = None, json: JsonFlag = False) -> None:
-    """One checkpoint: its tensors, its state and what is known about it."""
+    """Show one checkpoint: its tensors, its state and its facts."""
     from deepvm.store.safetensors import read_header
 
     with _opened(url, token_file) as store:
@@ -246,7 +246,7 @@ def _all_chosen(store: Store, run: str | None, step: int | None, *, every: bool)
 def _manifest_or_problem(store: Store, run: str, step: int) -> Manifest | str:
     try:
         return store.manifest(run, step)
-    except StoreError as error:  # or deleted while we look: the others are listed
+    except StoreError as error:  # or deleted meanwhile: the others are listed
         return str(error)
 
 
@@ -313,7 +313,7 @@ def _print_verified(url: str, document: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _bar(text: str, size_bytes: int) -> Iterator[Any]:
-    """A bar on stderr, from the first second on."""
+    """Show a progress bar on stderr once a second has passed."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())

@@ -1,4 +1,4 @@
-"""``deepvm memory-node``: serve checkpoints from memory, or ask a running node how it is."""
+"""``deepvm memory-node``: serve checkpoints from memory, or show the status of a running node."""
 
 from __future__ import annotations
 
@@ -73,11 +73,12 @@ def command(
         Path | None, typer.Option("--ready-file", help="Written with HOST:PORT once the node listens.")
     ] = None,
     status: Annotated[
-        str | None, typer.Option("--status", metavar="HOST:PORT", help="Ask a running node, and serve nothing.")
+        str | None,
+        typer.Option("--status", metavar="HOST:PORT", help="Show the status of a running node, and serve nothing."),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Keep checkpoints in this machine's memory; SIGTERM stops it once what is under way is finished."""
+    """Keep checkpoints in this machine's memory; SIGTERM stops it after the uploads in progress."""
     from deepvm.memnode import Limits, MemoryNode
     from deepvm.memnode.monitoring.log import Log
     from deepvm.protocol.credentials import read_token
@@ -110,7 +111,7 @@ def command(
 
 
 def _serve(node: MemoryNode, ready_file: Path | None) -> None:
-    """Until a signal; a second one while stopping ends it at once."""
+    """Serve until a signal; a second one while stopping ends the node at once."""
     asked, again = threading.Event(), threading.Event()
 
     def on_signal(*_: object) -> None:
@@ -119,7 +120,7 @@ def _serve(node: MemoryNode, ready_file: Path | None) -> None:
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
         node.start()
-        gc.freeze()  # modules stay: looking through them again and again would take time from saves
+        gc.freeze()  # modules stay: scanning them again and again would take time from saves
         if ready_file is not None:
             _write_ready(ready_file, node.address)
         while not asked.wait(1):

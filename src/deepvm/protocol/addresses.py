@@ -1,4 +1,4 @@
-"""HOST:PORT, as users write it and as sockets want it: one parser for nodes, hubs and all who connect to them."""
+"""Parse HOST:PORT as users write it into what sockets take: one parser for nodes, hubs and their clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from deepvm.errors import UsageError
 
 
 def split_address(address: str, *, listen: bool = False) -> tuple[str, int]:
-    """``127.0.0.1:7070``, ``[::1]:7070``, ``node.example:7070``. Port 0 is for listening only: any free one."""
+    """Split ``127.0.0.1:7070``, ``[::1]:7070`` or ``node.example:7070``. Port 0 (any free one) is for listening."""
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -34,7 +34,7 @@ def _is_port(text: str, *, least: int) -> bool:
 
 
 def _is_host(text: str) -> bool:
-    """True if the resolver may be asked for it: anything else makes it raise what is not an OSError."""
+    """True if the resolver takes it: for other text it raises something else than OSError."""
     try:
         text.encode("idna")
     except UnicodeError:

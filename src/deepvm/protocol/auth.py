@@ -1,7 +1,7 @@
-"""How two sides that know one token meet, and know each other for the rest of a connection.
+"""Mutual proof of a shared token, for nodes and hubs: nonces and a greeting in, proofs and tag keys out.
 
-A ``Meeting`` is what both saw of its beginning: two nonces, the greeting, and the address that was dialled. All proofs
-and keys are bound to it, so that nobody in between can use them elsewhere. ``Tags`` go with all that is said after it.
+A ``Meeting`` holds what both sides saw of a handshake: two nonces, the greeting, and the address that was dialled. All
+proofs and keys are bound to it, so that a relay cannot use them elsewhere. ``Tags`` protect every frame after it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Side = Literal["client", "server"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """``protocol`` is "node" or "hub"; ``greeting`` is what the server said first, byte for byte."""
+    """``protocol`` is "node" or "hub"; ``greeting`` is the server's first message, byte for byte."""
 
     protocol: str
     server_nonce: str
@@ -33,11 +33,11 @@ class Meeting:
     address: str  # IP:PORT that the client dialled
 
     def proof(self, token: str, side: Side) -> str:
-        """That one side knows the token: for this connection and this side only."""
+        """Prove that one side knows the token, for this connection and this side only."""
         return self._keyed(token.encode(), side).hex()
 
     def tags(self, token: str, side: Side) -> Tags:
-        """What ``side`` puts on all that it sends, and expects on all that it receives."""
+        """Make the tags that ``side`` sends, and expects on what it receives."""
         keys = {one: self._keyed(token.encode(), f"{one}-tags") for one in ("client", "server")}
         return Tags(send=keys[side], receive=keys["server" if side == "client" else "client"])
 
@@ -46,11 +46,13 @@ class Meeting:
         text = (
             f"deepvm/{VERSION}/{self.protocol}/{purpose}/{self.server_nonce}/{self.client_nonce}/{seen}/{self.address}"
         )
-        return hmac.digest(token, text.encode("utf-8", "surrogatepass"), "sha256")  # some of it is another's words
+        return hmac.digest(
+            token, text.encode("utf-8", "surrogatepass"), "sha256"
+        )  # parts of it come from the other side
 
 
 class Tags:
-    """Each tag counts: what is left out, repeated, changed or put elsewhere has a wrong one. For one thread."""
+    """Numbered tags: a frame that is left out, repeated, changed or moved has a wrong one. For one thread."""
 
     size = TAG_BYTES
 
@@ -63,20 +65,21 @@ class Tags:
         return _tag(self._send, self._sent, data)
 
     def on(self, head: bytes) -> bytes:
-        """A frame's header and meta, with their tag in between."""
+        """Put the tag of a frame's header and meta between them."""
         return head[:_HEADER_BYTES] + self.next(head) + head[_HEADER_BYTES:]
 
     def fits(self, data: bytes | bytearray | memoryview, tag: bytes | bytearray | memoryview) -> bool:
+        """True if this is the next tag of the other side, for these bytes."""
         self._received += 1
         return hmac.compare_digest(_tag(self._receive, self._received, data), tag)
 
     def skip(self, count: int) -> None:
-        """Of what was thrown away unread."""
+        """Count tags that were discarded unread."""
         self._received += count
 
 
 class NoTags(Tags):
-    """Where there is no token: a node that listens on loopback only."""
+    """For connections without a token: the node listens on loopback only."""
 
     size = 0
 
@@ -94,16 +97,16 @@ class NoTags(Tags):
 
 
 def _tag(key: bytes, number: int, data: bytes | bytearray | memoryview) -> bytes:
-    """BLAKE2b with a key: as good as HMAC-SHA256, and a third of its time for what is short."""
+    """Use keyed BLAKE2b: as strong as HMAC-SHA256, and three times as fast for short data."""
     return hashlib.blake2b(number.to_bytes(8, "big") + data, key=key, digest_size=TAG_BYTES).digest()
 
 
 def of_body(body: bytes | bytearray | memoryview) -> bytes:
-    """What the tag of a document is taken of."""
+    """Return what the tag of a document covers."""
     return hashlib.sha256(body).digest()
 
 
-# --- addresses: the same text at both ends of a connection, unless somebody is in between ----------------------------
+# --- addresses: the same text at both ends of a connection, unless it is relayed ------------------------------------
 
 
 def local_address(sock: socket.socket) -> str:
@@ -119,7 +122,7 @@ def _numeric(name: Any) -> str:
 
 
 def resolve_all(addresses: Iterable[str]) -> frozenset[str]:
-    """IP:PORT of every address that a server is also reached at."""
+    """Resolve the advertised addresses of a server to IP:PORT."""
     found: set[str] = set()
     for address in addresses:
         host, port = split_address(address)
@@ -127,7 +130,7 @@ def resolve_all(addresses: Iterable[str]) -> frozenset[str]:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             raise UsageError(
-                f"the address {address} that is advertised is unknown: {error.strerror or error}"
+                f"the advertised address {address} cannot be resolved: {error.strerror or error}"
             ) from None
         found.update(_numeric(answer[4]) for answer in answers)
     return frozenset(found)

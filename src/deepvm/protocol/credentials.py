@@ -1,4 +1,4 @@
-"""Secrets and certificates, from where they may come: files that only their owner reads, and the environment."""
+"""Read tokens and certificates from private files and the environment, for nodes, hubs and their clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deepvm.errors import UsageError
 
 
 def read_token(path: Path | None, environment: Mapping[str, str] | None = None) -> str | None:
-    """The token of ``--token-file``, else of the environment, else none."""
+    """Read the token from ``--token-file``, else from the environment; None if neither has one."""
     if path is None:
         return (os.environ if environment is None else environment).get(variables.TOKEN) or None
     try:
@@ -30,9 +30,9 @@ def read_token(path: Path | None, environment: Mapping[str, str] | None = None) 
 
 
 def client_tls(certificate: Path | str | None) -> ssl.SSLContext | None:
-    """For connections to nodes: trust the certificates in this file, or signed by one of them, and no others.
+    """Trust only the certificates in this file, or signed by one of them, for connections to nodes.
 
-    They must name the host or the IP address that is dialled, whoever dials: a trainer, ``--status`` or another node.
+    They must name the dialled host or IP address. The rule is the same for trainers, ``--status`` and other nodes.
     """
     if certificate is None:
         return None
@@ -47,7 +47,7 @@ def client_tls(certificate: Path | str | None) -> ssl.SSLContext | None:
 
 
 def server_tls(certificate: Path | str | None, key: Path | str | None) -> ssl.SSLContext | None:
-    """For a node that shows this certificate."""
+    """Load the certificate and key that a node shows."""
     if certificate is None or key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -62,9 +62,9 @@ def server_tls(certificate: Path | str | None, key: Path | str | None) -> ssl.SS
 
 
 def _why(error: Exception) -> str:
-    """OpenSSL's reasons name its own source files, not what is wrong with the user's."""
+    """Explain an error by the user's files: OpenSSL's reasons name its own source files."""
     if not isinstance(error, ssl.SSLError):
         return str(getattr(error, "strerror", None) or error)
     if "MISMATCH" in str(error.reason):
         return "the key belongs to another certificate"
-    return "the file holds none in PEM form (-----BEGIN ...)"
+    return "the file has no certificate or key in PEM form (-----BEGIN ...)"

@@ -1,4 +1,4 @@
-"""The memory node's wire protocol: frames, limits and proofs. docs/protocol.md says the same in words.
+"""The memory node's wire protocol: frames, limits and proofs. docs/protocol.md specifies it in words.
 
 A frame is a fixed header, a small JSON object (meta) and a body of bytes:
 
@@ -38,14 +38,14 @@ VERSION = auth.VERSION
 
 
 class Kind(IntEnum):
-    # the node speaks first
+    # the node sends first
     HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool}
     AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty where the node has no token
     # answers
     OK = 10
     ERROR = 11  # {"code", "message"}
     DATA = 12  # a body that was asked for
-    # of a run; OPEN comes first
+    # of a run; OPEN must be first
     OPEN = 20  # {"run", "session", "write": bool, "proof" or "verifier"}
     BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
     # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
@@ -53,15 +53,15 @@ class Kind(IntEnum):
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
-    SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that must be here -> DATA: their digests u64
+    SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that the node must have -> DATA: their digests u64
     PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
-    ABORT = 28  # {"step"} and {"attempt"}: later ones go on
+    ABORT = 28  # {"step"} and {"attempt"}: later attempts continue
     STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}
-    MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest says, in place of a damaged one
-    OFFER = 35  # {"step"} + body: N chunk indices u32, then N digests u64 -> DATA: indices u32 that may be here already
+    MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest lists it, in place of a damaged one
+    OFFER = 35  # {"step"} + body: N chunk indices u32, then N digests u64 -> DATA: indices u32 that the node may have
     LINK = (
         36  # {"step"} + body: N indices u32, N digests u64, N proofs of 32 bytes -> DATA: indices u32 that are shared
     )
@@ -82,7 +82,7 @@ _MOST_BODY_BYTES = {  # of all other kinds: none
 
 
 class ProtocolError(StoreError):
-    """Bytes that are no frame of this protocol. The connection is of no more use."""
+    """Bytes that are not a valid frame. The connection cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Frame:
     except struct.error:
         raise ProtocolError("a frame's header is cut off") from None
     if magic != MAGIC:
-        raise ProtocolError("this is no deepvm memory node's protocol, or of another version")
+        raise ProtocolError("not the protocol of a deepvm memory node, or of another version")
     if kind not in _KINDS or flags or reserved:
         raise ProtocolError(f"unknown kind {kind} or flags {flags}")
     if meta_bytes > MOST_META_BYTES:
@@ -136,7 +136,7 @@ def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     except strict.MalformedJson as error:
         raise ProtocolError(f"a frame's meta cannot be read: {error}") from None
     if not isinstance(meta, dict):
-        raise ProtocolError("a frame's meta is no JSON object")
+        raise ProtocolError("a frame's meta is not a JSON object")
     return meta
 
 
@@ -164,7 +164,9 @@ def raise_error(meta: Mapping[str, Any]) -> None:
     code, message = meta.get("code"), meta.get("message")
     if not isinstance(message, str) or not message.strip():
         message = f"refused without a reason ({strict.brief(code)})"
-    shown = "".join(letter if letter.isprintable() else "?" for letter in message[:1000])  # it may go to a terminal
+    shown = "".join(
+        letter if letter.isprintable() else "?" for letter in message[:1000]
+    )  # it may be shown in a terminal
     raise _ERRORS.get(str(code), StoreError)(shown)
 
 
@@ -176,7 +178,7 @@ def new_nonce() -> str:
 
 
 def proof(secret: str, role: str, node_nonce: str, client_nonce: str) -> str:
-    """That the client knows a run's key, for this connection only."""
+    """Prove that the client knows a run's key, for this connection only."""
     return hmac.new(
         secret.encode(), f"deepvm/{VERSION}/{role}/{node_nonce}/{client_nonce}".encode(), "sha256"
     ).hexdigest()
@@ -187,13 +189,14 @@ def same(left: str, right: str) -> bool:
 
 
 def run_verifier(run: str, key: str) -> str:
-    """What a node keeps of a run's key, in its spill directory, too: enough to check it, not enough to learn it."""
+    """Derive what a node stores of a run's key, also on disk: it verifies the key and does not reveal it."""
     return hmac.new(key.encode(), f"deepvm-run/1/{run}".encode(), "sha256").hexdigest()
 
 
 def masked(verifier: str, token: str | None, node_nonce: str, client_nonce: str) -> str:
-    """A verifier on its one way to the node, when a run is new: hidden from whoever does not know the token.
-    The same call unmasks it. Without a token the node listens on loopback only, and nothing is hidden."""
+    """Hide the verifier of a new run on its way to the node; only the token reveals it. The same call unmasks it.
+
+    Without a token the node listens on loopback only, and nothing is hidden."""
     if token is None:
         return verifier
     pad = bytes.fromhex(proof(token, "mask", node_nonce, client_nonce))
@@ -201,12 +204,12 @@ def masked(verifier: str, token: str | None, node_nonce: str, client_nonce: str)
 
 
 def content_key(node_nonce: str, client_nonce: str) -> bytes:
-    """What proofs of content on one connection begin with, so that they are of no use on another."""
+    """Return the key of content proofs on one connection: on another connection they are not valid."""
     return hashlib.sha256(f"deepvm/{VERSION}/content/{node_nonce}/{client_nonce}".encode()).digest()
 
 
 def content_proof(key: bytes, pieces: Iterable[memoryview]) -> bytes:
-    """That one side has these very bytes: their digests alone prove nothing, since xxh3 is no cryptographic hash."""
+    """Prove that one side has these very bytes. Their digests prove nothing: xxh3 is not a cryptographic hash."""
     hasher = hashlib.sha256(key)  # with the processor's help faster than blake2b; both let other threads run
     for piece in pieces:
         hasher.update(piece)
@@ -214,5 +217,5 @@ def content_proof(key: bytes, pieces: Iterable[memoryview]) -> bytes:
 
 
 def fingerprint(text: str) -> str:
-    """A short name for a secret or a layout in logs."""
+    """Return a short name for a secret or a layout, for logs."""
     return hashlib.sha256(text.encode()).hexdigest()[:8]

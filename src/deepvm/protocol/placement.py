@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 
 def replica_nodes(chunk: int, nodes: int, replicas: int) -> list[int]:
-    """The nodes that keep a chunk, its first home first."""
+    """List the nodes that keep a chunk, the primary first."""
     return [(chunk + j) % nodes for j in range(min(replicas, nodes))]
 
 
 def minimum_nodes(nodes: int, replicas: int) -> int:
-    """How many nodes must be left: with fewer, some chunk has none."""
+    """Return how many nodes must answer so that every chunk has one of its replicas among them."""
     return max(1, nodes - replicas + 1)
 
 
@@ -27,7 +27,7 @@ class Share:
         return (self.index - chunk) % self.nodes < self.replicas
 
     def chunks(self, chunks: int) -> list[int]:
-        """List this node's chunks of a checkpoint of so many."""
+        """List this node's part of the chunks 0 to ``chunks - 1``."""
         return [chunk for chunk in range(chunks) if self.has(chunk)]
 
     def count(self, chunks: int) -> int:

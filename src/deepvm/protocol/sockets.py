@@ -15,12 +15,12 @@ from deepvm.protocol.addresses import split_address
 HASHED_BYTES = 2**19  # moved and hashed at once: fits into the cache of a core, so that memory is read only once
 
 _BACKLOG = 128
-ACCEPT_S = 0.5  # how often a listener that nobody calls sees that it should stop
+ACCEPT_S = 0.5  # how often an idle listener checks whether it should stop
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 
 
 def listen_at(address: str) -> socket.socket:
-    """A socket that listens on ``HOST:PORT`` and nowhere else."""
+    """Listen on ``HOST:PORT`` and nowhere else."""
     host, port = split_address(address, listen=True)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -62,7 +62,7 @@ def accept_each(
             pause_s = _FIRST_PAUSE_S
         except TimeoutError:
             continue
-        except Exception as error:  # of one connection: the next may find what this one did not
+        except Exception as error:  # it concerns one connection: the next may succeed
             if sock is not None:
                 sock.close()
             if stopping():
@@ -73,7 +73,7 @@ def accept_each(
 
 
 def tune(sock: socket.socket) -> None:
-    """Small frames leave at once, and on loopback nothing paces itself.
+    """Send small frames at once, and do not pace connections on loopback.
 
     BBR, which some systems use for all connections, times its packets to spare queues in a network. Loopback has none;
     there it halves the rate of two connections. Between machines the system's own choice stays.

@@ -141,15 +141,15 @@ def hello(**changes: object) -> bytes:
 @pytest.mark.parametrize(
     ("greeting", "match"),
     [
-        (hello(version=1), "speaks protocol '1', this is 2"),
+        (hello(version=1), "has protocol version '1', this client has 2"),
         (hello(block_bytes=None), "does not greet like a memory node"),
         (hello(block_bytes=1), "does not greet like a memory node"),
         (hello(nonce=""), "does not greet like a memory node"),
-        (b"DVM9" + hello()[4:], "no deepvm memory node's protocol, or of another version"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40, "no deepvm memory node's protocol"),
+        (b"DVM9" + hello()[4:], "not the protocol of a deepvm memory node, or of another version"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n" + b" " * 40, "not the protocol of a deepvm memory node"),
         (b"", "closed the connection"),
-        (hello() + frames.encode(Kind.OK, 7), "answers what was not asked"),
-        (hello() + frames.encode(Kind.HELLO, 1), "answers what was not asked"),
+        (hello() + frames.encode(Kind.OK, 7), "does not belong to the next request"),
+        (hello() + frames.encode(Kind.HELLO, 1), "does not belong to the next request"),
     ],
 )
 def test_what_is_no_node_of_this_version_is_told(greeting: bytes, match: str) -> None:

@@ -86,7 +86,7 @@ HELLO = {"version": 2, "block_bytes": 2**16, "nonce": "ab" * 32, "token": True}
 def test_a_node_without_the_token_is_unmasked(proof: Any) -> None:
     with (
         false_node(HELLO, {"proof": proof}) as address,
-        pytest.raises(AccessDenied, match="does not know the token: it is no memory node of this cluster"),
+        pytest.raises(AccessDenied, match="does not know the token: it is not a memory node of this cluster"),
     ):
         Connection(address, token="right")
 
@@ -99,7 +99,7 @@ def test_a_node_without_the_token_is_unmasked(proof: Any) -> None:
 def test_a_greeting_of_odd_types_is_a_sentence(field: str, value: Any) -> None:
     with (
         false_node({**HELLO, field: value}, {}) as address,
-        pytest.raises(StoreUnavailable, match=r"speaks protocol|does not greet like a memory node") as refused,
+        pytest.raises(StoreUnavailable, match=r"has protocol version|does not greet like a memory node") as refused,
     ):
         Connection(address, token="right")
     str(refused.value).encode()
@@ -261,5 +261,5 @@ def test_no_secret_is_logged(start_node: Any, connect: Any) -> None:
 def test_malformed_frames_close_the_connection(node: MemoryNode, connect: Callable[..., Client]) -> None:
     client = connect(node.address)
     client.send(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(40))
-    with pytest.raises(ProtocolError, match="no deepvm memory node's protocol"):
+    with pytest.raises(ProtocolError, match="not the protocol of a deepvm memory node"):
         frames.raise_error(client.answer()[1])

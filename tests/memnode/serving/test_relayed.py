@@ -48,7 +48,7 @@ def test_a_forwarded_port_works_where_the_node_advertises_it(start_node: StartNo
 
 
 def test_an_advertised_name_that_nobody_knows_is_a_sentence(start_node: StartNode) -> None:
-    with pytest.raises(UsageError, match=r"no-such-host\.invalid:1 that is advertised is unknown"):
+    with pytest.raises(UsageError, match=r"no-such-host\.invalid:1 cannot be resolved"):
         start_node(token="t", advertise=("no-such-host.invalid:1",))
 
 

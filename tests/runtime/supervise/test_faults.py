@@ -122,7 +122,7 @@ def test_a_trace_is_csv_or_lines_of_json(tmp_path: Path, text: str) -> None:
         ("20", "'20' is not seconds,machine[,notice_s]"),
         ("20,worker/1,2,3", "'20,worker/1,2,3' is not seconds,machine[,notice_s]"),
         ("soon,worker/1", "'soon' is not a duration: write it like 90s, 15min, 2h"),
-        ("-1,worker/1", "'-1' is no duration: it must not be negative"),
+        ("-1,worker/1", "'-1' is not a duration: it must not be negative"),
         ("20,worker/7", "no machine is called 'worker/7': did you mean"),
         ("20,anchor/0", "anchor/0 is not on spot: only at: may take it away"),
         ("20,worker/1,never", "'never' is not a duration"),
@@ -163,7 +163,7 @@ def test_a_trace_that_is_not_there_or_says_nothing_is_refused(tmp_path: Path) ->
         ("worker/2", "--preempt 'worker/2': it is no way to take machines away: write at:20s:worker/2, "),
         ("at:20s", "--preempt 'at:20s': it does not say which machine: write it like at:20s:worker/2"),
         ("at:soon:worker/1", "--preempt 'at:soon:worker/1': 'soon' is not a duration: write it like 90s, 15min, 2h"),
-        ("at:-5s:worker/1", "--preempt 'at:-5s:worker/1': '-5s' is no duration: it must not be negative"),
+        ("at:-5s:worker/1", "--preempt 'at:-5s:worker/1': '-5s' is not a duration: it must not be negative"),
         ("poisson:3/h,at:5s:worker/7", "--preempt 'at:5s:worker/7': no machine is called 'worker/7': did you mean "),
         ("at:5s:worker/1+", "--preempt 'at:5s:worker/1+': no machine is called ''"),
         ("at:5s:anchor/*", "--preempt 'at:5s:anchor/*': no machine on spot is called anchor/*: "),
@@ -178,7 +178,7 @@ def test_a_trace_that_is_not_there_or_says_nothing_is_refused(tmp_path: Path) ->
         ("poisson:inf/h", "'inf/h' is no rate"),
         ("poisson:1e9/s", "at most once a second"),
         ("at:5s:worker/1:notice=x", "--preempt 'at:5s:worker/1:notice=x': 'x' is not a duration"),
-        ("at:5s:worker/1,notice=-2s", "--preempt 'notice=-2s': '-2s' is no duration"),
+        ("at:5s:worker/1,notice=-2s", "--preempt 'notice=-2s': '-2s' is not a duration"),
     ],
 )
 def test_what_cannot_be_understood_is_said_with_its_place(text: str, message: str) -> None:

@@ -1,7 +1,7 @@
-"""The memory of a chunk in strips: what is handed to the kernel and hashed at once.
+"""Group the memory of a chunk into what is handed to the kernel and hashed at once; connection.py sends the groups.
 
-They are cut once, and not at each save: between two strips the interpreter's own memory is no longer in the cache, so
-that every line which runs there is slow.
+Groups are made once and not at each save: between two of them the interpreter's own memory is no longer in the cache,
+so that every line which runs there is slow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from deepvm.protocol.sockets import HASHED_BYTES
 
-_VIEWS = 64  # of one strip at most; more than that costs more than it saves
+_VIEWS = 64  # of a group at most: more cost more than they save
 
 
 class BufferGroup(NamedTuple):
@@ -20,30 +20,30 @@ class BufferGroup(NamedTuple):
 
 
 def group(views: Sequence[memoryview]) -> list[BufferGroup]:
-    """Some memory in strips of at most HASHED_BYTES."""
-    strips: list[BufferGroup] = []
-    strip: list[memoryview] = []
+    """Group views into groups of at most HASHED_BYTES."""
+    groups: list[BufferGroup] = []
+    one: list[memoryview] = []
     left = HASHED_BYTES
     for view in views:
         start = 0
         while start < len(view):
             part = view[start : start + left]
-            strip.append(part)
+            one.append(part)
             start += len(part)
             left -= len(part)
-            if not left or len(strip) == _VIEWS:
-                strips.append(BufferGroup(HASHED_BYTES - left, strip))
-                strip, left = [], HASHED_BYTES
-    return [*strips, BufferGroup(HASHED_BYTES - left, strip)] if strip else strips
+            if not left or len(one) == _VIEWS:
+                groups.append(BufferGroup(HASHED_BYTES - left, one))
+                one, left = [], HASHED_BYTES
+    return [*groups, BufferGroup(HASHED_BYTES - left, one)] if one else groups
 
 
-def from_offset(strips: Sequence[BufferGroup], offset: int) -> Sequence[BufferGroup]:
-    """What is left after the first bytes."""
-    for i, strip in enumerate(strips):
-        if offset < strip.bytes:
-            rest = BufferGroup(strip.bytes - offset, _without(strip.views, offset)) if offset else strip
-            return [rest, *strips[i + 1 :]] if i or offset else strips
-        offset -= strip.bytes
+def from_offset(groups: Sequence[BufferGroup], offset: int) -> Sequence[BufferGroup]:
+    """Return the groups from an offset on."""
+    for i, one in enumerate(groups):
+        if offset < one.bytes:
+            rest = BufferGroup(one.bytes - offset, _without(one.views, offset)) if offset else one
+            return [rest, *groups[i + 1 :]] if i or offset else groups
+        offset -= one.bytes
     return []
 
 
@@ -56,7 +56,7 @@ def _without(views: Sequence[memoryview], offset: int) -> Sequence[memoryview]:
 
 
 def first_bytes(views: Sequence[memoryview], count: int) -> list[memoryview]:
-    """The first so many bytes of some memory."""
+    """Return the first ``count`` bytes."""
     found: list[memoryview] = []
     for view in views:
         if count <= 0:
@@ -66,5 +66,5 @@ def first_bytes(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return found
 
 
-def views_of(strips: Sequence[BufferGroup]) -> list[memoryview]:
-    return [view for strip in strips for view in strip.views]
+def views_of(groups: Sequence[BufferGroup]) -> list[memoryview]:
+    return [view for one in groups for view in one.views]

@@ -19,8 +19,8 @@ from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, g
 from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket
 
 CONNECT_S = 10.0
-ANSWER_S = 5.0  # on the way, where the node is told how long it may take
-_HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits so long at most
+ANSWER_S = 5.0  # for the way there and back, if the request has a deadline of its own
+_HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits for this at most
 
 Send = Callable[[Sequence[BufferGroup]], int]
 HandOver = Callable[[int, int, Send], int]  # chunk, offset
@@ -40,15 +40,15 @@ class Connection:
         pace_bytes_per_s: int | None = None,
         stalled: Callable[[str], None] | None = None,
     ) -> None:
-        """``stalled`` is called with the address where no byte of a wait moves for a while; it raises StoreUnavailable
-        if there is nothing to wait for."""
+        """Connect and authenticate. ``stalled`` is called with the address when no byte of a wait moves for a while; it
+        raises StoreUnavailable to end the wait."""
         self.address = address
         self.block_bytes: Any = None
         self._token = token
         self._requests = 0
         self._answers = 0
         self._outstanding = 0
-        self._held = b""  # small things, which leave together with what comes after them
+        self._held = b""  # small parts, which leave together with the next bytes
         self._head = b""  # header and meta of the last answer
         self._tags: Tags = NoTags()  # until the handshake is over
         self._channel = NodeSocket(
@@ -68,14 +68,14 @@ class Connection:
 
     @property
     def broken(self) -> bool:
-        """Not so where the node was heard, and said no."""
+        """True if the connection failed; False if the node only refused a request."""
         return self._channel.broken
 
     def close(self) -> None:
         self._channel.close()
 
     def interrupt(self) -> None:
-        """From another thread: whoever waits on this connection stops waiting."""
+        """End all waits on this connection, from another thread."""
         self._channel.interrupt()
 
     def fileno(self) -> int:
@@ -88,15 +88,15 @@ class Connection:
         greeting = self._head
         if frame.kind is not Kind.HELLO or hello.get("version") != frames.VERSION:
             raise StoreUnavailable(
-                f"memory node {self.address} speaks protocol {str(hello.get('version'))[:20]!a}, "
-                f"this is {frames.VERSION}"
+                f"memory node {self.address} has protocol version {str(hello.get('version'))[:20]!a}, "
+                f"this client has {frames.VERSION}"
             )
         if not _is_greeting(hello):
             raise StoreUnavailable(f"{self.address} does not greet like a memory node: {str(hello)[:100]!a}")
         self.block_bytes = hello["block_bytes"]
         self.node_nonce, self.nonce = hello["nonce"], frames.new_nonce()
         if not hello["token"] and self._token is not None:
-            raise AccessDenied(f"{self.address} asks for no token, though one is set: it is no node of this cluster")
+            raise AccessDenied(f"{self.address} asks for no token, though one is set: it is not a node of this cluster")
         if hello["token"] and self._token is None:
             raise AccessDenied(
                 f"memory node {self.address} asks for a token: set DEEPVM_TOKEN, or give --token-file or token="
@@ -110,7 +110,7 @@ class Connection:
         answer, _ = self.call(Kind.AUTH, auth, timeout_s=max(0.0, deadline_s - time.monotonic()), answer_s=0.0)
         if self._token is not None:
             if not frames.same(str(answer.get("proof")), meeting.proof(self._token, "server")):
-                raise AccessDenied(f"{self.address} does not know the token: it is no memory node of this cluster")
+                raise AccessDenied(f"{self.address} does not know the token: it is not a memory node of this cluster")
             self._tags = meeting.tags(self._token, "client")
 
     def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
@@ -127,7 +127,7 @@ class Connection:
         )
 
     def open_to_read(self, run: str, verifier: str) -> None:
-        """With what a node keeps of the run's key: for nodes that fetch from each other."""
+        """Open a run with the verifier of its key: for nodes that fetch from each other."""
         proof = frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce)
         self.call(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
 
@@ -142,8 +142,8 @@ class Connection:
         timeout_s: float | None = None,
         answer_s: float = ANSWER_S,
     ) -> tuple[dict[str, Any], bytearray]:
-        """Send a request and wait for its answer: its meta and body. ``timeout_s`` is how long the node may take, and
-        ``answer_s`` how long the way there and back."""
+        """Send a request and wait for its answer: its meta and body. The node may take ``timeout_s``, and the way
+        there and back ``answer_s``."""
         deadline_s = self._channel.soon_s() if timeout_s is None else time.monotonic() + timeout_s + answer_s
         digest = xxhash.xxh3_64_intdigest(body) if body else 0
         self._send_frame(kind, meta, body, digest)
@@ -154,7 +154,7 @@ class Connection:
 
     def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview, digest: int) -> None:
         """Send a request whose answer is a body of known length and digest, and receive it straight into memory,
-        verified. The frame's own digest is not asked: it may be that of bytes which were damaged before."""
+        verified. The frame's own digest is ignored: it may be that of bytes which were damaged before."""
         deadline_s = self._channel.soon_s()
         self._send_frame(kind, meta, b"", 0)
         frame, answer = self._receive_head(deadline_s)
@@ -171,7 +171,7 @@ class Connection:
     # --- chunks, one after the other without waiting ------------------------------------------------------------
 
     def put(self, step: int, chunk: int, data: memoryview, digest: int) -> None:
-        """Send a chunk of memory that stays as it is."""
+        """Send a chunk from memory that does not change meanwhile."""
         groups = group([data])
 
         def hand_over(_: int, offset: int, send: Send) -> int:
@@ -183,7 +183,7 @@ class Connection:
     def put_several(
         self, step: int, chunks: Sequence[int], lengths: Sequence[int], digests: Sequence[int], hand_over: HandOver
     ) -> Iterator[tuple[int, int]]:
-        """Send up to ``wire.MOST_PUT`` chunks; yields each with its digest when its bytes are with the kernel.
+        """Send up to ``frames.MOST_PUT`` chunks; yield each with its digest when the kernel has its bytes.
 
         ``hand_over(chunk, offset, send)`` calls ``send`` with the memory that holds a chunk from an offset on, at that
         moment, and returns what it returns: how many bytes the kernel took. Chunks of unknown digest (0) are read only
@@ -202,9 +202,9 @@ class Connection:
             yield chunk, found
 
     def _send_chunk(self, chunk: int, length: int, hand_over: HandOver, hasher: xxhash.xxh3_64 | None) -> None:
-        def send(strips: Sequence[BufferGroup]) -> int:
+        def send(groups: Sequence[BufferGroup]) -> int:
             sent = 0
-            for size, views in strips:
+            for size, views in groups:
                 count = self._send_held(views, size)
                 if hasher is not None:
                     for view in views if count == size else first_bytes(views, count):
@@ -220,7 +220,7 @@ class Connection:
             offset += hand_over(chunk, offset, send)
 
     def flush(self) -> None:
-        """Hand everything to the kernel that is held back for what comes next."""
+        """Hand to the kernel what is held back for the next frame."""
         self._send_all(memoryview(b""))
 
     def finish(self) -> None:
@@ -230,7 +230,7 @@ class Connection:
             self._take_answers(wait_until=self._channel.soon_s())
 
     def _take_answers(self, wait_until: float | None) -> None:
-        """Take the answers that are there; with a deadline, wait for one."""
+        """Take the answers that have arrived; with a deadline, wait for one."""
         while self._outstanding:
             if wait_until is None:
                 if not self._channel.readable():
@@ -248,7 +248,7 @@ class Connection:
     # --- frames -------------------------------------------------------------------------------------------------
 
     def _hold_frame(self, kind: Kind, meta: dict[str, Any] | None, body_bytes: int, digest: int) -> None:
-        """It leaves together with what is sent next."""
+        """Keep a frame's head: it leaves together with what is sent next."""
         self._requests += 1
         self._held += self._tags.on(frames.encode(kind, self._requests, meta, body_bytes, digest))
 
@@ -264,7 +264,7 @@ class Connection:
             data = data[self._send_held([data], len(data)) :]
 
     def _send_held(self, views: Sequence[memoryview], size: int) -> int:
-        """Hand to the kernel what waits to leave, and then these; how much of these it took."""
+        """Hand to the kernel what is held back, and then these views; return how many bytes of the views it took."""
         held = len(self._held)
         if not held:
             return self._channel.send(views, size)
@@ -297,7 +297,9 @@ class Connection:
             self._answers += 1
             malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
             if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
-                raise frames.ProtocolError(f"memory node {self.address} answers what was not asked: give it up")
+                raise frames.ProtocolError(
+                    f"memory node {self.address} sent an answer that does not belong to the next request"
+                )
         meta = bytearray(frame.meta_bytes)
         if meta:
             self._channel.receive(memoryview(meta), deadline_s)
@@ -310,9 +312,7 @@ class Connection:
     def _check(self, data: bytes, tag: bytearray) -> None:
         if not self._tags.fits(data, tag):
             self._channel.broken = True
-            raise frames.ProtocolError(
-                f"the tag of an answer from {self.address} is wrong: somebody in between changed it"
-            )
+            raise frames.ProtocolError(f"wrong tag on an answer from {self.address}: it was changed on the way")
 
 
 def _is_greeting(hello: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Copies of a checkpoint that a memory node missed, made again from the other nodes."""
+"""Replicas of a checkpoint that a memory node missed: read from the other nodes, written to it again."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ log = logging.getLogger("deepvm.store")
 
 
 def repair(store: MemoryStore, run: str, step: int, attempt: int = 0) -> list[str]:
-    """Make the missing copies of a checkpoint again, on nodes that answer and do not have it; the nodes that have
-    it now. Only for the session that writes the run, and refused while it saves: unless by an attempt that is
-    known to be over, which are all up to ``attempt``."""
+    """Write the missing replicas of a checkpoint to nodes that answer and do not have it; return the nodes that do now.
+
+    Only the session that writes the run may repair. It is refused during a save, except one of an attempt up to
+    ``attempt``: those are known to be over.
+    """
     manifest, document = store.newest_manifest(run, step)
     whole = []
     for index, node in enumerate(manifest.nodes):
@@ -32,14 +34,14 @@ def repair(store: MemoryStore, run: str, step: int, attempt: int = 0) -> list[st
         except NotFound:
             pass
         except StoreUnavailable:
-            continue  # still away
+            continue  # still unreachable
         connection = store.connect(node, run, write=True)
         try:
             _copy_share(store, connection, index, manifest, document, attempt)
         finally:
             connection.close()
         whole.append(node)
-        log.warning("made the copy of step %d of run %s at %s again", step, run, node)
+        log.warning("repaired step %d of run %s at %s", step, run, node)
     return whole
 
 

@@ -1,7 +1,7 @@
-"""The bytes of one connection to a memory node.
+"""Move the bytes of one connection to a memory node between memory and the kernel; connection.py makes frames of them.
 
-The socket never blocks: waiting is done in poll, with a deadline, and memory is only looked at while bytes are handed
-to the kernel. So a chunk's source may move (from live parameters to their copy) between two pieces of it.
+The socket never blocks: waits happen in poll, with a deadline. Memory is read only while the kernel takes bytes. So
+a chunk's source may move (from live parameters to their copy) between two pieces of it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from deepvm.protocol.auth import dialled_address
 from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 from deepvm.store.memory.health import STALL_S
 
-PROGRESS_S = 30.0  # a peer that moves no byte for so long is taken for dead
-_WOKEN_BYTES = 2**18  # of a chunk wake whoever waits for it: a byte at a time, they would come and go for nothing
+PROGRESS_S = 30.0  # a node that moves no byte for this long is considered dead
+_WOKEN_BYTES = 2**18  # of a chunk end a wait for it: waking for every byte would cost time for nothing
 _SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
 
 
@@ -38,8 +38,8 @@ class NodeSocket:
         pace_bytes_per_s: int | None,
     ) -> None:
         self.address, self.progress_s = address, progress_s
-        self.stalled: Callable[[str], None] | None = None  # asked where no byte moves for a while; raises to give up
-        self.broken = False  # or else the node was heard, and said no
+        self.stalled: Callable[[str], None] | None = None  # called if no byte moves for a while; raises to give up
+        self.broken = False  # False also if the node only refused a request
         self._full = False  # the kernel took less than it was given
         try:
             self._sock = socket.create_connection(peer, timeout=connect_s)
@@ -66,32 +66,32 @@ class NodeSocket:
 
     @property
     def dialled(self) -> str:
-        """IP:PORT at the other end, as far as this end sees."""
+        """IP:PORT of the other end, as this end sees it."""
         return dialled_address(self._sock)
 
     def close(self) -> None:
         self._sock.close()
 
     def interrupt(self) -> None:
-        """From another thread: whoever waits on this channel stops waiting."""
+        """End all waits on this socket, from another thread."""
         interrupt(self._sock)
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def soon_s(self) -> float:
-        """When a peer that moves no byte from now on is taken for dead."""
+        """Return when a node that moves no byte from now on is considered dead."""
         return time.monotonic() + self.progress_s
 
     # --- out ----------------------------------------------------------------------------------------------------
 
     def await_room(self) -> None:
-        """Until the kernel takes more, where it took less than it was given."""
+        """Wait until the kernel takes more, if it took less than it was given."""
         if self._full:
             self._wait(select.POLLOUT, self.soon_s())
 
     def send(self, views: Sequence[memoryview], size: int) -> int:
-        """Hand these, of so many bytes together, to the kernel; how many it took."""
+        """Hand these views, of ``size`` bytes together, to the kernel; return how many bytes it took."""
         try:
             count = self._sock.send(views[0]) if len(views) == 1 or self._tls else self._sock.sendmsg(views)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -124,7 +124,7 @@ class NodeSocket:
         hasher = xxhash.xxh3_64()
         for start in range(0, len(into), HASHED_BYTES):
             piece = into[start : start + HASHED_BYTES]
-            self._wake_at(min(_WOKEN_BYTES, len(into) - start - len(piece)))  # so many are sure to come
+            self._wake_at(min(_WOKEN_BYTES, len(into) - start - len(piece)))  # these are sure to arrive
             self.receive(piece, deadline_s)
             deadline_s = max(deadline_s, self.soon_s())
             hasher.update(piece)
@@ -144,7 +144,7 @@ class NodeSocket:
             left_s = max(0.0, deadline_s - time.monotonic())
             if self._poll.poll(1e3 * (left_s if self.stalled is None else min(left_s, STALL_S))):
                 return
-            self._wake_at(1)  # a peer that is slow is not dead
+            self._wake_at(1)  # a slow node is not dead
             if self._poll.poll(0):
                 return
             if self.stalled is None or time.monotonic() >= deadline_s:
@@ -155,7 +155,7 @@ class NodeSocket:
                 raise self._break(f"hangs ({error})") from None
 
     def _wake_at(self, size_bytes: int) -> None:
-        """Let so many bytes have come before a wait for some is over."""
+        """Let a wait end only when this many bytes have arrived."""
         size_bytes = max(1, size_bytes)
         if size_bytes != self._woken_at and not self._tls:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)

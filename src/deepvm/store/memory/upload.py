@@ -1,4 +1,4 @@
-"""The way of a checkpoint into memory nodes, request by request: begun at each, sealed at all, published last."""
+"""Upload a checkpoint to memory nodes, request by request: begin at each, seal at all, publish last."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def begin(
     """
     if chunk_bytes != connection.block_bytes:
         raise UsageError(
-            f"memory node {connection.address} keeps blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
+            f"memory node {connection.address} has blocks of {connection.block_bytes} bytes, not of {chunk_bytes}"
         )
     meta = {"step": step, "size_bytes": size_bytes, "layout": layout, "rank": rank, "world_size": world_size}
     options = {"attempt": attempt, "repair": repair, "lean": partial_reservation}
@@ -48,12 +48,12 @@ def begin(
 
 
 def pack_kept(chunks: Sequence[int], digests: Sequence[int]) -> bytes:
-    """The body of KEEP: chunk indices, then their digests, little-endian."""
+    """Pack the body of KEEP: chunk indices, then their digests, little-endian."""
     return struct.pack(f"<{len(chunks)}I{len(digests)}Q", *chunks, *digests)
 
 
 def offer(connection: Connection, step: int, chunks: Sequence[int], digests: Sequence[int]) -> list[int]:
-    """Which of these chunks a node may have already, by their digests."""
+    """Return the chunks that a node may have already, by their digests."""
     _, found = connection.call(Kind.OFFER, {"step": step}, pack_kept(chunks, digests))
     return _of_those(connection, chunks, found)
 
@@ -61,7 +61,7 @@ def offer(connection: Connection, step: int, chunks: Sequence[int], digests: Seq
 def link(
     connection: Connection, step: int, chunks: Sequence[int], digests: Sequence[int], proofs: Sequence[bytes]
 ) -> list[int]:
-    """Which of these chunks a node had already and now shares, since the proofs of their content fit."""
+    """Share the chunks that a node has already, if the proofs of their content fit; return those that it shares."""
     _, found = connection.call(Kind.LINK, {"step": step}, pack_kept(chunks, digests) + b"".join(proofs))
     return _of_those(connection, chunks, found)
 
@@ -69,12 +69,12 @@ def link(
 def _of_those(connection: Connection, chunks: Sequence[int], answer: bytes | bytearray) -> list[int]:
     found = [chunk for (chunk,) in struct.iter_unpack("<I", answer[: len(answer) & -4])]
     if len(answer) % 4 or not set(found) <= set(chunks):
-        raise Corrupt(f"memory node {connection.address} speaks of chunks that were not offered")
+        raise Corrupt(f"memory node {connection.address} answered with chunks that were not offered")
     return found
 
 
 def seal(connection: Connection, step: int, chunks: Sequence[int], timeout_s: float) -> list[int]:
-    """Wait until a node has these chunks, from whatever rank; their digests."""
+    """Wait until a node has these chunks, from any rank; return their digests."""
     body = struct.pack(f"<{len(chunks)}I", *chunks)
     _, digests = connection.call(Kind.SEAL, {"step": step, "timeout_s": timeout_s}, body, timeout_s=timeout_s)
     if len(digests) != 8 * len(chunks):
@@ -98,7 +98,7 @@ def seal_and_publish(connections: Sequence[Connection], manifest: Manifest, time
 
 
 class MemoryWriter:
-    """The plain way into memory nodes, for tools and tests; trainers use checkpoint/save/memory_transfer.py."""
+    """Write one checkpoint to memory nodes, for tools and tests; trainers use checkpoint/save/memory_transfer.py."""
 
     def __init__(self, store: MemoryStore, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> None:
         self._store, self._step = store, step
