@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import queue
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, MalformedFile
@@ -58,16 +55,16 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
     with Ledger.open(path, write=True) if again else Ledger.create(path, run=spec.run, cluster=cluster) as ledger:
         journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
         hub = Hub(machines, spec, token=token, listen=given.listen)
-        journal.append([_event("run-started", resumed=again, script=spec.script)])
+        journal.append([Event.now("run-started", resumed=again, script=spec.script)])
         try:
             outcome = _follow(hub, journal, stop)
-            journal.append(_taken(hub))
+            journal.append(hub.take_events())
             durability = Durability(spec.run, nodes=lambda: hub.stores, token=token, durable=spec.durable)
             if (made := durability.await_newest(hub.progress, lambda: not stop.wait(LOOK_S))) is not None:
                 journal.append([made])
         finally:
             hub.close()
-        journal.append([*_taken(hub), _event("run-ended", outcome=outcome, why=hub.failed or "")])
+        journal.append([*hub.take_events(), Event.now("run-ended", outcome=outcome, why=hub.failed or "")])
         journal.close()
     return 0 if outcome == "finished" else 1
 
@@ -77,11 +74,11 @@ def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
     seen: set[str] = set()
     while True:
         connected = set(hub.connected)
-        news = [_event("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
+        news = [Event.now("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
         why = "ended" if hub.finished.is_set() else "lost"
-        news += [_event("machine-down", name, why=why) for name in sorted(seen - connected)]
+        news += [Event.now("machine-down", name, why=why) for name in sorted(seen - connected)]
         seen = connected
-        journal.append([*news, *_taken(hub)])
+        journal.append([*news, *hub.take_events()])
         journal.look()
         if hub.finished.is_set():
             return "finished"
@@ -89,19 +86,6 @@ def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
             return "failed"
         if stop.wait(LOOK_S):
             return "interrupted"
-
-
-def _taken(hub: Hub) -> list[Event]:
-    found = []
-    while True:
-        try:
-            found.append(hub.events.get_nowait())
-        except queue.Empty:
-            return found
-
-
-def _event(kind: str, machine: str | None = None, **data: Any) -> Event:
-    return Event(at_s=time.time(), kind=kind, machine=machine, data=data)
 
 
 def _read(path: Path) -> tuple[RunSpec, tuple[Machine, ...]]:

@@ -39,8 +39,7 @@ class Durability:
         step, until_s = unsafe_step(progress), time.monotonic() + DURABLE_S
         while step is not None and self._nodes() and time.monotonic() < until_s:
             if (place := self.place_of(step)) is not None:
-                data = {"step": step, "state": "durable", "place": place}
-                return Event(at_s=time.time(), kind="save", data=data)
+                return Event.now("save", step=step, state="durable", place=place)
             if not pause():
                 break
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import socket
 import threading
@@ -98,6 +99,14 @@ class Hub:
             keepers = [name for name, machine in self.machines.items() if machine.keeps]
             found = [guest.memory for name in keepers if (guest := self._guests.get(name)) and guest.memory]
             return tuple(found) if len(found) == len(keepers) else ()
+
+    def take_events(self, most: float = math.inf) -> list[Event]:
+        """Return the next events for the ledger, without waiting."""
+        taken: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            while len(taken) < most:
+                taken.append(self.events.get_nowait())
+        return taken
 
     def want(self, machines: Sequence[Machine]) -> None:
         """The cluster is another one now: machines that are no more in it are not waited for."""
@@ -312,7 +321,7 @@ class Hub:
             self._tell_members("broken", round=self._membership.round.number, by=self._membership.broken_by, why=why)
 
     def _tell(self, kind: str, machine: str | None = None, **data: Any) -> None:
-        self.events.put(Event(at_s=time.time(), kind=kind, machine=machine, data=data))
+        self.events.put(Event.now(kind, machine, **data))
 
     def _tell_members(self, what: str, **fields: Any) -> None:
         formed = self._membership.round

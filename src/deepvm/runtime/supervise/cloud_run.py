@@ -114,7 +114,7 @@ def run_cloud(
             return run
         backend = open_backend(on, started, cluster, options)
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
-            ledger.append([_event("run-started", resumed=False, script=spec.script)])
+            ledger.append([Event.now("run-started", resumed=False, script=spec.script)])
             following = CloudSupervisor(cluster, backend, ledger, say=say, over=_ending(folder).exists)
             say(
                 f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
@@ -212,8 +212,8 @@ def _close(folder: RunFolder) -> None:
             gone = [name for name, is_up in up.items() if is_up]
             ledger.append(
                 [
-                    *(Event(at_s=time.time(), kind="machine-down", machine=m, data={"why": "stopped"}) for m in gone),
-                    _event("run-ended", outcome="interrupted", why="ended by deepvm run --down"),
+                    *(Event.now("machine-down", m, why="stopped") for m in gone),
+                    Event.now("run-ended", outcome="interrupted", why="ended by deepvm run --down"),
                 ]
             )
     except LedgerError as error:
@@ -233,7 +233,3 @@ def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
         planned_world_size=len(cluster.trainers),
         memory_bytes=spec.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
     )
-
-
-def _event(kind: str, **data: Any) -> Event:
-    return Event(at_s=time.time(), kind=kind, data=data)

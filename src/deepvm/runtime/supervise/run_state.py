@@ -46,8 +46,19 @@ class RunState:
             for name, place in self.places.items():
                 if name in self._group and place.state == "running":
                     place.state, place.since_s = "training", event.at_s
-        elif event.kind == "notice" and event.machine in self.places:
-            self.places[event.machine].state = "notice"
+        elif event.machine in self.places:
+            self._see_machine(self.places[event.machine], event)
+
+    def _see_machine(self, place: MachineView, event: Event) -> None:
+        if event.kind == "notice":
+            place.state = "notice"
+        elif event.kind == "machine-asked":
+            place.state, place.since_s = "asked", event.at_s
+        elif event.kind == "machine-up":
+            place.state, place.since_s, place.up_at_s = "up", event.at_s, event.at_s
+        elif event.kind == "machine-down":
+            place.paid_usd, place.up_at_s = place.cost_usd(event.at_s), None
+            place.state, place.since_s = "down", event.at_s
 
     def silent_script(self, progress: Progress) -> str | None:
         """A sentence for people whose script runs and never calls deepvm; once."""

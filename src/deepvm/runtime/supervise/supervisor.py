@@ -6,7 +6,6 @@ It decides little: groups are the hub's, decisions are policies', machines the b
 from __future__ import annotations
 
 import contextlib
-import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,15 @@ from typing import Any, Literal
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
-from deepvm.runtime.backends.base import Backend, Change, NoCapacity
-from deepvm.runtime.cluster import Cluster, Machine, billing_facts
+from deepvm.runtime.backends.base import Backend, Change
+from deepvm.runtime.cluster import Cluster, billing_facts
 from deepvm.runtime.hub.durability import Durability, unsafe_step
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.journal import Journal
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.recovery import LOSSES
 from deepvm.runtime.supervise.fault_injection import Faults
+from deepvm.runtime.supervise.machine_requests import MachineRequests
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_state import NEEDS, RunState
 from deepvm.runtime.supervise.view import View
@@ -63,16 +63,17 @@ class Supervisor:
     ) -> None:
         """``end_now`` is called by ``stop_now``, while the backend may wait for machines to end; ``tail_text`` are a
         machine's; ``durability`` knows whether checkpoints are."""
-        self.cluster = cluster
+        self._requests = MachineRequests(
+            cluster, backend, replanner=replanner, record=self._record, again_s=ASK_AGAIN_S
+        )
         self._run, self._backend, self._hub, self._faults = run, backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
-        self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
+        self._watch, self._about = watch, dict(about or {})
         self._end_now, self._last_words = end_now, tail_text
         self._state = RunState(cluster.machines)
         self._places = self._state.places
         self._news: list[Event] = []
         self._asked: set[str] = set()  # machines that the backend knows
-        self._ask_again_s: dict[str, float] = {}
         self._met: set[str] = set()  # machines that are up and were with the hub
         self._missed_s: dict[str, float] = {}  # since when those are not that are up
         self._given_up: set[str] = set()
@@ -100,7 +101,8 @@ class Supervisor:
         self._tell("run-started", **self._about)
         outcome = Outcome(outcome="failed", why="deepvm run ended by itself")
         try:
-            self._ask_for(list(self.cluster.machines))
+            for machine in self._requests.cluster.machines:
+                self._requests.request([machine])
             outcome = self._loop()
         except DeepvmError as error:
             outcome = Outcome(outcome="failed", why=str(error))
@@ -127,7 +129,7 @@ class Supervisor:
                 return worn
             self._break_on_purpose()
             self._give_up_the_silent()
-            self._ask_again()
+            self._requests.request(self._requests.due())
             if (text := self._state.silent_script(self._hub.progress)) is not None:
                 self._warn(text)
             self._journal.look()
@@ -154,8 +156,8 @@ class Supervisor:
 
     def _finish(self, outcome: Outcome) -> None:
         """Trainers first: what they still send is taken; then those that keep it, once it is durable."""
-        trainers = [m.name for m in self.cluster.machines if m.name in self._asked and not m.keeps]
-        keepers = [m.name for m in self.cluster.machines if m.name in self._asked and m.keeps]
+        asked = [m for m in self._requests.cluster.machines if m.name in self._asked]
+        trainers, keepers = [m.name for m in asked if not m.keeps], [m.name for m in asked if m.keeps]
         self._take_events()
         self._stop(trainers, TRAINERS_STOP_S)
         self._await_durable()
@@ -211,40 +213,11 @@ class Supervisor:
 
     # --- machines -------------------------------------------------------------------------------------------------
 
-    def _ask_for(self, machines: Sequence[Machine]) -> None:
+    def _replanned(self) -> None:
+        machines = self._requests.cluster.machines
+        self._hub.want(machines)
         for machine in machines:
-            try:
-                self._backend.up([machine])
-            except NoCapacity as error:
-                self._without(machine, str(error))
-                continue
-            self._asked.add(machine.name)
-            self._places[machine.name].state = "asked"
-            self._places[machine.name].since_s = time.time()
-            self._tell("machine-asked", machine.name, **billing_facts(machine))
-
-    def _without(self, machine: Machine, why: str) -> None:
-        """The market has none: plan anew with what there is, and ask again later where that finds nothing."""
-        found = None if self._replanner is None else self._replanner.instead_of(self.cluster, machine, why)
-        if found is None:
-            self._ask_again_s[machine.name] = time.monotonic() + ASK_AGAIN_S
-            return
-        self.cluster, changes = found
-        self._tell("replanned", machine.name, changes=list(changes))
-        self._hub.want(self.cluster.machines)
-        instead = {m.name: m for m in self.cluster.machines}
-        if machine.name in instead:
-            self._places[machine.name].machine = instead[machine.name]
-            self._ask_for([instead[machine.name]])
-        else:
-            self._places.pop(machine.name, None)
-
-    def _ask_again(self) -> None:
-        due = [name for name, at_s in self._ask_again_s.items() if time.monotonic() >= at_s]
-        for name in due:
-            del self._ask_again_s[name]
-            if name in self._places:
-                self._ask_for([self._places[name].machine])
+            self._places[machine.name].machine = machine
 
     def _changed(self, change: Change) -> None:
         place = self._places.get(change.machine)
@@ -254,7 +227,6 @@ class Supervisor:
             self._given_up.discard(change.machine)
             change = replace(change, why="lost")
         if change.state == "up":
-            place.state, place.since_s, place.up_at_s = "up", change.at_s, change.at_s
             self._tell("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
             return
         self._met.discard(change.machine)
@@ -266,14 +238,11 @@ class Supervisor:
             self._state.losses += 1
         over = self._hub.finished.is_set() or self._hub.failed is not None or self.interrupted
         if place.failures < FAILURES and not over:
-            self._ask_for([place.machine])
+            self._requests.request([place.machine])
 
     def _down(self, change: Change) -> bool:
         """Write it down; whether the machine had trained."""
-        place = self._places[change.machine]
-        trained = place.state in ("running", "training", "waiting", "notice")
-        place.paid_usd, place.up_at_s = place.cost_usd(change.at_s), None
-        place.state, place.since_s = "down", change.at_s
+        trained = self._places[change.machine].state in ("running", "training", "waiting", "notice")
         self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
         return trained
 
@@ -309,10 +278,7 @@ class Supervisor:
 
     def _take_events(self) -> bool:
         """Whether there were any."""
-        taken: list[Event] = []
-        with contextlib.suppress(queue.Empty):
-            while len(taken) < MOST_EVENTS:
-                taken.append(self._hub.events.get_nowait())
+        taken = self._hub.take_events(MOST_EVENTS)
         for event in taken:
             self._state.see(event)
         if taken:
@@ -322,13 +288,20 @@ class Supervisor:
 
     def _say(self, text: str) -> None:
         """To those who watch now; the ledger does not need it."""
-        self._news.append(Event(at_s=time.time(), kind="warning", data={"text": text}))
+        self._news.append(Event.now("warning", text=text))
 
     def _warn(self, text: str) -> None:
         self._tell("warning", text=text)
 
-    def _tell(self, kind: str, machine: str | None = None, *, at_s: float | None = None, **data: Any) -> None:
-        event = Event(at_s=time.time() if at_s is None else at_s, kind=kind, machine=machine, data=data)
+    def _tell(self, kind: str, machine: str | None = None, **data: Any) -> None:
+        self._record(Event.now(kind, machine, **data))
+
+    def _record(self, event: Event) -> None:
+        self._state.see(event)
+        if event.kind == "machine-asked" and event.machine is not None:
+            self._asked.add(event.machine)
+        elif event.kind == "replanned":
+            self._replanned()
         self._news.append(event)
         self._journal.append([event])
 
