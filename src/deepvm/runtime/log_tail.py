@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from deepvm.runtime.line_buffer import LineBuffer
+
 LOOK_S = 0.02
 MOST_BYTES = 2**20  # at once, and of one line
 _DEEPVM_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} deepvm\.")
@@ -53,11 +55,20 @@ class Tail:
     ) -> None:
         self._path, self._on_lines, self._on_update = path, on_lines, on_update
         self._offset = path.stat().st_size if from_end and path.exists() else 0
-        self._rest = b""
+        self._lines = LineBuffer()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="deepvm-tail", daemon=True)
+
+    def __enter__(self) -> Tail:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Tail:
         self._thread.start()
+        return self
 
     def drain(self) -> None:
         """All that is there now."""
@@ -84,12 +95,12 @@ class Tail:
         if not found:
             return False
         self._offset += len(found)
-        *lines, rest = (self._rest + found).split(b"\n")
-        if lines:
+        if lines := self._lines.feed(found):
             self._on_lines([as_shown(line.decode(errors="replace")) for line in lines])
         # Of a line that is not whole, only what a terminal would still show is kept, and not more than a bound.
+        rest = self._lines.rest
         rewritten = rest.rfind(b"\r", 0, max(0, len(rest) - 1))
-        self._rest = rest[max(0, rewritten) :][-MOST_BYTES:]
-        if b"\r" in self._rest and (shown := as_shown(self._rest.decode(errors="replace"))):
+        self._lines.rest = rest = rest[max(0, rewritten) :][-MOST_BYTES:]
+        if b"\r" in rest and (shown := as_shown(rest.decode(errors="replace"))):
             self._on_update(shown)
         return True

@@ -194,7 +194,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         for note in cluster.notes:
             stderr.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
         stderr.print(f"[bold]run {escape(folder.name)}[/], in {escape(str(folder.path))}", soft_wrap=True)
-        shown.append(Display(stderr, log_of=folder.log_of))
+        shown.append(Display(stderr, log_of=folder.log_of).start())
         _until_interrupted(supervisor)
 
     try:

@@ -45,11 +45,14 @@ class Display:
     def __init__(self, console: Console, *, log_of: Callable[[str], Path]) -> None:
         self._console, self._log_of = console, log_of
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        if self._live is not None:
-            self._live.start()
         self._shown_s = 0.0
         self._told: tuple[Any, ...] = ()
         self._output: Output | None = None
+
+    def start(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
 
     def __call__(self, view: View) -> None:
         for event in view.news:
@@ -89,7 +92,7 @@ class Display:
         """Show what the trainer of rank 0 prints."""
         if self._output is not None:
             self._output.close()
-        self._output = Output(self._console, self._log_of(machine))
+        self._output = Output(self._console, self._log_of(machine)).start()
 
     def _show_error(self, line: str, error: str) -> None:
         """A traceback, or what came last, unless the script's own output has just shown it."""
@@ -114,6 +117,10 @@ class Output:
         self._recent: deque[str] = deque(maxlen=MOST_LINES)
         self.update = ""
         self._tail = Tail(log, self._lines, on_update=self._rewritten, from_end=True)
+
+    def start(self) -> Output:
+        self._tail.start()
+        return self
 
     def has_shown(self, line: str) -> bool:
         self._tail.drain()

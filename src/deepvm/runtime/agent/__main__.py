@@ -32,6 +32,7 @@ from deepvm.runtime.agent.prefetch import Fetching, store_urls
 from deepvm.runtime.hub.client import STOPPED, HubClient
 from deepvm.runtime.hub.json_lines import HubGone
 from deepvm.runtime.log_tail import Tail
+from deepvm.runtime.notices.base import NoticeSource
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
 from deepvm.runtime.workers.template import Template
@@ -50,7 +51,12 @@ def main(arguments: list[str] | None = None) -> int:
     for number in ENDED_BY:
         signal.signal(number, _leave_once)
     try:
-        here = MachineAgent(given)
+        source = open_source(given.notices)
+        link = HubClient.connect(
+            given.hub, token=read_token(given.token_file) or "", machine=given.name, address=given.address,
+            workers=given.workers,
+        )  # fmt: skip
+        here = MachineAgent(given, link, source)
         if not here.fork_template():
             return 0  # a worker, whose script has ended
         return _ended(here)
@@ -100,17 +106,14 @@ def _parser() -> argparse.ArgumentParser:
 class MachineAgent:
     """This machine."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: argparse.Namespace, link: HubClient, source: NoticeSource) -> None:
         self._folder: Path = given.folder
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._workers: int = given.workers
         self._token = read_token(given.token_file) or ""
         self._token_file: Path = given.token_file
-        self._source = open_source(given.notices)
-        self.link = HubClient(
-            given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
-            on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end,
-        )  # fmt: skip
+        self._source = source
+        self.link = link
         self._address = given.address or "127.0.0.1"
         self.spec = self.link.spec
         os.environ.update(self.spec.env)
@@ -129,16 +132,14 @@ class MachineAgent:
         with contextlib.ExitStack() as stack:
             stack.callback(self._fetching.close)
             stack.callback(self.link.close)
-            self.link.start()
-            watch = Watch(self._source, self._announce)
-            stack.callback(watch.close)
+            self.link.start(on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end)
+            stack.enter_context(Watch(self._source, self._announce))
             if self.link.role != "worker":
                 stack.enter_context(self._memory_node())
             if self.link.role == "memory":
                 self._wait()
                 return 0 if self.stopped else 1
-            tail = Tail(self.events, self._pass_on_all)
-            stack.callback(tail.close)
+            tail = stack.enter_context(Tail(self.events, self._pass_on_all))
             code = self._train(tail)
             for number in ENDED_BY:  # which torch's agent had taken for itself
                 signal.signal(number, _leave_once)

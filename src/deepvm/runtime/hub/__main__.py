@@ -54,7 +54,7 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
     again = path.exists()
     with Ledger.open(path, write=True) if again else Ledger.create(path, run=spec.run, cluster=cluster) as ledger:
         journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
-        hub = Hub(machines, spec, token=token, listen=given.listen)
+        hub = Hub(machines, spec, token=token, listen=given.listen).start()
         journal.append([Event.now("run-started", resumed=again, script=spec.script)])
         try:
             outcome = _follow(hub, journal, stop)

@@ -44,7 +44,8 @@ MOST_WORKERS = 1024  # of one machine
 
 
 class Hub:
-    """``events`` are for the ledger; ``failed`` is why the run cannot go on."""
+    """Listens at ``address`` when made, and answers after ``start()``. ``events`` are for the ledger; ``failed`` is why
+    the run cannot continue."""
 
     def __init__(
         self,
@@ -76,8 +77,12 @@ class Hub:
             threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
             for name, target in (("accept", self._accept), ("form", self._form))
         ]
+
+    def start(self) -> Hub:
+        """Accept machines and form groups, in threads of its own."""
         for thread in self._threads:
             thread.start()
+        return self
 
     # --- for the supervisor ---------------------------------------------------------------------------------------
 
@@ -151,7 +156,8 @@ class Hub:
         for guest in guests:
             guest.lines.close()
         for thread in self._threads:
-            thread.join(5.0)
+            if thread.ident is not None:
+                thread.join(5.0)
 
     # --- machines come --------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.protocol import frames
 from deepvm.protocol.auth import Meeting, NoTags, Tags, dialled_address, local_address
 from deepvm.protocol.sockets import tune
+from deepvm.runtime.line_buffer import LineBuffer
 
 MOST_MESSAGE_BYTES = 2**20
 MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
@@ -38,9 +39,9 @@ class Lines:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._heard: deque[bytes] = deque()
-        self._rest = b""  # of a line whose end has not come
-        self._saying = threading.Lock()
+        self._received: deque[bytes] = deque()
+        self._lines = LineBuffer()
+        self._send_lock = threading.Lock()
         self._most_bytes = STRANGERS_LINE_BYTES
         self._tags: Tags = NoTags()  # until both have shown that they know the token
         self.last = b""  # message that was heard, as it was sent
@@ -60,7 +61,7 @@ class Lines:
         message = json.dumps({"say": what, **fields}).encode()
         if len(message) > MOST_MESSAGE_BYTES:
             raise HubGone(f"a message {what!r} of {len(message)} bytes is too long")
-        with self._saying:
+        with self._send_lock:
             tag = self._tags.next(message)
             try:
                 self._sock.sendall((tag.hex().encode() + b" " if tag else b"") + message + b"\n")
@@ -71,11 +72,11 @@ class Lines:
     def receive(self, within_s: float) -> dict[str, Any]:
         """The next message. Gone where none comes in time."""
         deadline = time.monotonic() + within_s
-        while not self._heard:
+        while not self._received:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise HubGone(f"nothing was heard for {within_s:.0f} s")
-            if len(self._rest) > self._most_bytes:
+            if len(self._lines.rest) > self._most_bytes:
                 raise HubGone("a message without an end")
             try:
                 if not self._poll.poll(left_s * 1e3):
@@ -85,9 +86,8 @@ class Lines:
                 raise HubGone(f"the other side left: {error}") from None
             if not found:
                 raise HubGone("the other side left")
-            *whole, self._rest = (self._rest + found).split(b"\n")
-            self._heard.extend(whole)
-        self.last = self._untagged(self._heard.popleft())
+            self._received.extend(self._lines.feed(found))
+        self.last = self._untagged(self._received.popleft())
         try:
             message = strict.loads(self.last, most_bytes=MOST_LINE_BYTES, most_values=100_000)
         except strict.MalformedJson as error:

@@ -20,7 +20,10 @@ class Watch:
         self._told: set[Notice] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deepvm-notices", daemon=True)
+
+    def start(self) -> Watch:
         self._thread.start()
+        return self
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """No call begins after this one; whether the thread has ended within the time."""
@@ -30,7 +33,7 @@ class Watch:
         return not self._thread.is_alive()
 
     def __enter__(self) -> Watch:
-        return self
+        return self.start()
 
     def __exit__(self, *_: object) -> None:
         self.close()

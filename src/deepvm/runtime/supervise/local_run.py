@@ -135,7 +135,7 @@ def _run(
         backend = LocalBackend(started, isolate=isolate)
         stack.callback(backend.down)
         token = read_token(folder.token_file) or ""
-        hub = Hub(cluster.machines, started, token=token, listen=f"{backend.hub_address}:0")
+        hub = Hub(cluster.machines, started, token=token, listen=f"{backend.hub_address}:0").start()
         stack.callback(hub.close)
         if resumed:
             hub.progress.recall(ledger.events("save"))
