@@ -56,10 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
             given.hub, token=read_token(given.token_file) or "", machine=given.name, address=given.address,
             workers=given.workers,
         )  # fmt: skip
-        here = MachineAgent(given, link, source)
-        if not here.fork_template():
+        agent = MachineAgent(given, link, source)
+        if not agent.fork_template():
             return 0  # a worker, whose script has ended
-        return _ended(here)
+        return _ended(agent)
     except DeepvmError as error:
         print(f"deepvm: {error}", file=sys.stderr)
         return error.exit_code
@@ -72,16 +72,16 @@ def _leave_once(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def _ended(here: MachineAgent) -> int:
+def _ended(agent: MachineAgent) -> int:
     """Run, and return the exit code: 0 where the hub said that it is over."""
     try:
-        return here.run()
+        return agent.run()
     except SystemExit:
-        if here.stopped:
+        if agent.stopped:
             return 0
         raise
     except Exception as error:
-        if here.stopped:
+        if agent.stopped:
             return 0
         if type(error).__name__ != "SignalException":  # which torch's agent makes of the signals that end it
             raise
@@ -150,7 +150,7 @@ class MachineAgent:
 
     @property
     def stopped(self) -> bool:
-        """True if the hub said that the run is over, here."""
+        """True if the hub has stopped the run."""
         return self.link.ended == STOPPED
 
     def _wait(self) -> None:

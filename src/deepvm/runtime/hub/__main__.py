@@ -79,7 +79,7 @@ def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
         news += [Event.now("machine-down", name, why=why) for name in sorted(seen - connected)]
         seen = connected
         journal.append([*news, *hub.take_events()])
-        journal.look()
+        journal.check()
         if hub.finished.is_set():
             return "finished"
         if hub.failed is not None:

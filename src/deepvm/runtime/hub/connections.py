@@ -24,7 +24,7 @@ class MachineConnection:
     beats: bool = False  # not while it imports
     leaves: bool = False  # it will be taken away, and trains no more
 
-    def tell(self, what: str, **fields: Any) -> None:
+    def send(self, what: str, **fields: Any) -> None:
         """That it is gone will be noticed by who listens to it."""
         with contextlib.suppress(HubGone):
             self.lines.send(what, **fields)

@@ -27,7 +27,7 @@ class Progress:
             if event.data.get("state") in ("remote", "durable") and isinstance(step, int):
                 self.saved_step = max(step, self.saved_step or 0)
 
-    def see(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         """KeyError, TypeError or ValueError where it is not what trainers tell."""
         if event.kind == "step":
             self.step = int(event.data["step"])

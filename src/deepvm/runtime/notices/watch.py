@@ -17,7 +17,7 @@ class Watch:
 
     def __init__(self, source: NoticeSource, on_notice: Callable[[Notice], object]) -> None:
         self._source, self._on_notice = source, on_notice
-        self._told: set[Notice] = set()
+        self._reported: set[Notice] = set()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="deepvm-notices", daemon=True)
 
@@ -41,14 +41,14 @@ class Watch:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                self._look()
+                self._poll()
             except Exception:  # the next notice must find a watch that lives
                 log.exception("a notice could not be handled")
             self._closing.wait(self._source.interval_s)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         notice = self._source.poll()
-        if notice is None or notice in self._told or self._closing.is_set():
+        if notice is None or notice in self._reported or self._closing.is_set():
             return
-        self._told.add(notice)
+        self._reported.add(notice)
         self._on_notice(notice)

@@ -24,7 +24,7 @@ from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
 from deepvm.runtime.run_spec import RunSpec
-from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Say
+from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Show
 from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY
 from deepvm.runtime.supervise.run_folder import RunFolder
 
@@ -74,17 +74,17 @@ def open_backend(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str
     return SkyPilotBackend(spec, cluster, parse_options(SkyPilotSettings, options))
 
 
-def rehearse(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str], say: Say) -> None:
+def rehearse(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str], show: Show) -> None:
     """Say every call, or every task file, and change nothing."""
     if on == "ec2":
         from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
 
-        Ec2Backend(spec, cluster, parse_options(Ec2Settings, options), dry_run=True, say=say).up(cluster.machines)
+        Ec2Backend(spec, cluster, parse_options(Ec2Settings, options), dry_run=True, show=show).up(cluster.machines)
         return
     from deepvm.runtime.backends.skypilot.tasks import SkyPilotSettings, task_files
 
     for name, text in task_files(cluster, spec, parse_options(SkyPilotSettings, options)).items():
-        say(f"# {name}\n{text}")
+        show(f"# {name}\n{text}")
 
 
 def run_cloud(
@@ -95,7 +95,7 @@ def run_cloud(
     name: str | None,
     options: Sequence[str],
     dry_run: bool,
-    say: Say,
+    show: Show,
 ) -> str:
     """Ask for the machines, and follow them until interrupted; they go on without us. The run's name."""
     spec.check()
@@ -110,13 +110,13 @@ def run_cloud(
     try:
         started = _started(spec, folder, cluster)
         if dry_run:
-            rehearse(on, started, cluster, options, say)
+            rehearse(on, started, cluster, options, show)
             return run
         backend = open_backend(on, started, cluster, options)
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
             ledger.append([Event.now("run-started", resumed=False, script=spec.script)])
-            following = CloudSupervisor(cluster, backend, ledger, say=say, over=_ending(folder).exists)
-            say(
+            following = CloudSupervisor(cluster, backend, ledger, show=show, over=_ending(folder).exists)
+            show(
                 f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
                 f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
             )

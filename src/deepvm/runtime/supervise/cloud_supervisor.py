@@ -21,7 +21,7 @@ GLANCE_S = 0.2  # whether another process ends the run
 FAILURES = 3  # of a machine in a row
 REPLACED = ("preempted", "lost", "failed")
 
-Say = Callable[[str], None]
+Show = Callable[[str], None]
 
 
 class CloudSupervisor:
@@ -33,11 +33,11 @@ class CloudSupervisor:
         backend: Backend,
         ledger: Ledger,
         *,
-        say: Say,
+        show: Show,
         over: Callable[[], bool],
         replanner: Replanner | None = None,
     ) -> None:
-        self._backend, self._ledger, self._say, self._over = backend, ledger, say, over
+        self._backend, self._ledger, self._show, self._over = backend, ledger, show, over
         self._requests = MachineRequests(
             cluster, backend, replanner=replanner or Replanner(), record=self._record, on_wait=self._await_capacity,
             again_s=ASK_AGAIN_S,
@@ -60,7 +60,7 @@ class CloudSupervisor:
                 self._replace(error.machine.name, error)
                 continue
             except SourceFailed as error:  # it may answer later
-                self._say(str(error))
+                self._show(str(error))
                 continue
             for change in changes:
                 self._changed(change)
@@ -85,7 +85,7 @@ class CloudSupervisor:
             self._record(Event.now("machine-up", machine.name, at_s=change.at_s or None, **billing_facts(machine)))
         else:
             self._record(Event.now("machine-down", machine.name, at_s=change.at_s or None, why=change.why))
-        self._say(f"{machine.name} is {change.state}{f' ({change.why})' if change.why else ''}")
+        self._show(f"{machine.name} is {change.state}{f' ({change.why})' if change.why else ''}")
         if change.state == "down" and change.why in REPLACED and not self._over():
             if change.why == "failed":
                 self._failed(machine.name, "it did not come so far as to join")
@@ -105,13 +105,13 @@ class CloudSupervisor:
                 self._requests.request_alternative(machine, error)
         except SourceFailed as failure:
             self._failed(name, str(failure))
-            self._say(f"{name}: {failure}; it is asked for again in {ASK_AGAIN_S:.0f} s")
+            self._show(f"{name}: {failure}; it is asked for again in {ASK_AGAIN_S:.0f} s")
             self._requests.retry_later(name)
 
     def _await_capacity(self, machine: Machine, error: NoCapacity) -> None:
         if machine.name == self._hub:
             raise DeepvmError(f"{error}; nothing else fits the budget, and the other machines would meet there")
-        self._say(f"{error}; nothing else fits the budget, so it is waited for")
+        self._show(f"{error}; nothing else fits the budget, so it is waited for")
 
     def _failed(self, name: str, why: str) -> None:
         self._failures[name] += 1
@@ -121,7 +121,7 @@ class CloudSupervisor:
     def _record(self, event: Event) -> None:
         self._ledger.append([event])
         if event.kind == "replanned":
-            self._say("; ".join(event.data["changes"]))
+            self._show("; ".join(event.data["changes"]))
 
 
 def _in_order(machines: Sequence[Machine]) -> list[Machine]:

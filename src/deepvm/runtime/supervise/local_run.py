@@ -48,7 +48,7 @@ class Ended:
     report: Report
 
 
-Watch = Callable[[View], None]
+OnView = Callable[[View], None]
 Begun = Callable[[RunFolder, Cluster, Supervisor], None]
 
 
@@ -57,7 +57,7 @@ def run_local(
     spec: RunSpec,
     *,
     name: str | None = None,
-    watch: Watch = lambda _: None,
+    watch: OnView = lambda _: None,
     begun: Begun = lambda *_: None,
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
@@ -75,7 +75,7 @@ def run_local(
 
 
 def resume(
-    name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None, **changes: Any
+    name: str, *, preempt: str = "", watch: OnView = lambda _: None, begun: Begun = lambda *_: None, **changes: Any
 ) -> Ended:
     """Continue a run that was interrupted, or failed: from its newest checkpoint, in the folder where it was started,
     with its settings. ``changes`` are fields of ``RunSpec``, and hold from now on."""
@@ -113,7 +113,7 @@ def _run(
     spec: RunSpec,
     faults: Faults,
     ledger: Ledger,
-    watch: Watch,
+    watch: OnView,
     begun: Begun,
     *,
     resumed: bool,
@@ -145,7 +145,7 @@ def _run(
             cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
             replanner=Replanner(), watch=watch, end_now=backend.stop_now, durability=durability,
             tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=WORDS_BYTES),
-            about={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
+            start_facts={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)
         outcome = supervisor.follow()

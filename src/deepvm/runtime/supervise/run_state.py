@@ -28,7 +28,7 @@ class RunState:
         self._group: tuple[str, ...] = ()
         self._steps: list[tuple[float, int]] = []  # when which was finished, of the last seconds
 
-    def see(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         if event.kind == "group":
             self._world_size = int(event.data["world_size"])
             self._group = tuple(event.data["machines"])
@@ -47,9 +47,9 @@ class RunState:
                 if name in self._group and place.state == "running":
                     place.state, place.since_s = "training", event.at_s
         elif event.machine in self.places:
-            self._see_machine(self.places[event.machine], event)
+            self._observe_machine(self.places[event.machine], event)
 
-    def _see_machine(self, place: MachineView, event: Event) -> None:
+    def _observe_machine(self, place: MachineView, event: Event) -> None:
         if event.kind == "notice":
             place.state = "notice"
         elif event.kind == "machine-asked":

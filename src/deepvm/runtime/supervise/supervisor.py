@@ -56,7 +56,7 @@ class Supervisor:
         faults: Faults,
         replanner: Replanner | None = None,
         watch: Callable[[View], None] = lambda _: None,
-        about: Mapping[str, Any] | None = None,
+        start_facts: Mapping[str, Any] | None = None,
         end_now: Callable[[], None] = lambda: None,
         tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
@@ -68,8 +68,8 @@ class Supervisor:
         )
         self._run, self._backend, self._hub, self._faults = run, backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
-        self._watch, self._about = watch, dict(about or {})
-        self._end_now, self._last_words = end_now, tail_text
+        self._watch, self._start_facts = watch, dict(start_facts or {})
+        self._end_now, self._tail_text = end_now, tail_text
         self._state = RunState(cluster.machines)
         self._places = self._state.places
         self._news: list[Event] = []
@@ -77,7 +77,7 @@ class Supervisor:
         self._met: set[str] = set()  # machines that are up and were with the hub
         self._missed_s: dict[str, float] = {}  # since when those are not that are up
         self._given_up: set[str] = set()
-        self.interrupted = self._hurry = False
+        self.interrupted = self._stopping_now = False
         self._saving: tuple[int, float] | None = None  # at an interruption: that step or a later one, until when
 
     # --- from outside ---------------------------------------------------------------------------------------------
@@ -93,12 +93,12 @@ class Supervisor:
 
     def stop_now(self) -> None:
         """End it now: nothing more is written on."""
-        self._hurry = True
+        self._stopping_now = True
         self._end_now()
 
     def follow(self) -> Outcome:
         """Until the run is over; afterwards no machine of it is left."""
-        self._tell("run-started", **self._about)
+        self._log("run-started", **self._start_facts)
         outcome = Outcome(outcome="failed", why="deepvm run ended by itself")
         try:
             for machine in self._requests.cluster.machines:
@@ -132,7 +132,7 @@ class Supervisor:
             self._requests.request(self._requests.due())
             if (text := self._state.silent_script(self._hub.progress)) is not None:
                 self._warn(text)
-            self._journal.look()
+            self._journal.check()
             self._show()
             time.sleep(TICK_S)
 
@@ -141,13 +141,15 @@ class Supervisor:
         if self._saving is None:
             step = self._hub.save_now(within_s=SAVE_S)
             if step is None:
-                self._say("the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once")
+                self._show_text(
+                    "the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once"
+                )
                 return True
             self._saving = step, time.monotonic() + SAVE_S
-            self._say(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
+            self._show_text(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
         step, until_s = self._saving
         progress = self._hub.progress
-        if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._hurry:
+        if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._stopping_now:
             return True
         if time.monotonic() < until_s:
             return False
@@ -169,7 +171,7 @@ class Supervisor:
         self._take_ends()
         if outcome.outcome == "finished" and not self._hub.progress.alive:
             self._warn(f"the script never called deepvm, so nothing was checkpointed. It needs: {NEEDS}")
-        self._tell("run-ended", outcome=outcome.outcome, why=outcome.why)
+        self._log("run-ended", outcome=outcome.outcome, why=outcome.why)
         if lacking := self._journal.close():
             self._warn(f"the ledger lacks {lacking:,} events, which could not be written")
         self._show()
@@ -179,14 +181,14 @@ class Supervisor:
         self._hub.stop(names)
         until_s = time.monotonic() + within_s
         connected = set(self._hub.connected)
-        while not self._hurry and time.monotonic() < until_s:
+        while not self._stopping_now and time.monotonic() < until_s:
             self._take_events()
             self._take_ends()
             if not any(self._places[name].up_at_s is not None for name in names if name in connected):
                 break
             self._show()
             time.sleep(TICK_S)
-        self._backend.down(names, within_s=0.0 if self._hurry else STOP_S)
+        self._backend.down(names, within_s=0.0 if self._stopping_now else STOP_S)
         self._take_ends()
 
     def _take_ends(self) -> None:
@@ -200,7 +202,7 @@ class Supervisor:
         def pause() -> bool:
             self._show()
             time.sleep(DURABLE_LOOK_S)
-            return not self._hurry
+            return not self._stopping_now
 
         step = unsafe_step(self._hub.progress)
         if step is None or self._durability is None:
@@ -209,7 +211,7 @@ class Supervisor:
         if made is None:
             self._warn(f"checkpoint {step} is not known to be durable: memory nodes alone may have it")
         else:
-            self._tell(made.kind, **made.data)
+            self._log(made.kind, **made.data)
 
     # --- machines -------------------------------------------------------------------------------------------------
 
@@ -227,7 +229,7 @@ class Supervisor:
             self._given_up.discard(change.machine)
             change = replace(change, why="lost")
         if change.state == "up":
-            self._tell("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
+            self._log("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
             return
         self._met.discard(change.machine)
         trained = self._down(change)
@@ -243,7 +245,7 @@ class Supervisor:
     def _down(self, change: Change) -> bool:
         """Write it down; whether the machine had trained."""
         trained = self._places[change.machine].state in ("running", "training", "waiting", "notice")
-        self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
+        self._log("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
         return trained
 
     def _give_up_the_silent(self) -> None:
@@ -261,7 +263,7 @@ class Supervisor:
         for name, place in self._places.items():
             if place.failures >= FAILURES:
                 why = f"{name} failed {FAILURES} times before it was of use"
-                return Outcome(outcome="failed", why=why, errors={name: self._last_words(name)})
+                return Outcome(outcome="failed", why=why, errors={name: self._tail_text(name)})
         return None
 
     def _break_on_purpose(self) -> None:
@@ -274,30 +276,30 @@ class Supervisor:
                     with contextlib.suppress(UsageError):  # it has just ended by itself
                         self._backend.preempt(name, notice_s=fault.notice_s)
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def _take_events(self) -> bool:
         """Whether there were any."""
         taken = self._hub.take_events(MOST_EVENTS)
         for event in taken:
-            self._state.see(event)
+            self._state.observe(event)
         if taken:
             self._journal.append(taken)
             self._news += taken
         return bool(taken)
 
-    def _say(self, text: str) -> None:
+    def _show_text(self, text: str) -> None:
         """To those who watch now; the ledger does not need it."""
         self._news.append(Event.now("warning", text=text))
 
     def _warn(self, text: str) -> None:
-        self._tell("warning", text=text)
+        self._log("warning", text=text)
 
-    def _tell(self, kind: str, machine: str | None = None, **data: Any) -> None:
+    def _log(self, kind: str, machine: str | None = None, **data: Any) -> None:
         self._record(Event.now(kind, machine, **data))
 
     def _record(self, event: Event) -> None:
-        self._state.see(event)
+        self._state.observe(event)
         if event.kind == "machine-asked" and event.machine is not None:
             self._asked.add(event.machine)
         elif event.kind == "replanned":

@@ -102,7 +102,7 @@ class _Server:
         self._torch_seed = torch_seed
         self._started_env = started_env
         self._preloaded_env = dict(os.environ)
-        self._tellers: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
+        self._report_fds: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def serve(self) -> forked_worker.WorkerJob | None:
@@ -137,7 +137,7 @@ class _Server:
                     return job
 
     def _fork(self, message: dict[str, Any], descriptors: list[int]) -> forked_worker.WorkerJob | None:
-        *standard, teller = descriptors
+        *standard, report_fd = descriptors
         refused = fork_safety.problem()
         if refused is None:
             sys.stdout.flush()
@@ -149,7 +149,7 @@ class _Server:
                 refused = f"cannot fork: {error}"
             else:
                 if pid == 0:
-                    self._become_worker(template, standard, teller)
+                    self._become_worker(template, standard, report_fd)
                     return forked_worker.WorkerJob(
                         target=message["target"],
                         args=tuple(message["args"]),
@@ -162,15 +162,15 @@ class _Server:
         for descriptor in standard:
             os.close(descriptor)
         if refused is None:
-            os.set_inheritable(teller, False)
-            self._tellers[pid] = teller
-            _tell(teller, {"pid": pid})
+            os.set_inheritable(report_fd, False)
+            self._report_fds[pid] = report_fd
+            _report(report_fd, {"pid": pid})
         else:
-            _tell(teller, {"refused": f"the template {refused}"})
-            os.close(teller)
+            _report(report_fd, {"refused": f"the template {refused}"})
+            os.close(report_fd)
         return None
 
-    def _become_worker(self, template: int, standard: list[int], teller: int) -> None:
+    def _become_worker(self, template: int, standard: list[int], report_fd: int) -> None:
         self._libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != template:  # it died before the line above
             os._exit(1)
@@ -178,7 +178,7 @@ class _Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, self._child_ended)
         signal.signal(signal.SIGINT, self._interrupt)
-        for descriptor in (*self._wake, *self._tellers.values(), teller):
+        for descriptor in (*self._wake, *self._report_fds.values(), report_fd):
             os.close(descriptor)
         for number, descriptor in enumerate(standard):
             os.dup2(descriptor, number)
@@ -192,13 +192,13 @@ class _Server:
                 return
             if pid == 0:
                 return
-            teller = self._tellers.pop(pid, None)
-            if teller is not None:
-                _tell(teller, {"exit": os.waitstatus_to_exitcode(status)})
-                os.close(teller)
+            report_fd = self._report_fds.pop(pid, None)
+            if report_fd is not None:
+                _report(report_fd, {"exit": os.waitstatus_to_exitcode(status)})
+                os.close(report_fd)
 
     def _signal(self, pid: int, number: int) -> None:
-        if pid not in self._tellers:  # it has ended, and its number may be another's by now
+        if pid not in self._report_fds:  # it has ended, and its number may be another's by now
             return
         try:
             os.killpg(pid, number)
@@ -208,16 +208,16 @@ class _Server:
     def _end_all(self) -> None:
         """The owner is gone: nobody would restart or stop these workers, so they end here."""
         for number, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-            for pid in self._tellers:
+            for pid in self._report_fds:
                 self._signal(pid, number)
             deadline = time.monotonic() + seconds
-            while self._tellers and time.monotonic() < deadline:
+            while self._report_fds and time.monotonic() < deadline:
                 select.select([self._wake[0]], [], [], 0.05)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake[0], 2**16)
                 self._reap()
 
 
-def _tell(descriptor: int, message: dict[str, Any]) -> None:
+def _report(descriptor: int, message: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         os.write(descriptor, json.dumps(message).encode() + b"\n")

@@ -51,7 +51,7 @@ class LocalBackend:
         self._network = None if isolate is None else Network(isolate)
         self._places: dict[str, _Place] = {}
         self._changes: list[Change] = []
-        self._hurried = False
+        self._stopping_now = False
 
     @property
     def hub_address(self) -> str:
@@ -80,17 +80,17 @@ class LocalBackend:
         ]  # fmt: skip
 
     def up(self, machines: Sequence[Machine]) -> None:
-        self._look()
+        self._poll_trees()
         names = [machine.name for machine in machines]
         for name in names:
             if names.count(name) > 1 or self._runs(name):
                 raise UsageError(f"{name} is up already: end it first, or ask for another name")
         for machine in machines:
             self._places[machine.name] = _Place(machine, self._start(machine))
-            self._tell(machine.name, "up")
+            self._add_change(machine.name, "up")
 
     def poll(self) -> Sequence[Change]:
-        self._look()
+        self._poll_trees()
         changes, self._changes = self._changes, []
         return changes
 
@@ -99,7 +99,7 @@ class LocalBackend:
         if not (math.isfinite(notice_s) and notice_s >= 0):
             raise UsageError(f"a notice of {notice_s} s: it must be finite and not negative")
         place = self._place(name)
-        self._look()
+        self._poll_trees()
         if place.ended:
             raise UsageError(f"{name} is down already: only a machine that is up can be preempted")
         if notice_s > 0:
@@ -110,20 +110,20 @@ class LocalBackend:
     def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
         chosen = list(self._places) if names is None else list(names)
         places = [self._place(name) for name in chosen]
-        self._look()
+        self._poll_trees()
         running = [place for place in places if not place.ended]
         for place in running:
             place.why = place.why or "stopped"
             if within_s > 0:
                 place.tree.terminate()
-            place.tree.kill(after_s=0.0 if self._hurried else max(0.0, within_s))
+            place.tree.kill(after_s=0.0 if self._stopping_now else max(0.0, within_s))
         deadline = time.monotonic() + max(0.0, within_s) + _KILL_S
         for place in running:
             try:
                 place.tree.wait(timeout_s=max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
                 raise DeepvmError(f"{place.machine.name} cannot be ended: {error}; end it by hand") from None
-        self._look()
+        self._poll_trees()
         if self._network is not None:
             for name in chosen:
                 self._network.leave(name)
@@ -132,7 +132,7 @@ class LocalBackend:
 
     def stop_now(self) -> None:
         """End all machines now, also those that ``down`` waits for; may be called by a signal handler meanwhile."""
-        self._hurried = True
+        self._stopping_now = True
         for place in list(self._places.values()):
             if not place.ended:
                 place.why = place.why or "stopped"
@@ -152,7 +152,7 @@ class LocalBackend:
             self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.spec.cwd or None
         )
 
-    def _look(self) -> None:
+    def _poll_trees(self) -> None:
         """Which machines have ended since?"""
         for name, place in self._places.items():
             if place.ended or (code := place.tree.poll()) is None:
@@ -160,9 +160,11 @@ class LocalBackend:
             place.ended = True
             segment.remove(segment_of(self.folder_of(name)))
             by_itself = "ended" if code == 0 else "failed" if code > 0 else "lost"
-            self._tell(name, "down", why=place.why or by_itself, exit_code=code)
+            self._add_change(name, "down", why=place.why or by_itself, exit_code=code)
 
-    def _tell(self, name: str, state: Literal["up", "down"], *, why: str = "", exit_code: int | None = None) -> None:
+    def _add_change(
+        self, name: str, state: Literal["up", "down"], *, why: str = "", exit_code: int | None = None
+    ) -> None:
         address = self.address_of(name)
         self._changes.append(
             Change(machine=name, state=state, why=why, exit_code=exit_code, at_s=time.time(), address=address)

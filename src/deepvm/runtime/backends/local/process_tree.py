@@ -70,7 +70,7 @@ class ProcessTree:
     def poll(self) -> int | None:
         """The command's exit code once nothing of the tree is left; negative: the signal that ended it."""
         if self._code is None and self._keeper.poll() is not None:
-            self._code = self._last_word()
+            self._code = self._exit_code()
         return self._code
 
     def wait(self, *, timeout_s: float) -> int:
@@ -80,30 +80,30 @@ class ProcessTree:
             listening.register(self._control, select.POLLIN)  # the code, or the keeper's end without it
             if not listening.poll(timeout_s * 1e3):
                 raise TimeoutError(f"process tree {self.pid} still runs after {timeout_s:g} s")
-            self._code = self._last_word()
+            self._code = self._exit_code()
         return self._code
 
     def terminate(self) -> None:
         """Ask the command to end (SIGTERM)."""
-        self._say("terminate")
+        self._send("terminate")
 
     def kill(self, *, after_s: float = 0.0) -> None:
-        """End all of it at that time from now, or earlier if that was said before. Does not wait for it."""
-        self._say(f"kill {after_s}")
+        """End all of it at that time from now, or earlier if that was received before. Does not wait for it."""
+        self._send(f"kill {after_s}")
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the keeper may be gone, as poll() will tell
             self._control.sendall(f"{line}\n".encode())
 
-    def _last_word(self) -> int:
-        said = b""
+    def _exit_code(self) -> int:
+        received = b""
         with contextlib.suppress(OSError):
             while got := self._control.recv(64):
-                said += got
+                received += got
         self._control.close()
         ended = self._keeper.wait(_END_S)
-        if said:
-            return int(said)
+        if received:
+            return int(received)
         self._sweep()  # somebody killed the keeper, and the command died with it, but its children did not
         return ended
 
