@@ -1,8 +1,7 @@
-"""``python -m deepvm.runtime.agent``: what runs on every machine of a run, whatever its role.
+"""``python -m deepvm.runtime.agent``: the process of each machine of a run, whatever its role.
 
-It meets the others at the hub, starts a memory node where its role keeps checkpoints and PyTorch's elastic agent
-where it trains, has checkpoints fetched while that starts, watches for notices of its end, and passes on what the
-trainers tell.
+It connects to the hub. If its role keeps checkpoints, it starts a memory node; if it trains, PyTorch's elastic agent.
+It prefetches checkpoints meanwhile, polls for preemption notices, and forwards the trainers' events to the hub.
 """
 
 from __future__ import annotations
@@ -66,14 +65,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _leave_once(number: int, _: object) -> None:
-    """The first signal ends this process; further ones do not disturb what it still has to do."""
+    """Exit at the first signal; later ones must not interrupt the cleanup."""
     for each in ENDED_BY:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
 def _ended(agent: MachineAgent) -> int:
-    """Run, and return the exit code: 0 where the hub said that it is over."""
+    """Run the machine and return its exit code: 0 if the hub stopped the run."""
     try:
         return agent.run()
     except SystemExit:
@@ -104,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class MachineAgent:
-    """This machine."""
+    """One machine of a run, on the machine itself."""
 
     def __init__(self, given: argparse.Namespace, link: HubClient, source: NoticeSource) -> None:
         self._folder: Path = given.folder
@@ -161,7 +160,7 @@ class MachineAgent:
 
     @contextlib.contextmanager
     def _memory_node(self) -> Any:
-        """A memory node of its own, in a process of its own, spilling to this machine's disk."""
+        """Run a memory node in a process of its own, which spills to this machine's disk."""
         ready = self._folder / "memory-node"
         ready.unlink(missing_ok=True)
         spill = self._folder / "spill"
@@ -191,8 +190,8 @@ class MachineAgent:
     # --- training -------------------------------------------------------------------------------------------------
 
     def fork_template(self) -> bool:
-        """Import torch, once for the agent and the template; before there are threads. Not so in the template's
-        workers, where this returns when their work is done."""
+        """Import torch once for the agent and the template; call it before any thread starts. Return False in a worker
+        of the template, when its work is done."""
         if self.link.role != "memory":
             self._fetch()
             if math.isinf(parse_after_loss(self.spec.after_loss).wait_s):  # else survivors train meanwhile
@@ -213,7 +212,7 @@ class MachineAgent:
             )  # fmt: skip
 
     def _environment(self, stores: tuple[str, ...]) -> dict[str, str]:
-        """What the trainers of a new group are told."""
+        """Return the variables of a new group's trainers."""
         self.save_now.unlink(missing_ok=True)
         self._stores = stores
         return {
@@ -229,7 +228,7 @@ class MachineAgent:
         }
 
     def _fetch(self) -> None:
-        """Have the newest checkpoint come while a group forms. A machine with a memory node has it at hand."""
+        """Prefetch the newest checkpoint while a group forms. A machine with a memory node needs no prefetch."""
         if self.link.role == "worker":
             self._fetching.begin(self._stores)
 
@@ -253,7 +252,7 @@ class MachineAgent:
             self.link.send("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
 
     def _on_notice(self, message: Mapping[str, Any]) -> None:
-        """Some machine of the group will be taken away, and it is decided what is done about it."""
+        """Follow the hub's decision about a machine of the group that will be preempted."""
         at_s = float(message["at_s"] or time.time() + WITHOUT_TIME_S)
         self._wanted_step = int(message["step"])
         self._saved.clear()

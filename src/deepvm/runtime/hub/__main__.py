@@ -1,6 +1,6 @@
-"""``python -m deepvm.runtime.hub``: the hub as a process of its own, on the on-demand machine of a cluster in a cloud.
+"""``python -m deepvm.runtime.hub``: the hub as a process of its own, on a cloud cluster's on-demand machine.
 
-There the cloud's own fleet replaces what is lost; here machines meet, and what happens goes into the ledger.
+The cloud's fleet replaces lost machines. This process forms groups and writes events into the ledger.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
 
 
 def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
-    """A machine is up while it is connected: nobody else here knows."""
+    """Record events until the run ends, and return its outcome. A machine counts as up while it is connected."""
     seen: set[str] = set()
     while True:
         connected = set(hub.connected)

@@ -1,4 +1,4 @@
-"""A machine's connection to the hub: what it was told, kept for whoever waits for it."""
+"""A machine's side of its connection to the hub: messages in, rounds and callbacks out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HUB_DEAD_S = FOREVER_S  # its connection ends when it does; silence alone is no 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A round, as one of its machines sees it."""
+    """A round, from the view of one of its machines."""
 
     number: int
     rank: int
@@ -35,7 +35,7 @@ class Group:
 
 
 class HubClient:
-    """A machine's side of its connection to the hub; made by ``connect``."""
+    """Keeps the hub's messages for those who wait for them. Made by ``connect``."""
 
     def __init__(self, lines: Lines, welcome: Mapping[str, Any]) -> None:
         """``lines`` is connected; ``welcome`` is what the hub answered."""
@@ -85,7 +85,7 @@ class HubClient:
         self.joined = True
 
     def send(self, what: str, **fields: Any) -> None:
-        """Gone where the hub is."""
+        """Send a message. Raise HubGone if the hub has ended."""
         self._lines.send(what, **fields)
 
     def close(self) -> None:
@@ -93,30 +93,30 @@ class HubClient:
         self._lines.close()
 
     def forget(self) -> None:
-        """In a process that was forked off: the connection is not its own."""
+        """Close the socket in a forked process, without ending the connection."""
         self._lines.forget()
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def await_group(self, after: int, timeout_s: float) -> Group | None:
-        """The first round that is later than one that is over."""
+        """Return the first round after this one; None if there is none in time."""
         found: Group | None = self._await(
             lambda: self._group if self._group and self._group.number > after else None, timeout_s
         )
         return found
 
     def await_endpoint(self, number: int, timeout_s: float) -> str | None:
-        """Where a round's own store is; None where it broke first."""
+        """Return the address of a round's store; None if the round broke first."""
         self._await(lambda: self._endpoints.get(number) or self._broken.get(number), timeout_s)
         return self._endpoints.get(number)
 
     def await_broken(self, number: int, timeout_s: float) -> str | None:
-        """The machine whose doing it is that a round broke."""
+        """Return the machine that broke a round; None if it did not break in time."""
         found: str | None = self._await(lambda: self._broken.get(number), timeout_s)
         return found
 
     def await_over(self, number: int) -> bool:
-        """Whether all of a round finished; not, where it broke before."""
+        """Wait for a round's end: True if all of its machines finished, False if it broke before."""
         self._await(lambda: self._over if self._over >= number else self._broken.get(number), FOREVER_S)
         return self._over >= number or self.ended is not None
 

@@ -1,8 +1,8 @@
-"""Where the machines of a run meet. It lives with the on-demand role, which survives the loss of every spot machine.
+"""Where the machines of a run meet: machines' messages in; groups, notices and events out.
 
-Each machine keeps one connection here. A machine that is killed is missed at once, because its connection ends; one
-that vanishes without a word is missed after DEAD_S. The hub forms groups (membership.py), passes notices on, and
-collects events; it starts and ends nothing.
+It runs on the on-demand role, which survives the loss of every spot machine. Each machine keeps one connection. A
+killed machine is missed at once, because its connection ends; a silent one after DEAD_S. The hub forms groups
+(membership.py) and starts or ends no machine.
 """
 
 from __future__ import annotations
@@ -93,13 +93,13 @@ class Hub:
 
     @property
     def round(self) -> Round | None:
-        """The group that trains now."""
+        """Return the group that trains now."""
         with self._lock:
             return self._membership.round if self._membership.training else None
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """Where the memory nodes listen, in the order of the cluster; empty until all do."""
+        """Return the memory nodes' addresses in the cluster's order; empty until all of them listen."""
         with self._lock:
             keepers = [name for name, machine in self.machines.items() if machine.keeps]
             found = [
@@ -118,13 +118,13 @@ class Hub:
         return taken
 
     def want(self, machines: Sequence[Machine]) -> None:
-        """The cluster is another one now: machines that are no more in it are not waited for."""
+        """Use another cluster from now on: groups do not wait for machines that it does not have."""
         with self._lock:
             self.machines = {machine.name: machine for machine in machines}
             self._membership.wanted = tuple(m.name for m in machines if m.trains)
 
     def lost(self, name: str) -> None:
-        """A machine is gone, as its backend says; its connection may not have ended yet."""
+        """Drop a machine that its backend reports as lost; its connection may not have ended yet."""
         with self._lock:
             connection = self._connections.pop(name, None)
             self._lose(name)
@@ -132,8 +132,8 @@ class Hub:
             connection.lines.close()
 
     def save_now(self, *, within_s: float) -> int | None:
-        """Have all that train save as at a notice, and then wait for their end; the step that must be saved. None
-        where nobody trains, or where that step is saved already."""
+        """Make all trainers save as at a notice, and then wait for their end. Return the step that must be saved; None
+        if no group trains, or if that step is saved already."""
         with self._lock:
             step = self.progress.step
             if not self._membership.training or step is None or step <= (self.progress.saved_step or 0):
@@ -143,7 +143,7 @@ class Hub:
             return step
 
     def stop(self, names: Collection[str] | None = None) -> None:
-        """Tell these machines, or all of them and for good, to end their workers and themselves."""
+        """Make these machines end; without names, all machines that are or will be connected."""
         with self._lock:
             self._stopping = self._stopping or names is None
             connections = [
@@ -258,13 +258,13 @@ class Hub:
         self.events.put(event)
 
     def _memory_node_at(self, connection: MachineConnection, address: str) -> None:
-        """Its memory node listens there: after it was lost, at another address than those that train now know."""
+        """Note where a machine's memory node listens. At a new address, a new round must start with it."""
         connection.memory = address
         if address not in self._sent_stores:
             self._broken(self._membership.move(connection.name), f"the memory of {connection.name} is at {address} now")
 
     def _failing(self, connection: MachineConnection, error: str, code: object) -> None:
-        """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
+        """Blame the first machine whose workers fail; the workers of others fail because of it, and are restarted."""
         if not self._membership.fail(connection.name):
             return
         self.failures[connection.name] = error_text(error)

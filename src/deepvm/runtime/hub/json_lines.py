@@ -1,6 +1,6 @@
-"""A connection between a machine and the hub: JSON, one message a line, known to each other by a token.
+"""A connection between a machine and the hub: JSON, one message a line, both sides authenticated by a token.
 
-Once both have proved that they know it, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
+After the handshake, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ VERSION = frames.VERSION
 
 
 class HubGone(DeepvmError):
-    """The other side left, was silent for too long, or speaks otherwise."""
+    """The other side closed the connection, was silent for too long, or sent something invalid."""
 
 
 class Lines:
-    """One thread may read, any may say."""
+    """One thread may receive, any may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -53,11 +53,11 @@ class Lines:
         self._poll.register(sock, select.POLLIN)
 
     def protect(self, tags: Tags) -> None:
-        """From now on, for both directions."""
+        """Tag and verify all further messages, in both directions."""
         self._tags, self._most_bytes = tags, MOST_LINE_BYTES
 
     def send(self, what: str, **fields: Any) -> bytes:
-        """The message as it was sent."""
+        """Send a message and return its bytes."""
         message = json.dumps({"say": what, **fields}).encode()
         if len(message) > MOST_MESSAGE_BYTES:
             raise HubGone(f"a message {what!r} of {len(message)} bytes is too long")
@@ -70,7 +70,7 @@ class Lines:
         return message
 
     def receive(self, within_s: float) -> dict[str, Any]:
-        """The next message. Gone where none comes in time."""
+        """Return the next message. Raise HubGone if none arrives in time."""
         deadline = time.monotonic() + within_s
         while not self._received:
             left_s = deadline - time.monotonic()
@@ -120,7 +120,7 @@ class Lines:
 
 
 def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
-    """The hub's side of the handshake: what the machine says of itself, once it has shown that it knows the token."""
+    """Run the hub's side of the handshake. Return what the machine sent about itself, after it proved the token."""
     nonce = frames.new_nonce()
     greeting = lines.send("hub", version=VERSION, nonce=nonce)
     hello = lines.receive(HANDSHAKE_S)
@@ -147,7 +147,7 @@ def _refused(lines: Lines, why: str) -> HubGone:
 
 
 def connect_handshake(lines: Lines, token: str, **about: Any) -> None:
-    """The machine's side."""
+    """Run the machine's side of the handshake."""
     greeting = lines.receive(HANDSHAKE_S)
     if greeting["say"] != "hub" or greeting.get("version") != VERSION:
         raise HubGone(f"no hub of version {VERSION} answers there")

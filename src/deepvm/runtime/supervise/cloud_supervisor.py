@@ -1,4 +1,4 @@
-"""Follows a cloud's machines from here: asks for them, writes down what becomes of them, and replaces what is lost."""
+"""Supervises a cloud's machines from this host: requests them, records their states, and replaces lost ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Show = Callable[[str], None]
 
 
 class CloudSupervisor:
-    """``over`` tells whether another process ends the run: from then on nothing is asked for."""
+    """``over`` returns True when another process ends the run: nothing is requested from then on."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class CloudSupervisor:
         self._failures: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """Ask for all machines, one kind after the other, so that it is known which of them there are."""
+        """Request all machines, one kind after the other: an error then shows which of them exist."""
         machines = _in_order(self._requests.cluster.machines)
         for _, kind in groupby(machines, key=lambda m: (m.role, m.instance, m.market)):
             self._requests.request(list(kind))
 
     def follow(self) -> None:
-        """Until the run is over."""
+        """Supervise until the run is over."""
         while self._paused():
             try:
                 changes = self._backend.poll()
@@ -68,7 +68,7 @@ class CloudSupervisor:
                 self._replace(machine.name)
 
     def _paused(self) -> bool:
-        """Whether there is something to look at, after a while."""
+        """Wait for LOOK_S. Return False as soon as the run is over."""
         until_s = time.monotonic() + LOOK_S
         while not self._over():
             if time.monotonic() >= until_s:
@@ -94,7 +94,7 @@ class CloudSupervisor:
             self._replace(machine.name)
 
     def _replace(self, name: str, error: NoCapacity | None = None) -> None:
-        """Ask for a machine again; with ``error``, which told that there is none, for another type."""
+        """Request a machine again; if ``error`` reports missing capacity, another type."""
         machine = self._requests.machine(name)
         if machine is None:
             return
@@ -125,5 +125,5 @@ class CloudSupervisor:
 
 
 def _in_order(machines: Sequence[Machine]) -> list[Machine]:
-    """As clouds start them: first the on-demand machine where the others meet."""
+    """Sort machines as clouds start them: first the on-demand machine with the hub."""
     return sorted(machines, key=lambda m: (m.market == "spot", not m.keeps, m.role, m.instance))

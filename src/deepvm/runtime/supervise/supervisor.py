@@ -1,6 +1,6 @@
-"""Follows a run from its first machine to its last: replaces what is lost, and writes down what happens.
+"""Supervises a run from its first machine to its last: replaces lost machines and records what happens.
 
-It decides little: groups are the hub's, decisions are policies', machines the backend's.
+Groups are formed by the hub, decisions made by policies, machines started by the backend.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Supervisor:
         tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
     ) -> None:
-        """``end_now`` is called by ``stop_now``, while the backend may wait for machines to end; ``tail_text`` are a
-        machine's; ``durability`` knows whether checkpoints are."""
+        """``stop_now`` calls ``end_now``, also while the backend waits for machines; ``tail_text`` returns a machine's
+        last output; ``durability`` waits for checkpoints."""
         self._requests = MachineRequests(
             cluster, backend, replanner=replanner, record=self._record, again_s=ASK_AGAIN_S
         )
@@ -83,21 +83,21 @@ class Supervisor:
     # --- from outside ---------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """End the run soon: what is trained is saved first."""
+        """End the run soon, after a save."""
         self.interrupted = True
 
     @property
     def unwritten(self) -> Sequence[Event]:
-        """Events that the ledger could not take."""
+        """Return events that the ledger could not take."""
         return self._journal.waiting
 
     def stop_now(self) -> None:
-        """End it now: nothing more is written on."""
+        """End the run at once, without waiting for checkpoints to become durable."""
         self._stopping_now = True
         self._end_now()
 
     def follow(self) -> Outcome:
-        """Until the run is over; afterwards no machine of it is left."""
+        """Supervise until the run is over, and return its outcome; no machine is left then."""
         self._log("run-started", **self._start_facts)
         outcome = Outcome(outcome="failed", why="deepvm run ended by itself")
         try:
@@ -157,7 +157,7 @@ class Supervisor:
         return True
 
     def _finish(self, outcome: Outcome) -> None:
-        """Trainers first: what they still send is taken; then those that keep it, once it is durable."""
+        """End trainers and take their last events; then end keepers, once the newest checkpoint is durable."""
         asked = [m for m in self._requests.cluster.machines if m.name in self._asked]
         trainers, keepers = [m.name for m in asked if not m.keeps], [m.name for m in asked if m.keeps]
         self._take_events()
@@ -177,7 +177,7 @@ class Supervisor:
         self._show()
 
     def _stop(self, names: Sequence[str], within_s: float) -> None:
-        """Tell machines to end, and end those that do not."""
+        """Ask machines to end, and kill those that do not."""
         self._hub.stop(names)
         until_s = time.monotonic() + within_s
         connected = set(self._hub.connected)
@@ -197,7 +197,7 @@ class Supervisor:
                 self._down(change)
 
     def _await_durable(self) -> None:
-        """Memory nodes write on in the background: they are not ended before the newest checkpoint is safe."""
+        """Wait until the newest checkpoint is durable: memory nodes write it in the background."""
 
         def pause() -> bool:
             self._show()
@@ -243,13 +243,13 @@ class Supervisor:
             self._requests.request([place.machine])
 
     def _down(self, change: Change) -> bool:
-        """Write it down; whether the machine had trained."""
+        """Record that a machine is down. Return True if it had trained."""
         trained = self._places[change.machine].state in ("running", "training", "waiting", "notice")
         self._log("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
         return trained
 
     def _give_up_the_silent(self) -> None:
-        """A machine that hangs is up for its backend, and of no use to anybody: it is ended, and replaced."""
+        """End machines that are up and not connected: a machine that hangs must be replaced."""
         now_s, connected = time.monotonic(), set(self._hub.connected)
         self._met |= connected
         up = {name for name, place in self._places.items() if place.up_at_s is not None}
@@ -279,7 +279,7 @@ class Supervisor:
     # --- events -------------------------------------------------------------------------------------------------
 
     def _take_events(self) -> bool:
-        """Whether there were any."""
+        """Take events from the hub. Return True if there were any."""
         taken = self._hub.take_events(MOST_EVENTS)
         for event in taken:
             self._state.observe(event)
@@ -289,7 +289,7 @@ class Supervisor:
         return bool(taken)
 
     def _show_text(self, text: str) -> None:
-        """To those who watch now; the ledger does not need it."""
+        """Show a text to the user without recording it."""
         self._news.append(Event.now("warning", text=text))
 
     def _warn(self, text: str) -> None:
