@@ -16,14 +16,15 @@ _TORCH_LINE = re.compile(r"(\[rank\d+\]:? ?)?\[?[WIEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def as_shown(line: str) -> str:
-    """What a terminal leaves of a line: what was written after the last carriage return."""
+    """Return what a terminal leaves of a line: the text after the last carriage return."""
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def script_output(line: str) -> str:
-    """The part of a log's line that the script printed: without lines of deepvm and of torch's own logs.
+    """Return the part of a log's line that the script printed: nothing of deepvm's and torch's own logs.
 
-    Both share one pipe, and a script may not have ended its line when deepvm logs: then that line is the script's."""
+    Both share one pipe. If deepvm logs while the script's line is not ended, the beginning of that line is the
+    script's."""
     if _TORCH_LINE.match(line):
         return ""
     own = _DEEPVM_LINE.search(line)
@@ -31,7 +32,7 @@ def script_output(line: str) -> str:
 
 
 def tail_text(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
-    """The end of a file, from that offset on, as a terminal would show it."""
+    """Return the end of a file, from that offset on, as a terminal would show it."""
     try:
         with path.open("rb") as file:
             file.seek(max(since, file.seek(0, 2) - MOST_BYTES))
@@ -42,8 +43,8 @@ def tail_text(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
 
 
 class Tail:
-    """``on_lines`` is called with whole lines, ``on_update`` with a line that is still being rewritten, in a thread of
-    its own; the file may not be there yet."""
+    """Calls ``on_lines`` with whole lines, and ``on_update`` with a line that is still being rewritten, in a thread of
+    its own. The file need not exist yet."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Tail:
         return self
 
     def drain(self) -> None:
-        """All that is there now."""
+        """Read everything that is there now."""
         with self._lock:
             while self._read():
                 pass

@@ -44,7 +44,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _loops(found: str, wanted: set[tuple[int, str]]) -> bool:
-    """True if one of these is in 127.0.0.0/8: all of it is loopback, which lists only its first address."""
+    """True if this is loopback, and one of those is in 127.0.0.0/8: it lists only its first address."""
     return found == "127.0.0.1" and any(address.startswith("127.") for _, address in wanted)
 
 

@@ -12,7 +12,7 @@ from deepvm.runtime.notices.base import Notice
 
 
 class SignalNotices:
-    """To be made in the main thread, which is where Python takes signals; ``close`` gives the signal back."""
+    """Make it in the main thread, where Python handles signals; ``close`` restores the earlier handler."""
 
     interval_s = 0.1
 

@@ -1,4 +1,4 @@
-"""One thread on each machine that asks its source of notices, and tells each notice once."""
+"""One thread on each machine that polls its source of notices, and reports each notice once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ log = logging.getLogger("deepvm.notices")
 
 
 class Watch:
-    """Calls ``on_notice``, in a thread of its own, for every notice that was not told before: a termination after a
-    recommendation is another one, and so is one whose time has moved."""
+    """Calls ``on_notice``, in a thread of its own, for every new notice: a termination after a recommendation is new,
+    and so is one whose time has changed."""
 
     def __init__(self, source: NoticeSource, on_notice: Callable[[Notice], object]) -> None:
         self._source, self._on_notice = source, on_notice
@@ -26,7 +26,7 @@ class Watch:
         return self
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """No call begins after this one; whether the thread has ended within the time."""
+        """Stop. No call begins after this one. True if the thread has ended within the time."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)

@@ -1,7 +1,7 @@
-"""The template's own process: preload, check, then fork a worker for every request until the owner is gone.
+"""The template's own process: preload, check, then fork a worker for every request until the owner ends.
 
-``main`` returns in the template when its owner is gone, and in every worker when its work is done: a worker leaves
-through the interpreter's own front door, with its exit handlers, threads and exit code.
+``main`` returns in the template when its owner has ended, and in every worker when its work is done. A worker thus ends
+as an interpreter does, with exit handlers, threads and exit code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DESCRIPTORS = 4  # stdin, stdout, stderr, and where to tell the worker's fate
 
 
 def main() -> None:
-    """``python -c ... DESCRIPTOR SETTINGS [LABEL ...]``; the labels are for people who look at the process list."""
+    """Run as ``python -c ... DESCRIPTOR SETTINGS [LABEL ...]``; the labels are for the process list."""
     descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     started_env = dict(os.environ)
     with socket.socket(fileno=descriptor) as owner:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int | None) -> None:
-    """The same, in a process that was forked off one which had preloaded. Returns in workers only."""
+    """Serve in a process that was forked off one that had preloaded. Return in workers only."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -71,8 +71,7 @@ def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int |
 
 
 def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
-    """Import them one after another: a sentence about the first that cannot be imported or that rules out forking,
-    and the seed that torch gave itself."""
+    """Import modules in order. Return why one cannot be imported or forbids forking, and torch's own seed."""
     torch_seed: int | None = None
     unsupported = fork_safety.supported()
     if unsupported is not None:
@@ -95,7 +94,7 @@ def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
 
 
 class _Server:
-    """The loop. It holds no thread, no lock and no buffer that a fork could tear."""
+    """The server's loop. It has no thread, no lock and no buffer that a fork could corrupt."""
 
     def __init__(self, owner: socket.socket, started_env: dict[str, str], torch_seed: int | None) -> None:
         self._owner = owner
@@ -106,7 +105,7 @@ class _Server:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def serve(self) -> forked_worker.WorkerJob | None:
-        """Returns the job in a worker, and None in the template when the owner is gone."""
+        """Return the job in a worker, and None in the template when the owner has ended."""
         self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers and their owner, not for us
         self._child_ended = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake = os.pipe()
@@ -206,7 +205,7 @@ class _Server:
             os.kill(pid, number)
 
     def _end_all(self) -> None:
-        """The owner is gone: nobody would restart or stop these workers, so they end here."""
+        """End all workers: their owner, which would restart or stop them, has ended."""
         for number, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
             for pid in self._report_fds:
                 self._signal(pid, number)

@@ -1,4 +1,4 @@
-"""Machines played here: each one a process tree of its own, that can be taken away as a cloud would."""
+"""Machines as process trees of this host, which can be preempted as in a cloud."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class _Place:
 
 
 class LocalBackend:
-    """For one thread. It ends with this process: nothing of it outlives a SIGKILL but empty network namespaces,
-    which the next one removes."""
+    """For one thread. Its machines end with this process. After a SIGKILL, only empty network namespaces are left,
+    which the next run removes."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LocalBackend:
         isolate: Isolation | None = None,
         command: Callable[[Machine], Sequence[str]] | None = None,
     ) -> None:
-        """``command`` is what a machine runs, if not deepvm's own."""
+        """``command`` returns what a machine runs, instead of deepvm's agent."""
         self.spec = spec  # read by up(): may be replaced before, since the hub listens at an address from here
         self._command = command or self.machine_command
         self._network = None if isolate is None else Network(isolate)
@@ -55,14 +55,14 @@ class LocalBackend:
 
     @property
     def hub_address(self) -> str:
-        """Where the hub must listen for machines to find it."""
+        """Return where the hub must listen."""
         return LOOPBACK if self._network is None else self._network.address
 
     def address_of(self, name: str) -> str:
         return LOOPBACK if self._network is None else self._network.address_of(name)
 
     def folder_of(self, name: str) -> Path:
-        """Its log, its notice, and what it keeps."""
+        """Return the folder of a machine's log, notice and spilled checkpoints."""
         return self.spec.folder / "machines" / name.replace("/", "-")
 
     def notice_file(self, name: str) -> Path:
@@ -95,7 +95,7 @@ class LocalBackend:
         return changes
 
     def preempt(self, name: str, *, notice_s: float) -> None:
-        """A machine that leaves before its time is up was preempted, too: it was freed at the notice."""
+        """Preempt a machine. One that leaves after its notice, before it is killed, counts as preempted, too."""
         if not (math.isfinite(notice_s) and notice_s >= 0):
             raise UsageError(f"a notice of {notice_s} s: it must be finite and not negative")
         place = self._place(name)
@@ -131,7 +131,7 @@ class LocalBackend:
                 self._network.close()
 
     def stop_now(self) -> None:
-        """End all machines now, also those that ``down`` waits for; may be called by a signal handler meanwhile."""
+        """Kill all machines now, also those that ``down`` waits for; a signal handler may call it."""
         self._stopping_now = True
         for place in list(self._places.values()):
             if not place.ended:
@@ -153,7 +153,7 @@ class LocalBackend:
         )
 
     def _poll_trees(self) -> None:
-        """Which machines have ended since?"""
+        """Add a change for each machine that has ended."""
         for name, place in self._places.items():
             if place.ended or (code := place.tree.poll()) is None:
                 continue
