@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,6 +58,11 @@ class Event:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"no event is called {self.kind!r}")
+
+    @staticmethod
+    def now(kind: str, machine: str | None = None, *, at_s: float | None = None, **data: Any) -> Event:
+        """Return an event of this moment, or of ``at_s``."""
+        return Event(at_s=time.time() if at_s is None else at_s, kind=kind, machine=machine, data=data)
 
     def to_line(self) -> str:
         return json.dumps({"at_s": self.at_s, "kind": self.kind, "machine": self.machine, **self.data})

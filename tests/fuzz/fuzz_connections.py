@@ -282,7 +282,7 @@ def hub() -> Hub:
     worker = Machine(
         name="worker/0", role="worker", instance="x", market="spot", usd_per_hour=1.0, on_demand_usd_per_hour=None
     )
-    return Hub([worker], RunSpec(script="x.py", after_loss="wait:1s"), token=TOKEN)
+    return Hub([worker], RunSpec(script="x.py", after_loss="wait:1s"), token=TOKEN).start()
 
 
 @cache

@@ -26,10 +26,7 @@ def test_addresses_are_read_and_written_alike(text: str, host: str, port: int) -
 
 
 def dial_link(address: str) -> None:
-    HubClient(
-        address, token="t", machine="worker/0", address="127.0.0.1", workers=1, connect_s=0.1,
-        on_notice=print, on_broken=print, on_end=print,
-    )  # fmt: skip
+    HubClient.connect(address, token="t", machine="worker/0", address="127.0.0.1", workers=1, connect_s=0.1)
 
 
 @pytest.mark.parametrize(

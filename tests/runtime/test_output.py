@@ -47,7 +47,7 @@ def test_a_progress_bar_is_followed_while_it_moves_and_its_last_state_is_a_line(
     lines: list[str] = []
     updates: list[str] = []
     log = tmp_path / "log.txt"
-    tail = Tail(log, lines.extend, on_update=updates.append)
+    tail = Tail(log, lines.extend, on_update=updates.append).start()
     with log.open("w", encoding="utf-8", newline="") as file:
         for percent in (1, 2, 3):
             file.write(f"\r{percent}%")
@@ -65,8 +65,7 @@ def test_a_line_without_an_end_does_not_grow_in_memory(tmp_path: Path) -> None:
     log.write_bytes(b"x" * 5_000_000 + b"\r" + b"y" * 3_000_000)
     tail = Tail(log, lambda _: None)
     tail.drain()
-    assert len(tail._rest) <= 2**20
-    tail.close()
+    assert len(tail._lines.rest) <= 2**20
     log.write_bytes(b"ValueError: no\n" + b"".join(b"\r%d%%" % i for i in range(100_000)))
     assert tail_text(log, most_bytes=100) == "ValueError: no\n99999%"
 
@@ -140,7 +139,7 @@ def test_a_flood_of_lines_is_cut_and_the_rest_is_counted(tmp_path: Path) -> None
     log = tmp_path / "log.txt"
     log.touch()
     console = Console(file=io.StringIO(), width=100)
-    output = Output(console, log)
+    output = Output(console, log).start()
     with log.open("w", encoding="utf-8") as file:
         file.writelines(f"line {i}\n" for i in range(100_000))
     output.close()
@@ -151,7 +150,7 @@ def test_a_flood_of_lines_is_cut_and_the_rest_is_counted(tmp_path: Path) -> None
 
 def test_a_first_failure_is_shown_at_once_with_its_traceback(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=100)
-    display = Display(console, log_of=lambda _: tmp_path / "log.txt")
+    display = Display(console, log_of=lambda _: tmp_path / "log.txt").start()
     error = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: \x1b[2Jno [bold]'
     failed = Event(
         at_s=1,
@@ -170,7 +169,7 @@ def test_a_first_failure_is_shown_at_once_with_its_traceback(tmp_path: Path) -> 
 
 def test_what_the_script_printed_before_it_failed_is_shown_once_and_its_exit_code(tmp_path: Path) -> None:
     console, log = Console(file=io.StringIO(), width=100), tmp_path / "log.txt"
-    display = Display(console, log_of=lambda _: log)
+    display = Display(console, log_of=lambda _: log).start()
     display(view(Event(at_s=1, kind="group", data={"round": 1, "machines": ["worker/0"]})))
     log.write_text("only this\n", encoding="utf-8")
     told = {"error": "only this", "line": "exit code 3", "final": False}

@@ -1,4 +1,4 @@
-"""A plan made real: machines, their hub and their ledger, and templates that fork workers."""
+"""Runs a plan: machines, their hub and their ledger, and templates that fork workers."""
 
 from deepvm.runtime.workers.template import DEFAULT_PRELOAD, Template
 from deepvm.runtime.workers.worker import Worker

@@ -1,4 +1,4 @@
-"""The machines of a run: what a plan says, and what of it this machine can hold."""
+"""A plan file -> the machines of a run, and the part of them that one host can play."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = 200  # characters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One place in the cluster. What replaces a lost machine has the same name: ``worker/2``."""
+    """One place in the cluster. The replacement of a lost machine has the same name: ``worker/2``."""
 
     name: str
     role: RoleName
@@ -39,7 +39,7 @@ class Machine:
 
     @property
     def keeps(self) -> bool:
-        """Whether checkpoints are in its memory."""
+        """True if it keeps checkpoints in its memory."""
         return self.role != "worker"
 
 
@@ -67,7 +67,7 @@ class Cluster:
 
 
 def billing_facts(machine: Machine) -> dict[str, Any]:
-    """What events of a machine tell of it, and its bill needs."""
+    """Return what events record about a machine, for the bill."""
     return {
         "role": machine.role,
         "instance": machine.instance,
@@ -78,7 +78,7 @@ def billing_facts(machine: Machine) -> dict[str, Any]:
 
 
 def load_cluster(path: Path | str, *, rank: int = 1) -> Cluster:
-    """The recommendation of that rank in a file that ``deepvm plan -o`` wrote."""
+    """Read the recommendation of that rank from a file that ``deepvm plan -o`` wrote."""
     hint = "make a plan with: deepvm plan --budget 3 -o plan.json"
     return cluster_of(strict.read_file(path, most_bytes=MOST_PLAN_BYTES, hint=hint), path, rank=rank)
 
@@ -159,7 +159,7 @@ def _optional(check: Callable[..., T], value: Any, what: str, *limits: float) ->
 
 
 def scaled(cluster: Cluster, *, most_trainers: int, most_memory: int = 1) -> Cluster:
-    """As much of the cluster as a machine can hold that plays all of it: the first machines of each role."""
+    """Return as much of the cluster as one host can play: the first machines of each role."""
     if most_trainers < 1:
         raise UsageError(f"{most_trainers} machines that train: at least one must be left")
     anchors = [m for m in cluster.machines if m.role == "anchor"][:most_trainers]

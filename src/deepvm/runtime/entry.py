@@ -1,4 +1,4 @@
-"""What users write after ``--``: a script, a module or a Python command line, as one value."""
+"""The words after ``--`` -> one value: a script or a module, and its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Entry:
     module: bool = False
 
     def check(self, folder: str) -> None:
-        """Raise UsageError where there is nothing to run, seen from ``folder``."""
+        """Raise UsageError if there is no such script or module, seen from ``folder``."""
         if self.module:
             _check_module(self.script, folder)
         else:
@@ -33,7 +33,8 @@ class Entry:
 
 
 def parse_entry(words: Sequence[str]) -> Entry:
-    """``train.py ARGS``, ``-m package.train ARGS``, ``python train.py ARGS`` or ``python -m package.train ARGS``."""
+    """Read ``train.py ARGS``, ``-m package.train ARGS``, ``python train.py ARGS`` or ``python -m package.train
+    ARGS``."""
     left = list(words)
     if left and _PYTHON.match(os.path.basename(left[0])):
         left.pop(0)
@@ -83,7 +84,7 @@ def _check_module(name: str, folder: str) -> None:
 
 
 def _known(top: str) -> ModuleSpec | None:
-    """What an editable install's own finder knows."""
+    """Find a top-level module through other finders, as an editable install has one."""
     try:
         return importlib.util.find_spec(top) if top.isidentifier() else None
     except (ImportError, ValueError):

@@ -25,7 +25,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # whi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """What to run on this node, and with how many others."""
+    """What to run on this node, and with how many other nodes."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ def launch(script: str, args: Sequence[str] = (), **options: Any) -> None:
 
 
 def run(what: Launch) -> None:
-    """Raises torch's ChildFailedError where the workers failed for the last time."""
+    """Run until all workers are done. Raise torch's ChildFailedError if they failed for the last time."""
     count = what.nproc_per_node if isinstance(what.nproc_per_node, int) else _count(what.nproc_per_node)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_restored(several=count > 1))
@@ -146,8 +146,8 @@ def _count(word: str) -> int:
 
 @contextlib.contextmanager
 def _restored(*, several: bool) -> Iterator[None]:
-    """Signal handlers, and the variables that are set here, are as before afterwards. Templates and fresh workers
-    inherit the variables."""
+    """Restore signal handlers and the variables set here afterwards. Templates and fresh workers inherit the
+    variables."""
     chosen = {
         # torch's agent would keep one store over all restarts: a worker then finds the addresses of the round before,
         # and fails if it comes before those that are to replace them. Workers of a template do come early.

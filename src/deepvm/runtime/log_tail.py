@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from deepvm.runtime.line_buffer import LineBuffer
+
 LOOK_S = 0.02
 MOST_BYTES = 2**20  # at once, and of one line
 _DEEPVM_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} deepvm\.")
@@ -14,14 +16,15 @@ _TORCH_LINE = re.compile(r"(\[rank\d+\]:? ?)?\[?[WIEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def as_shown(line: str) -> str:
-    """What a terminal leaves of a line: what was written after the last carriage return."""
+    """Return what a terminal leaves of a line: the text after the last carriage return."""
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def script_output(line: str) -> str:
-    """The part of a log's line that the script printed: without lines of deepvm and of torch's own logs.
+    """Return the part of a log's line that the script printed: nothing of deepvm's and torch's own logs.
 
-    Both share one pipe, and a script may not have ended its line when deepvm logs: then that line is the script's."""
+    Both share one pipe. If deepvm logs while the script's line is not ended, the beginning of that line is the
+    script's."""
     if _TORCH_LINE.match(line):
         return ""
     own = _DEEPVM_LINE.search(line)
@@ -29,7 +32,7 @@ def script_output(line: str) -> str:
 
 
 def tail_text(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
-    """The end of a file, from that offset on, as a terminal would show it."""
+    """Return the end of a file, from that offset on, as a terminal would show it."""
     try:
         with path.open("rb") as file:
             file.seek(max(since, file.seek(0, 2) - MOST_BYTES))
@@ -40,8 +43,8 @@ def tail_text(path: Path, *, since: int = 0, most_bytes: int = 8_000) -> str:
 
 
 class Tail:
-    """``on_lines`` is called with whole lines, ``on_update`` with a line that is still being rewritten, in a thread of
-    its own; the file may not be there yet."""
+    """Calls ``on_lines`` with whole lines, and ``on_update`` with a line that is still being rewritten, in a thread of
+    its own. The file need not exist yet."""
 
     def __init__(
         self,
@@ -53,14 +56,23 @@ class Tail:
     ) -> None:
         self._path, self._on_lines, self._on_update = path, on_lines, on_update
         self._offset = path.stat().st_size if from_end and path.exists() else 0
-        self._rest = b""
+        self._lines = LineBuffer()
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="deepvm-tail", daemon=True)
+
+    def __enter__(self) -> Tail:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> Tail:
         self._thread.start()
+        return self
 
     def drain(self) -> None:
-        """All that is there now."""
+        """Read everything that is there now."""
         with self._lock:
             while self._read():
                 pass
@@ -84,12 +96,12 @@ class Tail:
         if not found:
             return False
         self._offset += len(found)
-        *lines, rest = (self._rest + found).split(b"\n")
-        if lines:
+        if lines := self._lines.feed(found):
             self._on_lines([as_shown(line.decode(errors="replace")) for line in lines])
         # Of a line that is not whole, only what a terminal would still show is kept, and not more than a bound.
+        rest = self._lines.rest
         rewritten = rest.rfind(b"\r", 0, max(0, len(rest) - 1))
-        self._rest = rest[max(0, rewritten) :][-MOST_BYTES:]
-        if b"\r" in self._rest and (shown := as_shown(self._rest.decode(errors="replace"))):
+        self._lines.rest = rest = rest[max(0, rewritten) :][-MOST_BYTES:]
+        if b"\r" in rest and (shown := as_shown(rest.decode(errors="replace"))):
             self._on_update(shown)
         return True

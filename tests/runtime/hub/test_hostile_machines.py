@@ -27,7 +27,7 @@ def machine(number: int) -> Machine:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    hub = Hub([machine(0), machine(1)], RunSpec(script="x.py", after_loss="wait:5s"), token=TOKEN)
+    hub = Hub([machine(0), machine(1)], RunSpec(script="x.py", after_loss="wait:5s"), token=TOKEN).start()
     yield hub
     hub.close()
 

@@ -38,7 +38,7 @@ MACHINES = [machine(name) for name in ("memory/0", "worker/0", "worker/1")]
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     spec = RunSpec(run="r", script="x.py", max_restarts=0)
-    found = Hub(MACHINES, spec, token=TOKEN)
+    found = Hub(MACHINES, spec, token=TOKEN).start()
     yield found
     found.close()
 
@@ -49,12 +49,11 @@ def come(hub: Hub) -> Iterator[Callable[..., HubClient]]:
 
     def _come(name: str, **given: Any) -> HubClient:
         told: list[Any] = []
-        link = HubClient(
-            hub.address, token=TOKEN, machine=name, address="127.0.0.1", workers=1, connect_s=5.0,
-            on_notice=told.append, on_broken=lambda: told.append("broken"), on_end=told.append, **given,
-        )  # fmt: skip
+        link = HubClient.connect(
+            hub.address, token=TOKEN, machine=name, address="127.0.0.1", workers=1, connect_s=5.0, **given
+        )
         link.told = told  # type: ignore[attr-defined]
-        link.start()
+        link.start(on_notice=told.append, on_broken=lambda: told.append("broken"), on_end=told.append)
         links.append(link)
         return link
 
@@ -151,14 +150,13 @@ def test_a_notice_reaches_all_with_what_is_to_be_done(hub: Hub, come: Callable[.
 
 def test_strangers_are_refused(hub: Hub, come: Callable[..., HubClient]) -> None:
     come("worker/0")
-    kwargs: Any = dict.fromkeys(("on_notice", "on_broken", "on_end"), print)
-    kwargs |= {"address": None, "workers": 1, "connect_s": 2.0}
+    kwargs: Any = {"address": None, "workers": 1, "connect_s": 2.0}
     with pytest.raises(AccessDenied):
-        HubClient(hub.address, token="wrong", machine="worker/1", **kwargs)
+        HubClient.connect(hub.address, token="wrong", machine="worker/1", **kwargs)
     with pytest.raises(UsageError, match="here already"):
-        HubClient(hub.address, token=TOKEN, machine="worker/0", **kwargs)
+        HubClient.connect(hub.address, token=TOKEN, machine="worker/0", **kwargs)
     with pytest.raises(UsageError, match="no machine of this run"):
-        HubClient(hub.address, token=TOKEN, machine="worker/9", **kwargs)
+        HubClient.connect(hub.address, token=TOKEN, machine="worker/9", **kwargs)
     assert come("worker/auto").name == "worker/1"
     with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]
         sock.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(100_000))
@@ -289,7 +287,7 @@ def test_a_hub_that_could_start_no_thread_hears_the_next_machine(
     start, failed = threading.Thread.start, threading.Event()
 
     def fail_once(thread: threading.Thread) -> None:
-        if thread.name == "deepvm-hub-guest" and not failed.is_set():
+        if thread.name == "deepvm-hub-machine" and not failed.is_set():
             failed.set()
             raise problem
         start(thread)

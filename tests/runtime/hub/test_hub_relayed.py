@@ -28,7 +28,7 @@ def hub() -> Iterator[Hub]:
         for name, role in (("memory/0", "memory"), ("worker/0", "worker"))
     ]
     spec = RunSpec(run="r", script="x.py", max_restarts=0)
-    found = Hub(machines, spec, token=TOKEN)
+    found = Hub(machines, spec, token=TOKEN).start()
     yield found
     found.close()
 
@@ -70,11 +70,7 @@ class LineRelay:
 
 
 def come(address: str) -> HubClient:
-    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
-    return HubClient(
-        address, token=TOKEN, machine="worker/0", address="127.0.0.1", workers=1, connect_s=5.0,
-        on_notice=nothing, on_broken=nothing, on_end=nothing,
-    )  # fmt: skip
+    return HubClient.connect(address, token=TOKEN, machine="worker/0", address="127.0.0.1", workers=1, connect_s=5.0)
 
 
 def test_a_machine_that_comes_through_a_relay_is_refused(hub: Hub) -> None:

@@ -68,7 +68,7 @@ def test_a_full_disk_is_said_once_and_nothing_is_missing_when_there_is_space_aga
         assert "full" in said[0]
         assert "training continues" in said[0]
         full.unlink()
-        journal.look()
+        journal.check()
         assert "is written again" in said[1]
         assert [event.data["step"] for event in ledger.events("step")] == list(range(1, 1011))
         assert journal.close() == 0
@@ -86,7 +86,7 @@ def test_memory_is_bounded_and_what_is_rare_is_kept(small_disk: Path, monkeypatc
             journal.append(steps(first, first + 99))
         assert len(journal.waiting) <= 1000
         full.unlink()
-        journal.look()
+        journal.check()
         assert "lacks" in said[-1]
         assert [event.machine for event in ledger.events("machine-up")] == ["worker/0"]
 
@@ -97,7 +97,7 @@ def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -
     folder.mkdir()
     with Ledger.create(folder / "ledger.sqlite", run="run", cluster=CLUSTER) as ledger:
         journal = Journal(ledger, said.append)
-        journal.look()
+        journal.check()
         assert not said
         if how == "deleted":
             shutil.rmtree(folder)
@@ -105,8 +105,8 @@ def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -
             os.rename(folder, tmp_path / "moved")
             shutil.copytree(tmp_path / "moved", folder)
         journal._look_s = 0.0
-        journal.look()
-        journal.look()
+        journal.check()
+        journal.check()
         assert len(said) == 1
         assert f"{folder} was deleted or replaced" in said[0]
         assert journal.gone

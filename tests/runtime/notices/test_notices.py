@@ -439,7 +439,7 @@ def test_a_watch_outlives_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard()
     first = Gce()
     with running(first):
-        watch = Watch(GcpNotices(first.url), heard)
+        watch = Watch(GcpNotices(first.url), heard).start()
         _until_asked_again(first)
     try:
         second = _Again(first.server_address[1])
@@ -480,7 +480,7 @@ class Stuck:
 
 def test_a_watch_closes_within_its_deadline_while_its_source_hangs() -> None:
     source, heard = Stuck(), Heard()
-    watch = Watch(source, heard)
+    watch = Watch(source, heard).start()
     assert source.asked.wait(20)
     assert not watch.close(timeout_s=0.1)
     source.released.set()
@@ -497,7 +497,7 @@ def test_a_handler_may_close_its_watch(tmp_path: Path) -> None:
         watch.close()
         closed.set()
 
-    watch = Watch(FileNotices(tmp_path / "notice"), handle)
+    watch = Watch(FileNotices(tmp_path / "notice"), handle).start()
     ready.set()
     assert closed.wait(20)
     assert watch.close(timeout_s=20)

@@ -124,7 +124,7 @@ def started(on: str, options: list[str], here: Path) -> Iterator[list[str]]:
     def follow() -> None:
         try:
             cluster = load_cluster("plan.json", rank=RANK)
-            cloud_run.run_cloud(on, cluster, settings, name="r1", options=options, dry_run=False, say=said.append)
+            cloud_run.run_cloud(on, cluster, settings, name="r1", options=options, dry_run=False, show=said.append)
         except BaseException as error:
             errors.append(error)
 
@@ -391,7 +391,7 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
     with pytest.raises(DeepvmError, match=r"memory/0 is down, .* deepvm run --down r1$"):
         cloud_run.run_cloud(
             "skypilot", load_cluster("plan.json", rank=RANK), RunSpec(script="train.py", rank=RANK), name="r1",
-            options=SKY, dry_run=False, say=say,
+            options=SKY, dry_run=False, show=say,
         )  # fmt: skip
     assert said[-1] == "memory/0 is down (lost)"
     cloud_run.end("r1")

@@ -28,13 +28,13 @@ def state() -> RunState:
 
 def test_a_machine_trains_once_a_step_is_finished_and_not_before() -> None:
     run, progress = state(), Progress()
-    run.see(event("group", **GROUP))
+    run.observe(event("group", **GROUP))
     view = run.view("run", progress, training=True, news=[])
     assert view.places[0].state == "running"
     assert _step(view) == "no step yet on 1 rank"
     done = event("step", step=1, seconds=0.1, world_size=1)
-    run.see(done)
-    progress.see(done)
+    run.observe(done)
+    progress.observe(done)
     view = run.view("run", progress, training=True, news=[])
     assert view.places[0].state == "training"
     assert _step(view) == "step 1 on 1 rank"
@@ -48,19 +48,19 @@ def test_a_resumed_run_knows_its_checkpoint_until_training_shows_that_it_is_gone
     progress.recall([event("save", step=30, state="remote"), event("save", step=40, state="failed")])
     view = state().view("run", progress, training=False, news=[])
     assert _checkpoint(view) == "checkpoint 30"
-    progress.see(event("restored", step=30, place="memory://m:1", seconds=0.1))
+    progress.observe(event("restored", step=30, place="memory://m:1", seconds=0.1))
     view = state().view("run", progress, training=False, news=[])
     assert _checkpoint(view) == "checkpoint 30 in memory://m:1"
     lost = Progress()
     lost.recall([event("save", step=30, state="remote")])
-    lost.see(event("step", step=1, seconds=0.1, world_size=1))
+    lost.observe(event("step", step=1, seconds=0.1, world_size=1))
     assert lost.saved_step is None
 
 
 def test_a_script_that_tells_nothing_is_spoken_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run, progress = state(), Progress()
     assert run.silent_script(progress) is None
-    run.see(event("group", **GROUP))
+    run.observe(event("group", **GROUP))
     assert run.silent_script(progress) is None, "it may still start"
     monkeypatch.setattr(state_module, "SILENT_SCRIPT_S", 0.0)
     said = run.silent_script(progress)
@@ -72,6 +72,6 @@ def test_a_script_that_tells_nothing_is_spoken_of_once(monkeypatch: pytest.Monke
 def test_a_script_that_calls_deepvm_hears_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     run, progress = state(), Progress()
     monkeypatch.setattr(state_module, "SILENT_SCRIPT_S", 0.0)
-    run.see(event("group", **GROUP))
-    progress.see(event("restored", step=3, place="memory://m:1", seconds=0.1))
+    run.observe(event("group", **GROUP))
+    progress.observe(event("restored", step=3, place="memory://m:1", seconds=0.1))
     assert run.silent_script(progress) is None

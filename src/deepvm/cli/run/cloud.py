@@ -28,7 +28,7 @@ def start(
     run = name or spec.new_name()
     said: list[str] = []
 
-    def say(text: str) -> None:
+    def show(text: str) -> None:
         said.append(text)
         if dry_run and not as_json:
             print(printable(text))
@@ -36,7 +36,7 @@ def start(
             stderr.print(text, markup=False, soft_wrap=True)
 
     try:
-        cloud_run.run_cloud(on, cluster, spec, name=run, options=options, dry_run=dry_run, say=say)
+        cloud_run.run_cloud(on, cluster, spec, name=run, options=options, dry_run=dry_run, show=show)
     except KeyboardInterrupt:
         if not dry_run:
             alone = "" if on == "ec2" else "; while nobody follows it, lost machines are not replaced"

@@ -116,9 +116,11 @@ def command(
     if resume is not None:
         from deepvm.runtime.supervise import local_run
 
-        told = {"memory": "memory_bytes", "bandwidth": "bandwidth_bits_per_s"}
-        changes = {told.get(word, word): how[told.get(word, word)] for word in given if told.get(word, word) in how}
-        fixed = {word for word in given if told.get(word, word) not in how} - {"resume", "json", "preempt"}
+        fields = {"memory": "memory_bytes", "bandwidth": "bandwidth_bits_per_s"}
+        changes = {
+            fields.get(word, word): how[fields.get(word, word)] for word in given if fields.get(word, word) in how
+        }
+        fixed = {word for word in given if fields.get(word, word) not in how} - {"resume", "json", "preempt"}
         if on == "local":
             fixed.discard("on")
         _refuse(fixed, context, f"--resume {resume} continues with the run's own plan and script")
@@ -194,7 +196,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         for note in cluster.notes:
             stderr.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
         stderr.print(f"[bold]run {escape(folder.name)}[/], in {escape(str(folder.path))}", soft_wrap=True)
-        shown.append(Display(stderr, log_of=folder.log_of))
+        shown.append(Display(stderr, log_of=folder.log_of).start())
         _until_interrupted(supervisor)
 
     try:

@@ -45,18 +45,21 @@ class Display:
     def __init__(self, console: Console, *, log_of: Callable[[str], Path]) -> None:
         self._console, self._log_of = console, log_of
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._shown_s = 0.0
+        self._shown: tuple[Any, ...] = ()
+        self._output: Output | None = None
+
+    def start(self) -> Display:
         if self._live is not None:
             self._live.start()
-        self._shown_s = 0.0
-        self._told: tuple[Any, ...] = ()
-        self._output: Output | None = None
+        return self
 
     def __call__(self, view: View) -> None:
         for event in view.news:
             if event.kind == "group":
                 self._follow(str(event.data["machines"][0]))
             if (text := sentence(event)) is not None:
-                self._say(text, _LOUD.get(event.kind, ""))
+                self._print_line(text, _LOUD.get(event.kind, ""))
             if event.kind == "worker-failed" and not event.data.get("final"):  # the last one is shown at the end
                 self._show_error(str(event.data.get("line") or ""), str(event.data.get("error") or ""))
         now = time.monotonic()
@@ -76,20 +79,20 @@ class Display:
 
     def _show_plainly(self, view: View) -> None:
         update = self._output.update if self._output is not None else ""
-        told = (view.step, view.saved_step, update)
-        if told == self._told:
+        shown = (view.step, view.saved_step, update)
+        if shown == self._shown:
             return
-        if view.step is not None and told[:2] != self._told[:2]:
-            self._say(_line(view))
-        if update and update not in self._told[2:]:
+        if view.step is not None and shown[:2] != self._shown[:2]:
+            self._print_line(_line(view))
+        if update and update not in self._shown[2:]:
             self._console.print(Text(f"  {update}", style="dim"), soft_wrap=True)
-        self._told = told
+        self._shown = shown
 
     def _follow(self, machine: str) -> None:
         """Show what the trainer of rank 0 prints."""
         if self._output is not None:
             self._output.close()
-        self._output = Output(self._console, self._log_of(machine))
+        self._output = Output(self._console, self._log_of(machine)).start()
 
     def _show_error(self, line: str, error: str) -> None:
         """A traceback, or what came last, unless the script's own output has just shown it."""
@@ -100,7 +103,7 @@ class Display:
         for each in lines:
             self._console.print(Text(f"  {plain(each)}", style="red"), soft_wrap=True)
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _print_line(self, text: str, style: str = "") -> None:
         self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {plain(text)}", style=style), soft_wrap=True)
 
 
@@ -115,6 +118,10 @@ class Output:
         self.update = ""
         self._tail = Tail(log, self._lines, on_update=self._rewritten, from_end=True)
 
+    def start(self) -> Output:
+        self._tail.start()
+        return self
+
     def has_shown(self, line: str) -> bool:
         self._tail.drain()
         with self._lock:
@@ -122,7 +129,7 @@ class Output:
 
     def close(self) -> None:
         self._tail.close()
-        self._tell_skipped()
+        self._print_skipped()
 
     def _lines(self, lines: Sequence[str]) -> None:
         self.update = ""
@@ -131,7 +138,7 @@ class Output:
                 continue
             now_s = time.monotonic()
             if now_s - self._since_s >= LINES_S:
-                self._tell_skipped()
+                self._print_skipped()
                 self._since_s, self._count = now_s, 0
             self._count += 1
             if self._count > MOST_LINES:
@@ -144,7 +151,7 @@ class Output:
     def _rewritten(self, line: str) -> None:
         self.update = plain(line)
 
-    def _tell_skipped(self) -> None:
+    def _print_skipped(self) -> None:
         if self._skipped:
             self._console.print(
                 Text(f"  ... {self._skipped:,} lines are not shown; all are in {self._log}", style="dim"),
@@ -160,8 +167,8 @@ def plain(text: str) -> str:
 
 def sentence(event: Event) -> str | None:
     """What happened, for people; None where nobody needs to read it."""
-    tell = _SENTENCES.get(event.kind)
-    return None if tell is None else tell(event.machine or "", event.data)
+    render = _SENTENCES.get(event.kind)
+    return None if render is None else render(event.machine or "", event.data)
 
 
 def _down(machine: str, data: Mapping[str, Any]) -> str | None:
@@ -237,9 +244,9 @@ def _drawn(view: View, update: str) -> Group:
     for place in view.places:
         rows.add_row(*_row(place, now_s))
     losses = f" · {view.losses} lost and replaced" if view.losses else ""
-    told = Text(f"{_step(view)} · ${view.cost_usd:.4f} so far{losses}\n{_checkpoint(view)}", style="bold")
+    shown = Text(f"{_step(view)} · ${view.cost_usd:.4f} so far{losses}\n{_checkpoint(view)}", style="bold")
     bar = [Text(update, style="dim", overflow="crop", no_wrap=True)] if update else []
-    return Group(Text(), *bar, rows, told)
+    return Group(Text(), *bar, rows, shown)
 
 
 def _since(at_s: float, now_s: float) -> str:

@@ -1,1 +1,1 @@
-"""What runs on every machine of a run."""
+"""The process of each machine: connects to the hub, runs the workers, and forwards their events."""

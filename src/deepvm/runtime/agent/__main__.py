@@ -1,8 +1,7 @@
-"""``python -m deepvm.runtime.agent``: what runs on every machine of a run, whatever its role.
+"""``python -m deepvm.runtime.agent``: the process of each machine of a run, whatever its role.
 
-It meets the others at the hub, starts a memory node where its role keeps checkpoints and PyTorch's elastic agent
-where it trains, has checkpoints fetched while that starts, watches for notices of its end, and passes on what the
-trainers tell.
+It connects to the hub. If its role keeps checkpoints, it starts a memory node; if it trains, PyTorch's elastic agent.
+It prefetches checkpoints meanwhile, polls for preemption notices, and forwards the trainers' events to the hub.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from deepvm.runtime.agent.prefetch import Fetching, store_urls
 from deepvm.runtime.hub.client import STOPPED, HubClient
 from deepvm.runtime.hub.json_lines import HubGone
 from deepvm.runtime.log_tail import Tail
+from deepvm.runtime.notices.base import NoticeSource
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
 from deepvm.runtime.workers.template import Template
@@ -50,32 +50,37 @@ def main(arguments: list[str] | None = None) -> int:
     for number in ENDED_BY:
         signal.signal(number, _leave_once)
     try:
-        here = MachineAgent(given)
-        if not here.fork_template():
+        source = open_source(given.notices)
+        link = HubClient.connect(
+            given.hub, token=read_token(given.token_file) or "", machine=given.name, address=given.address,
+            workers=given.workers,
+        )  # fmt: skip
+        agent = MachineAgent(given, link, source)
+        if not agent.fork_template():
             return 0  # a worker, whose script has ended
-        return _ended(here)
+        return _ended(agent)
     except DeepvmError as error:
         print(f"deepvm: {error}", file=sys.stderr)
         return error.exit_code
 
 
 def _leave_once(number: int, _: object) -> None:
-    """The first signal ends this process; further ones do not disturb what it still has to do."""
+    """Exit at the first signal; later ones must not interrupt the cleanup."""
     for each in ENDED_BY:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)
 
 
-def _ended(here: MachineAgent) -> int:
-    """Run, and return the exit code: 0 where the hub said that it is over."""
+def _ended(agent: MachineAgent) -> int:
+    """Run the machine and return its exit code: 0 if the hub stopped the run."""
     try:
-        return here.run()
+        return agent.run()
     except SystemExit:
-        if here.stopped:
+        if agent.stopped:
             return 0
         raise
     except Exception as error:
-        if here.stopped:
+        if agent.stopped:
             return 0
         if type(error).__name__ != "SignalException":  # which torch's agent makes of the signals that end it
             raise
@@ -98,19 +103,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class MachineAgent:
-    """This machine."""
+    """One machine of a run, on the machine itself."""
 
-    def __init__(self, given: argparse.Namespace) -> None:
+    def __init__(self, given: argparse.Namespace, link: HubClient, source: NoticeSource) -> None:
         self._folder: Path = given.folder
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._workers: int = given.workers
         self._token = read_token(given.token_file) or ""
         self._token_file: Path = given.token_file
-        self._source = open_source(given.notices)
-        self.link = HubClient(
-            given.hub, token=self._token, machine=given.name, address=given.address, workers=given.workers,
-            on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end,
-        )  # fmt: skip
+        self._source = source
+        self.link = link
         self._address = given.address or "127.0.0.1"
         self.spec = self.link.spec
         os.environ.update(self.spec.env)
@@ -129,16 +131,14 @@ class MachineAgent:
         with contextlib.ExitStack() as stack:
             stack.callback(self._fetching.close)
             stack.callback(self.link.close)
-            self.link.start()
-            watch = Watch(self._source, self._announce)
-            stack.callback(watch.close)
+            self.link.start(on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end)
+            stack.enter_context(Watch(self._source, self._announce))
             if self.link.role != "worker":
                 stack.enter_context(self._memory_node())
             if self.link.role == "memory":
                 self._wait()
                 return 0 if self.stopped else 1
-            tail = Tail(self.events, self._pass_on_all)
-            stack.callback(tail.close)
+            tail = stack.enter_context(Tail(self.events, self._pass_on_all))
             code = self._train(tail)
             for number in ENDED_BY:  # which torch's agent had taken for itself
                 signal.signal(number, _leave_once)
@@ -149,7 +149,7 @@ class MachineAgent:
 
     @property
     def stopped(self) -> bool:
-        """True if the hub said that the run is over, here."""
+        """True if the hub has stopped the run."""
         return self.link.ended == STOPPED
 
     def _wait(self) -> None:
@@ -160,7 +160,7 @@ class MachineAgent:
 
     @contextlib.contextmanager
     def _memory_node(self) -> Any:
-        """A memory node of its own, in a process of its own, spilling to this machine's disk."""
+        """Run a memory node in a process of its own, which spills to this machine's disk."""
         ready = self._folder / "memory-node"
         ready.unlink(missing_ok=True)
         spill = self._folder / "spill"
@@ -190,8 +190,8 @@ class MachineAgent:
     # --- training -------------------------------------------------------------------------------------------------
 
     def fork_template(self) -> bool:
-        """Import torch, once for the agent and the template; before there are threads. Not so in the template's
-        workers, where this returns when their work is done."""
+        """Import torch once for the agent and the template; call it before any thread starts. Return False in a worker
+        of the template, when its work is done."""
         if self.link.role != "memory":
             self._fetch()
             if math.isinf(parse_after_loss(self.spec.after_loss).wait_s):  # else survivors train meanwhile
@@ -212,7 +212,7 @@ class MachineAgent:
             )  # fmt: skip
 
     def _environment(self, stores: tuple[str, ...]) -> dict[str, str]:
-        """What the trainers of a new group are told."""
+        """Return the variables of a new group's trainers."""
         self.save_now.unlink(missing_ok=True)
         self._stores = stores
         return {
@@ -228,7 +228,7 @@ class MachineAgent:
         }
 
     def _fetch(self) -> None:
-        """Have the newest checkpoint come while a group forms. A machine with a memory node has it at hand."""
+        """Prefetch the newest checkpoint while a group forms. A machine with a memory node needs no prefetch."""
         if self.link.role == "worker":
             self._fetching.begin(self._stores)
 
@@ -252,7 +252,7 @@ class MachineAgent:
             self.link.send("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
 
     def _on_notice(self, message: Mapping[str, Any]) -> None:
-        """Some machine of the group will be taken away, and it is decided what is done about it."""
+        """Follow the hub's decision about a machine of the group that will be preempted."""
         at_s = float(message["at_s"] or time.time() + WITHOUT_TIME_S)
         self._wanted_step = int(message["step"])
         self._saved.clear()

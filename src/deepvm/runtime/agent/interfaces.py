@@ -1,7 +1,7 @@
-"""The network interface that has this machine's address: what gloo, NCCL and TensorPipe are told to use.
+"""This machine's address -> the network interface for gloo, NCCL and TensorPipe.
 
-By default they look up the host's own name, which many systems map to 127.0.1.1 in /etc/hosts: no other machine can
-connect there.
+By default they look up the host's own name. Many systems map it to 127.0.1.1 in /etc/hosts, which no other machine can
+reach.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WAIT_S = 2.0
 
 
 def socket_variables(address: str | None, hub: str, given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What to add to the workers' environment; nothing that the user (``given``) has set already."""
+    """Return what to add to the workers' environment; variables that the user (``given``) has set stay."""
     given = os.environ if given is None else given
     missing = [name for name in VARIABLES if not given.get(name)]
     name = interface_of(address) if address else None
@@ -30,7 +30,7 @@ def socket_variables(address: str | None, hub: str, given: Mapping[str, str] | N
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has this address, or that a host name resolves to; None where none has."""
+    """Return the name of the interface with this address or host name; None if there is none."""
     try:
         wanted: set[tuple[int, str]] = {
             (found[0], str(found[4][0])) for found in socket.getaddrinfo(address.strip("[]"), None)
@@ -44,7 +44,7 @@ def interface_of(address: str) -> str | None:
 
 
 def _loops(found: str, wanted: set[tuple[int, str]]) -> bool:
-    """All of 127.0.0.0/8 is the loopback interface, which names only its first address."""
+    """True if this is loopback, and one of those is in 127.0.0.0/8: it lists only its first address."""
     return found == "127.0.0.1" and any(address.startswith("127.") for _, address in wanted)
 
 
@@ -60,7 +60,7 @@ def _address_towards(hub: str) -> str | None:
 
 
 def _addresses() -> Iterator[tuple[int, str, int]]:
-    """Family, address and interface number of all addresses of this machine, as the kernel lists them."""
+    """Return family, address and interface number of this machine's addresses, as the kernel lists them."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as kernel:
         kernel.settimeout(_WAIT_S)
         kernel.bind((0, 0))

@@ -1,4 +1,4 @@
-"""``deepvm-fetch`` beside a machine's trainers: the newest checkpoint comes while they start, or start again."""
+"""``deepvm-fetch`` beside a machine's trainers: it prefetches the newest checkpoint while they start or restart."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ END_S = 5.0  # for a fetcher that is told to end
 
 
 def store_urls(nodes: Sequence[str], durable: str | None) -> list[str]:
-    """Where a run keeps its checkpoints, nearest first."""
+    """Return the stores with a run's checkpoints, nearest first."""
     return [*([f"memory://{','.join(nodes)}"] if nodes else []), *([durable] if durable else [])]
 
 
 def segment_of(folder: Path) -> Path:
-    """The segment of the machine that has this folder: several machines, and several runs, may be played here."""
+    """Return the segment of the machine with this folder: one host may play several machines and runs."""
     return segment.default_path(f"machine-{hashlib.blake2s(os.fsencode(folder.absolute()), digest_size=8).hexdigest()}")
 
 
 class Fetching:
-    """One fetcher at a time. It ends by itself when the trainers have what it brought; that it cannot be started, or
-    brings nothing, costs time and no more: trainers then ask the stores themselves."""
+    """Runs one ``deepvm-fetch`` at a time, which ends when the trainers have the checkpoint. If it fails, trainers read
+    from the stores themselves."""
 
     def __init__(self, folder: Path, run: str, *, token: str, durable: str | None) -> None:
         self.path = segment_of(folder)
@@ -42,7 +42,7 @@ class Fetching:
         self._closed = False
 
     def begin(self, nodes: Sequence[str]) -> None:
-        """Fetch what is newest now. What an earlier fetcher brought, and nobody took, goes."""
+        """Prefetch the newest checkpoint. What an earlier one fetched and no trainer took is dropped."""
         urls = store_urls(nodes, self._durable)
         with self._lock:
             self._end()

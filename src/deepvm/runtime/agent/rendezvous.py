@@ -1,7 +1,7 @@
-"""PyTorch's elastic agents meet at the hub: its rendezvous, behind torch's own interface.
+"""The hub's groups -> torch's rendezvous interface, for PyTorch's elastic agents.
 
-The group is the hub's; each round has a store of its own, at the agent of rank 0. If that machine is lost, the round is
-over anyway, and the next one has a fresh store in which nothing old is found.
+Each round has a store of its own, at the agent of rank 0. If that machine is lost, the round is over anyway, and the
+next round has a fresh, empty store.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def listening_store(host: str) -> TCPStore:
-    """A store that listens at this address of the machine. Left to itself, torch's listens on every interface, and
-    whoever reaches it may read and write: it knows no token."""
+    """Return a store that listens at this address only. By default torch listens on every interface, and its store has
+    no access control."""
     listener = listen_at(join_address(host, 0))
     port, descriptor = listener.getsockname()[1], listener.detach()
     try:
@@ -43,7 +43,7 @@ def listening_store(host: str) -> TCPStore:
 
 
 class HubRendezvous(RendezvousHandler):
-    """``link`` may have joined the first round already, while this was imported."""
+    """``link`` may have joined the first round already, while this module was imported."""
 
     def __init__(self, link: HubClient, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
         self._link, self._run, self._timeout_s = link, run, timeout_s
@@ -105,14 +105,14 @@ class HubRendezvous(RendezvousHandler):
             return None
 
     def broke(self, within_s: float) -> str | None:
-        """The machine whose doing it is that this round broke, if it did or does within that time."""
+        """Return the machine that broke this round, if one did or does within that time."""
         return None if self.group is None else self._link.await_broken(self.group.number, within_s)
 
     def is_closed(self) -> bool:
         return self._link.ended is not None
 
     def set_closed(self) -> None:
-        """A run is closed by its supervisor alone."""
+        """Do nothing: only the supervisor ends a run."""
 
     def num_nodes_waiting(self) -> int:
         return int(self.group is not None and self._link.broken(self.group.number))

@@ -1,4 +1,4 @@
-"""A machine that trains: PyTorch's elastic agent, its group formed by the hub."""
+"""Runs PyTorch's elastic agent on a machine that trains, in groups that the hub forms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MONITOR_S = 0.02
 
 
 class HubGroup:
-    """What the hub decides about this machine's workers."""
+    """Asks the hub about this machine's workers, for ``workers.elastic``."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class HubGroup:
         return by is not None and by != self._link.name
 
     def _await_log(self, what: str) -> None:
-        """Wait until all that was printed before is in the log: its writer is another process, and keeps the order."""
+        """Wait until everything printed so far is in the log, which another process writes in order."""
         line = f"the workers of {self._link.name} {what} ({time.monotonic():.6f})"
         log.info("%s", line)
         until_s = time.monotonic() + LOG_S
@@ -60,7 +60,7 @@ class HubGroup:
             time.sleep(0.005)
 
     def tail_text(self) -> str:
-        """Of the workers that were started last."""
+        """Return the last output of the workers that were started last."""
         return tail_text(self._log_file, since=self._logged_bytes)
 
 
@@ -73,7 +73,7 @@ def train(
     environment: Callable[[tuple[str, ...]], dict[str, str]],
     drain: Callable[[], None],
 ) -> int:
-    """Until every machine of the group has finished. The exit code of this machine."""
+    """Train until every machine of the group has finished. Return this machine's exit code."""
     spec = link.spec
     rendezvous = HubRendezvous(link, spec.run)
     group = HubGroup(link, rendezvous, folder / "log.txt", environment)

@@ -1,1 +1,1 @@
-"""Where machines come from; base.py is the contract, each folder one backend."""
+"""Requests for machines in, changes of their state out; base.py is the contract, each folder one backend."""

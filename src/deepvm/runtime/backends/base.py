@@ -1,4 +1,4 @@
-"""The seam between a run and where its machines come from; one contract test is for every backend."""
+"""The contract between a run and the source of its machines; one contract test covers every backend."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepvm.runtime.cluster import Machine
 
 
 class NoCapacity(DeepvmError):
-    """There are no such machines now: others may do, or the same later."""
+    """The market has none of these machines now; others, or the same later, may be available."""
 
     def __init__(self, machine: Machine, why: str) -> None:
         self.machine = machine
@@ -20,7 +20,7 @@ class NoCapacity(DeepvmError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """What became of a machine."""
+    """A change of a machine's state."""
 
     machine: str
     state: Literal["up", "down"]
@@ -31,22 +31,23 @@ class Change:
 
 
 class Backend(Protocol):
-    """Machines by name. Nothing of it blocks for longer than it takes to ask."""
+    """Machines by name. No method blocks for longer than a request takes."""
 
     def up(self, machines: Sequence[Machine]) -> None:
-        """Ask for these machines, all or some of a cluster; those that are up already, or on their way, are refused
-        (UsageError). NoCapacity where the market has none of them now: what was asked for before it stays asked."""
+        """Request these machines, all or some of a cluster. Raise UsageError for one that is up or requested already,
+        and NoCapacity if the market has none now; those before it in the list stay requested."""
         ...
 
     def poll(self) -> Sequence[Change]:
-        """What changed since the last call, in order: one ``down`` for each machine that was asked for, and an ``up``
-        before it if it came to be. NoCapacity, once for each reason, where a cloud tells that only later."""
+        """Return the changes since the last call, in order: one ``down`` for each requested machine, and an ``up``
+        before it if it started. Raise NoCapacity, once for each reason, if a cloud reports that only later."""
         ...
 
     def preempt(self, name: str, *, notice_s: float) -> None:
-        """Take a machine away on purpose: a notice, then its end. UsageError where that cannot be done here."""
+        """Preempt a machine on purpose: a notice, then its end. Raise UsageError if that is not possible."""
         ...
 
     def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
-        """End these machines, or all, and leave nothing behind: asked to stop first, ended after ``within_s``."""
+        """End these machines, or all, and leave nothing behind: first a request to stop, then a kill after
+        ``within_s``."""
         ...

@@ -1,1 +1,1 @@
-"""Where the machines of a run meet: groups, progress, connections."""
+"""Coordinates a run's machines: connections in, groups and events out."""

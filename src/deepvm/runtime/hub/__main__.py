@@ -1,19 +1,16 @@
-"""``python -m deepvm.runtime.hub``: the hub as a process of its own, on the on-demand machine of a cluster in a cloud.
+"""``python -m deepvm.runtime.hub``: the hub as a process of its own, on a cloud cluster's on-demand machine.
 
-There the cloud's own fleet replaces what is lost; here machines meet, and what happens goes into the ledger.
+The cloud's fleet replaces lost machines. This process forms groups and writes events into the ledger.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import queue
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, MalformedFile
@@ -57,51 +54,38 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
     again = path.exists()
     with Ledger.open(path, write=True) if again else Ledger.create(path, run=spec.run, cluster=cluster) as ledger:
         journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
-        hub = Hub(machines, spec, token=token, listen=given.listen)
-        journal.append([_event("run-started", resumed=again, script=spec.script)])
+        hub = Hub(machines, spec, token=token, listen=given.listen).start()
+        journal.append([Event.now("run-started", resumed=again, script=spec.script)])
         try:
             outcome = _follow(hub, journal, stop)
-            journal.append(_taken(hub))
+            journal.append(hub.take_events())
             durability = Durability(spec.run, nodes=lambda: hub.stores, token=token, durable=spec.durable)
             if (made := durability.await_newest(hub.progress, lambda: not stop.wait(LOOK_S))) is not None:
                 journal.append([made])
         finally:
             hub.close()
-        journal.append([*_taken(hub), _event("run-ended", outcome=outcome, why=hub.failed or "")])
+        journal.append([*hub.take_events(), Event.now("run-ended", outcome=outcome, why=hub.failed or "")])
         journal.close()
     return 0 if outcome == "finished" else 1
 
 
 def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
-    """A machine is up while it is connected: nobody else here knows."""
+    """Record events until the run ends, and return its outcome. A machine counts as up while it is connected."""
     seen: set[str] = set()
     while True:
         connected = set(hub.connected)
-        news = [_event("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
+        news = [Event.now("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
         why = "ended" if hub.finished.is_set() else "lost"
-        news += [_event("machine-down", name, why=why) for name in sorted(seen - connected)]
+        news += [Event.now("machine-down", name, why=why) for name in sorted(seen - connected)]
         seen = connected
-        journal.append([*news, *_taken(hub)])
-        journal.look()
+        journal.append([*news, *hub.take_events()])
+        journal.check()
         if hub.finished.is_set():
             return "finished"
         if hub.failed is not None:
             return "failed"
         if stop.wait(LOOK_S):
             return "interrupted"
-
-
-def _taken(hub: Hub) -> list[Event]:
-    found = []
-    while True:
-        try:
-            found.append(hub.events.get_nowait())
-        except queue.Empty:
-            return found
-
-
-def _event(kind: str, machine: str | None = None, **data: Any) -> Event:
-    return Event(at_s=time.time(), kind=kind, machine=machine, data=data)
 
 
 def _read(path: Path) -> tuple[RunSpec, tuple[Machine, ...]]:

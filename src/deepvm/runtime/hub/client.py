@@ -1,4 +1,4 @@
-"""A machine's connection to the hub: what it was told, kept for whoever waits for it."""
+"""A machine's side of its connection to the hub: messages in, rounds and callbacks out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HUB_DEAD_S = FOREVER_S  # its connection ends when it does; silence alone is no 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A round, as one of its machines sees it."""
+    """A round, from the view of one of its machines."""
 
     number: int
     rank: int
@@ -35,22 +35,14 @@ class Group:
 
 
 class HubClient:
-    """``on_notice``, ``on_broken`` and ``on_end`` are called in the link's own thread."""
+    """Keeps the hub's messages for those who wait for them. Made by ``connect``."""
 
-    def __init__(
-        self,
-        hub: str,
-        *,
-        token: str,
-        machine: str,
-        address: str | None,
-        workers: int,
-        on_notice: Callable[[Mapping[str, Any]], None],
-        on_broken: Callable[[], None],
-        on_end: Callable[[str], None],
-        connect_s: float = CONNECT_S,
-    ) -> None:
-        self._on_notice, self._on_broken, self._on_end = on_notice, on_broken, on_end
+    def __init__(self, lines: Lines, welcome: Mapping[str, Any]) -> None:
+        """``lines`` is connected; ``welcome`` is what the hub answered."""
+        self._lines = lines
+        self.name, self.role = str(welcome["name"]), str(welcome["role"])
+        self.spec = RunSpec.from_job(welcome["job"])
+        self.stores = tuple(map(str, welcome["stores"]))  # that have a checkpoint already
         self._changed = threading.Condition()
         self._group: Group | None = None
         self.joined = False  # asked for a place in a group that was not taken yet
@@ -58,27 +50,34 @@ class HubClient:
         self._broken: dict[int, str] = {}
         self._over = 0  # the last round that was finished by all
         self.ended: str | None = None
-        self._lines = _connect(hub, connect_s)
-        try:
-            connect_handshake(self._lines, token, machine=machine, address=address, workers=workers)
-            welcome = self._lines.receive(WELCOME_S)
-            if welcome["say"] != "welcome":
-                raise UsageError(
-                    f"the hub at {hub} does not take this machine: {welcome.get('why', 'it says nothing')}"
-                )
-        except BaseException:
-            self._lines.close()
-            raise
-        self.name, self.role, self.spec = str(welcome["name"]), str(welcome["role"]), RunSpec.from_job(welcome["job"])
-        self.stores = tuple(map(str, welcome["stores"]))  # that have a checkpoint already
-        self._threads = [
-            threading.Thread(target=target, name=f"deepvm-link-{name}", daemon=True)
-            for name, target in (("hear", self._listen), ("beat", self._beat))
-        ]
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+    @staticmethod
+    def connect(
+        hub: str, *, token: str, machine: str, address: str | None, workers: int, connect_s: float = CONNECT_S
+    ) -> HubClient:
+        """Connect to the hub and take a place in the run; no thread runs before ``start()``."""
+        lines = _connect(hub, connect_s)
+        try:
+            connect_handshake(lines, token, machine=machine, address=address, workers=workers)
+            welcome = lines.receive(WELCOME_S)
+            if welcome["say"] != "welcome":
+                raise UsageError(f"the hub at {hub} refuses this machine: {welcome.get('why', 'no reason given')}")
+            return HubClient(lines, welcome)
+        except BaseException:
+            lines.close()
+            raise
+
+    def start(
+        self,
+        *,
+        on_notice: Callable[[Mapping[str, Any]], None],
+        on_broken: Callable[[], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        """Receive messages and send heartbeats, in two threads; the callbacks are called in the first."""
+        self._on_notice, self._on_broken, self._on_end = on_notice, on_broken, on_end
+        for name, target in (("receive", self._receive_all), ("beat", self._beat)):
+            threading.Thread(target=target, name=f"deepvm-link-{name}", daemon=True).start()
 
     def join(self) -> None:
         """Ask for a place in the next group."""
@@ -86,7 +85,7 @@ class HubClient:
         self.joined = True
 
     def send(self, what: str, **fields: Any) -> None:
-        """Gone where the hub is."""
+        """Send a message. Raise HubGone if the hub has ended."""
         self._lines.send(what, **fields)
 
     def close(self) -> None:
@@ -94,30 +93,30 @@ class HubClient:
         self._lines.close()
 
     def forget(self) -> None:
-        """In a process that was forked off: the connection is not its own."""
+        """Close the socket in a forked process, without ending the connection."""
         self._lines.forget()
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
     def await_group(self, after: int, timeout_s: float) -> Group | None:
-        """The first round that is later than one that is over."""
+        """Return the first round after this one; None if there is none in time."""
         found: Group | None = self._await(
             lambda: self._group if self._group and self._group.number > after else None, timeout_s
         )
         return found
 
     def await_endpoint(self, number: int, timeout_s: float) -> str | None:
-        """Where a round's own store is; None where it broke first."""
+        """Return the address of a round's store; None if the round broke first."""
         self._await(lambda: self._endpoints.get(number) or self._broken.get(number), timeout_s)
         return self._endpoints.get(number)
 
     def await_broken(self, number: int, timeout_s: float) -> str | None:
-        """The machine whose doing it is that a round broke."""
+        """Return the machine that broke a round; None if it did not break in time."""
         found: str | None = self._await(lambda: self._broken.get(number), timeout_s)
         return found
 
     def await_over(self, number: int) -> bool:
-        """Whether all of a round finished; not, where it broke before."""
+        """Wait for a round's end: True if all of its machines finished, False if it broke before."""
         self._await(lambda: self._over if self._over >= number else self._broken.get(number), FOREVER_S)
         return self._over >= number or self.ended is not None
 
@@ -131,14 +130,14 @@ class HubClient:
 
     # --- the link's own threads -----------------------------------------------------------------------------------
 
-    def _listen(self) -> None:
+    def _receive_all(self) -> None:
         try:
             while True:
-                self._heard(self._lines.receive(HUB_DEAD_S))
+                self._handle(self._lines.receive(HUB_DEAD_S))
         except (HubGone, KeyError, TypeError, ValueError) as reason:
             self._end(f"the hub is gone: {reason}")
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         what = message["say"]
         if what == "notice":
             self._on_notice(message)

@@ -1,4 +1,4 @@
-"""The machines that are connected to the hub."""
+"""The machines that are connected to the hub, and their places in the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepvm.runtime.hub.json_lines import HubGone, Lines
 
 @dataclass
 class MachineConnection:
-    """A machine that is connected."""
+    """A connected machine."""
 
     name: str
     lines: Lines
@@ -24,14 +24,14 @@ class MachineConnection:
     beats: bool = False  # not while it imports
     leaves: bool = False  # it will be taken away, and trains no more
 
-    def tell(self, what: str, **fields: Any) -> None:
-        """That it is gone will be noticed by who listens to it."""
+    def send(self, what: str, **fields: Any) -> None:
+        """Send a message. If the machine has ended, its receiving thread notices."""
         with contextlib.suppress(HubGone):
             self.lines.send(what, **fields)
 
 
 def free_place(asked: str, machines: Mapping[str, Machine], taken: Collection[str]) -> str:
-    """The place of a machine that asks for this one, or as ``worker/auto`` for any of its role."""
+    """Return the place of a machine that asks for it by name, or for any of a role as ``worker/auto``."""
     role, _, number = asked.partition("/")
     if number == "auto":
         free = [name for name, machine in machines.items() if machine.role == role and name not in taken]

@@ -1,6 +1,6 @@
-"""Whether a run's newest checkpoint would outlive its machines: asked before they are ended.
+"""Waits before machines are ended until a run's newest checkpoint is durable.
 
-Trainers end when their script does, which may be before memory nodes have written their last checkpoint on.
+Trainers end with their script, possibly before memory nodes have written their last checkpoint to disk or bucket.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DURABLE_S = 60.0  # memory nodes that are ended take as long, at most
 
 
 def unsafe_step(progress: Progress) -> int | None:
-    """The newest checkpoint of this session, where it is not known to be durable."""
+    """Return this session's newest checkpoint if it is not known to be durable."""
     step, durable = progress.saved_step, progress.durable_step
     if step is None or progress.saved_at_s is None:
         return None
@@ -34,19 +34,18 @@ class Durability:
         self._run, self._nodes, self._token, self._durable = run, nodes, token, durable
 
     def await_newest(self, progress: Progress, pause: Callable[[], bool]) -> Event | None:
-        """Wait until the newest checkpoint of this session is durable; the event that tells so. None where that was
-        known, or cannot be waited for any longer: ``pause`` returns False where that is so, and time is bounded."""
+        """Wait until this session's newest checkpoint is durable, and return the event for the ledger. Return None if
+        it was durable before, if time is up, or as soon as ``pause`` returns False."""
         step, until_s = unsafe_step(progress), time.monotonic() + DURABLE_S
         while step is not None and self._nodes() and time.monotonic() < until_s:
             if (place := self.place_of(step)) is not None:
-                data = {"step": step, "state": "durable", "place": place}
-                return Event(at_s=time.time(), kind="save", data=data)
+                return Event.now("save", step=step, state="durable", place=place)
             if not pause():
                 break
         return None
 
     def place_of(self, step: int) -> str | None:
-        """Return where that checkpoint is durable now; None while it is not, or while nobody can tell."""
+        """Return where that checkpoint is durable now; None if it is not, or if no store answers."""
         try:
             return self._in_the_durable_store(step) if self._durable is not None else self._on_the_nodes_disks(step)
         except DeepvmError:  # a node that does not answer now may answer the next time

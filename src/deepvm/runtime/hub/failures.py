@@ -1,4 +1,4 @@
-"""What workers that failed said, and whether it makes sense to start them again. Pure."""
+"""Output of failed workers -> the error to show, and whether to restart them. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ImportError", "Modu
 
 
 def error_text(said: str) -> str:
-    """The traceback (or whatever came last) in the output of workers that failed."""
+    """Return the traceback in the output of failed workers, or its last lines."""
     lines = [line for each in said.splitlines() if (line := _RANK.sub("", script_output(each))).strip()]
     begins = [at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if not begins:
@@ -34,7 +34,7 @@ def error_text(said: str) -> str:
 
 
 def error_line(said: str) -> str:
-    """The line that names the error: ``ModuleNotFoundError: No module named 'x'``; empty where there is none."""
+    """Return the line that names the error: ``ModuleNotFoundError: No module named 'x'``; empty if there is none."""
     lines = error_text(said).splitlines()
     begins = max((at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
     if begins is not None:
@@ -43,7 +43,7 @@ def error_line(said: str) -> str:
 
 
 def ended_by(code: int) -> str:
-    """How a process ended, by its exit code; empty where that says nothing."""
+    """Return how a process ended, by its exit code; empty for code 0."""
     if code >= 0:
         return f"exit code {code}" if code else ""
     try:
@@ -53,15 +53,15 @@ def ended_by(code: int) -> str:
 
 
 class Restarts:
-    """Counts the failures of a run's workers, and says when there is no point in starting them again."""
+    """Counts the failures of a run's workers, and decides when a restart is pointless."""
 
     def __init__(self, most: int) -> None:
         self._most, self._times = most, 0
         self._last_line: str | None = None
 
     def refuse(self, said: str, *, stepped: bool, code: int = 0) -> str | None:
-        """Why workers that said this and failed are not started again; None where they are. ``stepped``: whether they
-        had finished a step since they were started; ``code``: how the first of them ended."""
+        """Return why failed workers with this output are not restarted; None if they are. ``stepped``: they had
+        finished a step since their start; ``code``: the first one's exit code."""
         self._times += 1
         line = error_line(said) or ended_by(max(code, 0))  # a signal may come from outside, and not again
         before, self._last_line = self._last_line, None if stepped else line

@@ -1,14 +1,15 @@
-"""Where the machines of a run meet. It lives with the on-demand role, which survives the loss of every spot machine.
+"""Where the machines of a run meet: machines' messages in; groups, notices and events out.
 
-Each machine keeps one connection here. A machine that is killed is missed at once, because its connection ends; one
-that vanishes without a word is missed after DEAD_S. The hub forms groups (membership.py), passes notices on, and
-collects events; it starts and ends nothing.
+It runs on the on-demand role, which survives the loss of every spot machine. Each machine keeps one connection. A
+killed machine is missed at once, because its connection ends; a silent one after DEAD_S. The hub forms groups
+(membership.py) and starts or ends no machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import socket
 import threading
@@ -43,7 +44,8 @@ MOST_WORKERS = 1024  # of one machine
 
 
 class Hub:
-    """``events`` are for the ledger; ``failed`` is why the run cannot go on."""
+    """Listens at ``address`` when made, and answers after ``start()``. ``events`` are for the ledger; ``failed`` is why
+    the run cannot continue."""
 
     def __init__(
         self,
@@ -61,76 +63,94 @@ class Hub:
         self.finished = threading.Event()
         self._token, self._spec = token, spec
         self._membership = Membership([m.name for m in machines if m.trains], parse_after_loss(spec.after_loss))
-        self._guests: dict[str, MachineConnection] = {}
+        self._connections: dict[str, MachineConnection] = {}
         self._admission = Admission(LIMITS)
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
         self._restarts = Restarts(spec.max_restarts)  # of workers that fail by themselves
         self._stepped = False  # whether the group that trains now has finished a step
-        self._told_stores: tuple[str, ...] = ()  # to those that train now
+        self._sent_stores: tuple[str, ...] = ()  # to those that train now
         self._listener = listen_at(listen)
         self.address = join_address(*self._listener.getsockname()[:2])
         self._threads = [
             threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
             for name, target in (("accept", self._accept), ("form", self._form))
         ]
+
+    def start(self) -> Hub:
+        """Accept machines and form groups, in threads of its own."""
         for thread in self._threads:
             thread.start()
+        return self
 
     # --- for the supervisor ---------------------------------------------------------------------------------------
 
     @property
     def connected(self) -> tuple[str, ...]:
         with self._lock:
-            return tuple(name for name in self.machines if name in self._guests)
+            return tuple(name for name in self.machines if name in self._connections)
 
     @property
     def round(self) -> Round | None:
-        """The group that trains now."""
+        """Return the group that trains now."""
         with self._lock:
             return self._membership.round if self._membership.training else None
 
     @property
     def stores(self) -> tuple[str, ...]:
-        """Where the memory nodes listen, in the order of the cluster; empty until all do."""
+        """Return the memory nodes' addresses in the cluster's order; empty until all of them listen."""
         with self._lock:
             keepers = [name for name, machine in self.machines.items() if machine.keeps]
-            found = [guest.memory for name in keepers if (guest := self._guests.get(name)) and guest.memory]
+            found = [
+                connection.memory
+                for name in keepers
+                if (connection := self._connections.get(name)) and connection.memory
+            ]
             return tuple(found) if len(found) == len(keepers) else ()
 
+    def take_events(self, most: float = math.inf) -> list[Event]:
+        """Return the next events for the ledger, without waiting."""
+        taken: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            while len(taken) < most:
+                taken.append(self.events.get_nowait())
+        return taken
+
     def want(self, machines: Sequence[Machine]) -> None:
-        """The cluster is another one now: machines that are no more in it are not waited for."""
+        """Use another cluster from now on: groups do not wait for machines that it does not have."""
         with self._lock:
             self.machines = {machine.name: machine for machine in machines}
             self._membership.wanted = tuple(m.name for m in machines if m.trains)
 
     def lost(self, name: str) -> None:
-        """A machine is gone, as its backend says; its connection may not have ended yet."""
+        """Drop a machine that its backend reports as lost; its connection may not have ended yet."""
         with self._lock:
-            guest = self._guests.pop(name, None)
+            connection = self._connections.pop(name, None)
             self._lose(name)
-        if guest is not None:
-            guest.lines.close()
+        if connection is not None:
+            connection.lines.close()
 
     def save_now(self, *, within_s: float) -> int | None:
-        """Have all that train save as at a notice, and then wait for their end; the step that must be saved. None
-        where nobody trains, or where that step is saved already."""
+        """Make all trainers save as at a notice, and then wait for their end. Return the step that must be saved; None
+        if no group trains, or if that step is saved already."""
         with self._lock:
             step = self.progress.step
             if not self._membership.training or step is None or step <= (self.progress.saved_step or 0):
                 return None
             at_s = time.time() + within_s
-            self._tell_members("notice", machine="", at_s=at_s, choice="save", step=step, action="interrupt")
+            self._send_members("notice", machine="", at_s=at_s, choice="save", step=step, action="interrupt")
             return step
 
     def stop(self, names: Collection[str] | None = None) -> None:
-        """Tell these machines, or all of them and for good, to end their workers and themselves."""
+        """Make these machines end; without names, all machines that are or will be connected."""
         with self._lock:
             self._stopping = self._stopping or names is None
-            guests = [guest for name, guest in self._guests.items() if names is None or name in names]
-        for guest in guests:
-            guest.tell("stop")
+            connections = [
+                connection for name, connection in self._connections.items() if names is None or name in names
+            ]
+        for connection in connections:
+            connection.send("stop")
 
     def close(self) -> None:
         self.stop()
@@ -138,11 +158,12 @@ class Hub:
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for a machine
         self._listener.close()
         with self._lock:
-            guests, self._guests = list(self._guests.values()), {}
-        for guest in guests:
-            guest.lines.close()
+            connections, self._connections = list(self._connections.values()), {}
+        for connection in connections:
+            connection.lines.close()
         for thread in self._threads:
-            thread.join(5.0)
+            if thread.ident is not None:
+                thread.join(5.0)
 
     # --- machines come --------------------------------------------------------------------------------------------
 
@@ -153,7 +174,7 @@ class Hub:
         place, dropped = self._admission.enter(sock, str(peer[0]))
         if dropped is not None:
             log.info("%s: too many connections are shaking hands", dropped.host)
-        thread = threading.Thread(target=self._serve, args=(place, peer), name="deepvm-hub-guest", daemon=True)
+        thread = threading.Thread(target=self._serve, args=(place, peer), name="deepvm-hub-machine", daemon=True)
         try:
             thread.start()
         except BaseException:
@@ -162,104 +183,104 @@ class Hub:
 
     def _serve(self, place: AdmittedPeer, peer: Any) -> None:
         sock = place.sock
-        guest: MachineConnection | None = None
+        connection: MachineConnection | None = None
         try:
             lines = Lines(sock)
             hello = accept_handshake(lines, self._token)
             if (why := self._admission.admit(place)) is not None:
                 raise HubGone(why)
-            guest = self._admit(hello, lines, str(peer[0]))
+            connection = self._admit(hello, lines, str(peer[0]))
             while True:
-                self._heard(guest, lines.receive(DEAD_S if guest.beats else START_S))
+                self._handle(connection, lines.receive(DEAD_S if connection.beats else START_S))
         except (HubGone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
-            log.info("%s: %s", guest.name if guest else peer, reason)
+            log.info("%s: %s", connection.name if connection else peer, reason)
         except DeepvmError as refusal:
             with contextlib.suppress(HubGone):
                 lines.send("refused", why=str(refusal))
         finally:
             sock.close()
             self._admission.leave(place)
-            if guest is not None:
+            if connection is not None:
                 with self._lock:
-                    if self._guests.get(guest.name) is guest:
-                        del self._guests[guest.name]
-                        self._lose(guest.name)
+                    if self._connections.get(connection.name) is connection:
+                        del self._connections[connection.name]
+                        self._lose(connection.name)
 
     def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> MachineConnection:
         asked = str(hello.get("machine"))
         with self._lock:
-            name = free_place(asked, self.machines, self._guests)
-            guest = MachineConnection(name, lines, str(hello.get("address") or peer), _workers(hello))
-            self._guests[name] = guest
+            name = free_place(asked, self.machines, self._connections)
+            connection = MachineConnection(name, lines, str(hello.get("address") or peer), _workers(hello))
+            self._connections[name] = connection
             stores = [] if self.progress.saved_step is None else list(self.stores)
             lines.send("welcome", name=name, role=self.machines[name].role, job=self._spec.to_job(), stores=stores)
-            return guest
+            return connection
 
     # --- what they say --------------------------------------------------------------------------------------------
 
-    def _heard(self, guest: MachineConnection, message: dict[str, Any]) -> None:
+    def _handle(self, connection: MachineConnection, message: dict[str, Any]) -> None:
         what = message["say"]
         with self._lock:
             if what == "beat":
-                guest.beats = True
+                connection.beats = True
             elif what == "event":
-                self._event(guest, message)
-            elif what == "join" and not guest.leaves:
-                self._broken(self._membership.join(guest.name, time.monotonic()), f"{guest.name} joins")
+                self._event(connection, message)
+            elif what == "join" and not connection.leaves:
+                self._broken(self._membership.join(connection.name, time.monotonic()), f"{connection.name} joins")
             elif what == "endpoint":
-                self._tell_members("endpoint", round=message["round"], endpoint=str(message["endpoint"]))
+                self._send_members("endpoint", round=message["round"], endpoint=str(message["endpoint"]))
             elif what == "memory":
-                self._remembers(guest, str(message["address"]))
+                self._memory_node_at(connection, str(message["address"]))
             elif what == "leave":
-                guest.leaves = True
-                self._lose(guest.name)
+                connection.leaves = True
+                self._lose(connection.name)
             elif what == "notice":
-                self._notice(guest, message)
+                self._notice(connection, message)
             elif what == "failing":
-                self._failing(guest, str(message.get("error", "")), message.get("code"))
+                self._failing(connection, str(message.get("error", "")), message.get("code"))
             elif what == "failed":
-                self.failures.setdefault(guest.name, error_text(str(message.get("error", ""))))
-                self.failed = self.failed or f"the workers of {guest.name} failed too often"
+                self.failures.setdefault(connection.name, error_text(str(message.get("error", ""))))
+                self.failed = self.failed or f"the workers of {connection.name} failed too often"
             elif what == "finished":
-                self._membership.finish(guest.name)
+                self._membership.finish(connection.name)
                 if self._membership.over and self._membership.round is not None:
-                    self._tell_members("over", round=self._membership.round.number)
+                    self._send_members("over", round=self._membership.round.number)
                     self.finished.set()
 
-    def _event(self, guest: MachineConnection, message: dict[str, Any]) -> None:
+    def _event(self, connection: MachineConnection, message: dict[str, Any]) -> None:
         try:
-            event = Event.from_trainer(str(message["line"]), guest.name)
-            self.progress.see(event)
+            event = Event.from_trainer(str(message["line"]), connection.name)
+            self.progress.observe(event)
             self._stepped = self._stepped or event.kind == "step"
         except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
-            log.info("%s tells what is no event: %s", guest.name, reason)
+            log.info("%s tells what is no event: %s", connection.name, reason)
             return
         self.events.put(event)
 
-    def _remembers(self, guest: MachineConnection, address: str) -> None:
-        """Its memory node listens there: after it was lost, at another address than those that train now know."""
-        guest.memory = address
-        if address not in self._told_stores:
-            self._broken(self._membership.move(guest.name), f"the memory of {guest.name} is at {address} now")
+    def _memory_node_at(self, connection: MachineConnection, address: str) -> None:
+        """Note where a machine's memory node listens. At a new address, a new round must start with it."""
+        connection.memory = address
+        if address not in self._sent_stores:
+            self._broken(self._membership.move(connection.name), f"the memory of {connection.name} is at {address} now")
 
-    def _failing(self, guest: MachineConnection, error: str, code: object) -> None:
-        """The first whose workers fail is to blame; those of others fail because of it, and are started again."""
-        if not self._membership.fail(guest.name):
+    def _failing(self, connection: MachineConnection, error: str, code: object) -> None:
+        """Blame the first machine whose workers fail; the workers of others fail because of it, and are restarted."""
+        if not self._membership.fail(connection.name):
             return
-        self.failures[guest.name] = error_text(error)
+        self.failures[connection.name] = error_text(error)
         code = code if type(code) is int else 0
         refused = self._restarts.refuse(error, stepped=self._stepped, code=code)
         shown, line = error_text(error), error_line(error) or ended_by(code)
-        self._tell("worker-failed", guest.name, error=shown, line=line, final=refused is not None)
+        self._log("worker-failed", connection.name, error=shown, line=line, final=refused is not None)
         if refused is not None:
-            self.failed = self.failed or f"the workers of {guest.name} {refused}"
-        self._broken(True, f"the workers of {guest.name} failed")
+            self.failed = self.failed or f"the workers of {connection.name} {refused}"
+        self._broken(True, f"the workers of {connection.name} failed")
 
-    def _notice(self, guest: MachineConnection, message: dict[str, Any]) -> None:
+    def _notice(self, connection: MachineConnection, message: dict[str, Any]) -> None:
         at_s = message.get("at_s")
         seconds_left = None if at_s is None else max(0.0, float(at_s) - time.time())
         action, source = str(message["action"]), str(message.get("source", ""))
-        self._tell("notice", guest.name, action=action, source=source, seconds_left=seconds_left)
+        self._log("notice", connection.name, action=action, source=source, seconds_left=seconds_left)
         if action == "rebalance":  # a warning, not the end: what it costs to act on it is not known
             return
         decision = at_notice(
@@ -267,9 +288,9 @@ class Hub:
             unsaved_steps=(self.progress.step or 0) - (self.progress.saved_step or 0),
             save_s=self.progress.save_s,
         )
-        self._tell("decision", guest.name, choice=decision.choice, why=decision.why)
-        self._tell_members(
-            "notice", machine=guest.name, at_s=at_s, choice=decision.choice, step=self.progress.step or 0
+        self._log("decision", connection.name, choice=decision.choice, why=decision.why)
+        self._send_members(
+            "notice", machine=connection.name, at_s=at_s, choice=decision.choice, step=self.progress.step or 0
         )
 
     # --- groups ---------------------------------------------------------------------------------------------------
@@ -283,25 +304,25 @@ class Hub:
                     continue
                 formed = self._membership.form(time.monotonic())
                 if formed is not None:
-                    self._tell_round(formed, stores)
+                    self._send_round(formed, stores)
 
-    def _tell_round(self, formed: Round, stores: Sequence[str]) -> None:
+    def _send_round(self, formed: Round, stores: Sequence[str]) -> None:
         members: list[dict[str, Any]] = [
-            {"name": name, "address": guest.address, "workers": guest.workers}
+            {"name": name, "address": connection.address, "workers": connection.workers}
             for name in formed.members
-            if (guest := self._guests.get(name))
+            if (connection := self._connections.get(name))
         ]
         self.failures, self._stepped = {}, False
-        self._told_stores = tuple(stores)
+        self._sent_stores = tuple(stores)
         took_s = None if self._broken_at_s is None else time.time() - self._broken_at_s
         world_size = sum(member["workers"] for member in members)
-        self._tell("group", round=formed.number, world_size=world_size, machines=list(formed.members), took_s=took_s)
+        self._log("group", round=formed.number, world_size=world_size, machines=list(formed.members), took_s=took_s)
         if len(members) < len(formed.members):  # one was lost just now
-            gone = next(name for name in formed.members if name not in self._guests)
+            gone = next(name for name in formed.members if name not in self._connections)
             self._broken(self._membership.lose(gone), f"{gone} is gone")
-        self._tell_members("round", number=formed.number, members=members, stores=list(stores))
+        self._send_members("round", number=formed.number, members=members, stores=list(stores))
         if self._membership.broken_by is not None:
-            self._tell_members("broken", round=formed.number, by=self._membership.broken_by, why="one is gone")
+            self._send_members("broken", round=formed.number, by=self._membership.broken_by, why="one is gone")
 
     def _lose(self, name: str) -> None:
         self._broken(self._membership.lose(name), f"{name} is gone")
@@ -309,16 +330,16 @@ class Hub:
     def _broken(self, broken: bool, why: str) -> None:
         if broken and self._membership.round is not None:
             self._broken_at_s = time.time()
-            self._tell_members("broken", round=self._membership.round.number, by=self._membership.broken_by, why=why)
+            self._send_members("broken", round=self._membership.round.number, by=self._membership.broken_by, why=why)
 
-    def _tell(self, kind: str, machine: str | None = None, **data: Any) -> None:
-        self.events.put(Event(at_s=time.time(), kind=kind, machine=machine, data=data))
+    def _log(self, kind: str, machine: str | None = None, **data: Any) -> None:
+        self.events.put(Event.now(kind, machine, **data))
 
-    def _tell_members(self, what: str, **fields: Any) -> None:
+    def _send_members(self, what: str, **fields: Any) -> None:
         formed = self._membership.round
         for name in formed.members if formed is not None else ():
-            if (guest := self._guests.get(name)) is not None:
-                guest.tell(what, **fields)
+            if (connection := self._connections.get(name)) is not None:
+                connection.send(what, **fields)
 
 
 def _workers(hello: Mapping[str, Any]) -> int:

@@ -1,6 +1,6 @@
-"""A connection between a machine and the hub: JSON, one message a line, known to each other by a token.
+"""A connection between a machine and the hub: JSON, one message a line, both sides authenticated by a token.
 
-Once both have proved that they know it, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
+After the handshake, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.protocol import frames
 from deepvm.protocol.auth import Meeting, NoTags, Tags, dialled_address, local_address
 from deepvm.protocol.sockets import tune
+from deepvm.runtime.line_buffer import LineBuffer
 
 MOST_MESSAGE_BYTES = 2**20
 MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
@@ -30,17 +31,17 @@ VERSION = frames.VERSION
 
 
 class HubGone(DeepvmError):
-    """The other side left, was silent for too long, or speaks otherwise."""
+    """The other side closed the connection, was silent for too long, or sent something invalid."""
 
 
 class Lines:
-    """One thread may read, any may say."""
+    """One thread may receive, any may send."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._heard: deque[bytes] = deque()
-        self._rest = b""  # of a line whose end has not come
-        self._saying = threading.Lock()
+        self._received: deque[bytes] = deque()
+        self._lines = LineBuffer()
+        self._send_lock = threading.Lock()
         self._most_bytes = STRANGERS_LINE_BYTES
         self._tags: Tags = NoTags()  # until both have shown that they know the token
         self.last = b""  # message that was heard, as it was sent
@@ -52,15 +53,15 @@ class Lines:
         self._poll.register(sock, select.POLLIN)
 
     def protect(self, tags: Tags) -> None:
-        """From now on, for both directions."""
+        """Tag and verify all further messages, in both directions."""
         self._tags, self._most_bytes = tags, MOST_LINE_BYTES
 
     def send(self, what: str, **fields: Any) -> bytes:
-        """The message as it was sent."""
+        """Send a message and return its bytes."""
         message = json.dumps({"say": what, **fields}).encode()
         if len(message) > MOST_MESSAGE_BYTES:
             raise HubGone(f"a message {what!r} of {len(message)} bytes is too long")
-        with self._saying:
+        with self._send_lock:
             tag = self._tags.next(message)
             try:
                 self._sock.sendall((tag.hex().encode() + b" " if tag else b"") + message + b"\n")
@@ -69,13 +70,13 @@ class Lines:
         return message
 
     def receive(self, within_s: float) -> dict[str, Any]:
-        """The next message. Gone where none comes in time."""
+        """Return the next message. Raise HubGone if none arrives in time."""
         deadline = time.monotonic() + within_s
-        while not self._heard:
+        while not self._received:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise HubGone(f"nothing was heard for {within_s:.0f} s")
-            if len(self._rest) > self._most_bytes:
+            if len(self._lines.rest) > self._most_bytes:
                 raise HubGone("a message without an end")
             try:
                 if not self._poll.poll(left_s * 1e3):
@@ -85,9 +86,8 @@ class Lines:
                 raise HubGone(f"the other side left: {error}") from None
             if not found:
                 raise HubGone("the other side left")
-            *whole, self._rest = (self._rest + found).split(b"\n")
-            self._heard.extend(whole)
-        self.last = self._untagged(self._heard.popleft())
+            self._received.extend(self._lines.feed(found))
+        self.last = self._untagged(self._received.popleft())
         try:
             message = strict.loads(self.last, most_bytes=MOST_LINE_BYTES, most_values=100_000)
         except strict.MalformedJson as error:
@@ -120,7 +120,7 @@ class Lines:
 
 
 def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
-    """The hub's side of the handshake: what the machine says of itself, once it has shown that it knows the token."""
+    """Run the hub's side of the handshake. Return what the machine sent about itself, after it proved the token."""
     nonce = frames.new_nonce()
     greeting = lines.send("hub", version=VERSION, nonce=nonce)
     hello = lines.receive(HANDSHAKE_S)
@@ -147,7 +147,7 @@ def _refused(lines: Lines, why: str) -> HubGone:
 
 
 def connect_handshake(lines: Lines, token: str, **about: Any) -> None:
-    """The machine's side."""
+    """Run the machine's side of the handshake."""
     greeting = lines.receive(HANDSHAKE_S)
     if greeting["say"] != "hub" or greeting.get("version") != VERSION:
         raise HubGone(f"no hub of version {VERSION} answers there")

@@ -1,8 +1,8 @@
-"""Who trains together. Pure: machines come, join, leave and vanish; time comes in as an argument.
+"""Machines that join, finish and fail -> the groups that train together. Pure: time is an argument.
 
 A **round** is a group of machines that train together. It breaks when one of them is lost or asks to join again, and
-when another one joins that it could use. The next round is formed of those that have joined, when the policy for losses
-says so; ranks follow the order of the cluster, so a replacement has the rank of what it replaces.
+when another one joins that it could use. The next round has the machines that have joined, when the policy for losses
+allows it. Ranks follow the order of the cluster, so a replacement has the rank of what it replaces.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Membership:
 
     @property
     def over(self) -> bool:
-        """Whether every machine of the last round has finished its work."""
+        """True if every machine of the last round has finished its work."""
         return self.round is not None and set(self.round.members) <= self.finished
 
     def join(self, name: str, now_s: float) -> bool:
-        """A machine is ready for the next round; whether that breaks the one that trains."""
+        """Add a machine to the next round. Return True if that breaks the present one."""
         self._joined[name] = now_s
         if self._waiting_since_s is None:
             self._waiting_since_s = now_s
         return self._break(name)
 
     def lose(self, name: str) -> bool:
-        """A machine is gone; whether that breaks the round."""
+        """Remove a lost machine. Return True if that breaks the round."""
         self._joined.pop(name, None)
         broke = (
             self.round is not None and name in self.round.members and name not in self.finished and self._break(name)
@@ -64,18 +64,18 @@ class Membership:
         return broke
 
     def fail(self, name: str) -> bool:
-        """A machine's workers failed by themselves."""
+        """Note that a machine's workers failed by themselves. Return True if that breaks the round."""
         return self.round is not None and name in self.round.members and self._break(name)
 
     def move(self, name: str) -> bool:
-        """What a machine keeps is found elsewhere now: those that train must be told, in a new round."""
+        """Break the round because a machine's checkpoints have a new address, which trainers get in the next one."""
         return self._break(name)
 
     def finish(self, name: str) -> None:
         self.finished.add(name)
 
     def form(self, now_s: float) -> Round | None:
-        """The next round, once it may be formed."""
+        """Return the next round, if it may be formed now."""
         joined = self.joined
         if not joined or self.training or self._waiting_since_s is None:
             return None

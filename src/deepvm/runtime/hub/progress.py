@@ -1,4 +1,4 @@
-"""How far training is, as its events tell."""
+"""A run's events -> its newest step and checkpoints."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepvm.events import Event
 
 @dataclass
 class Progress:
-    """What the trainers told last."""
+    """The newest facts that trainers reported."""
 
     step: int | None = None
     saved_step: int | None = None
@@ -21,14 +21,14 @@ class Progress:
     alive: bool = False  # whether trainers of this session have told anything
 
     def recall(self, saves: Iterable[Event]) -> None:
-        """Events of earlier sessions, whose newest checkpoint this one begins with; where, is not known yet."""
+        """Read earlier sessions' saves: this one starts with their newest checkpoint, in a place not known yet."""
         for event in saves:
             step = event.data.get("step")
             if event.data.get("state") in ("remote", "durable") and isinstance(step, int):
                 self.saved_step = max(step, self.saved_step or 0)
 
-    def see(self, event: Event) -> None:
-        """KeyError, TypeError or ValueError where it is not what trainers tell."""
+    def observe(self, event: Event) -> None:
+        """Update from an event. Raise KeyError, TypeError or ValueError if its data is not a trainer's."""
         if event.kind == "step":
             self.step = int(event.data["step"])
             if self.saved_at_s is None and self.step <= (self.saved_step or 0):

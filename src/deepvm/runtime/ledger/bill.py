@@ -68,33 +68,33 @@ class Meter:
 
     def __init__(self, cluster: Cluster) -> None:
         self._planned = {machine.name: machine for machine in cluster.machines}
-        self._told: dict[str, dict[str, Any]] = {}  # of each machine, when it was asked for and when it came
+        self._facts: dict[str, dict[str, Any]] = {}  # of each machine, when it was asked for and when it came
         self._up: dict[str, _Hire] = {}
         self._seen_until: dict[str, float] = {}  # those that were up when their session broke off
         self._ended: list[tuple[_Hire, float]] = []
 
     def role(self, name: str) -> str:
-        told = self._told.get(name, {}).get("role")
-        if isinstance(told, str):
-            return told
+        role = self._facts.get(name, {}).get("role")
+        if isinstance(role, str):
+            return role
         planned = self._planned.get(name)
         return planned.role if planned else name.partition("/")[0]
 
-    def see(self, event: Event, session_until_s: float) -> None:
+    def observe(self, event: Event, session_until_s: float) -> None:
         """``session_until_s``: the last thing that is known of the session before, for ``run-started``."""
         name = event.machine
         if event.kind == "run-started":
             for up in self._up:
                 self._seen_until.setdefault(up, session_until_s)
         elif name is not None and event.kind in ("machine-asked", "machine-up"):
-            self._told[name] = {**self._told.get(name, {}), **_known(event.data)}
+            self._facts[name] = {**self._facts.get(name, {}), **_known(event.data)}
             if event.kind == "machine-up":
                 # Up already: its end was not told. It is paid until now, or until its session broke off.
                 self._end(name, self._seen_until.get(name, event.at_s))
                 self._up[name] = self._hire(name, event.at_s)
         elif name is not None and event.kind == "machine-down":
             self._end(name, event.at_s)
-            self._told.pop(name, None)  # what comes next may have another price
+            self._facts.pop(name, None)  # what comes next may have another price
 
     def bill(self, until_s: float) -> Bill:
         """What is still up is paid until then, or until its session broke off."""
@@ -120,14 +120,14 @@ class Meter:
             self._ended.append((hire, at_s))
 
     def _hire(self, name: str, at_s: float) -> _Hire:
-        told, planned = self._told[name], self._planned.get(name)
-        usd = number(told.get("usd_per_hour"))
-        on_demand = number(told.get("on_demand_usd_per_hour"))
+        facts, planned = self._facts[name], self._planned.get(name)
+        usd = number(facts.get("usd_per_hour"))
+        on_demand = number(facts.get("on_demand_usd_per_hour"))
         if usd is None and planned is not None:
             usd = planned.usd_per_hour
-        if on_demand is None and told.get("market") == "on-demand":
+        if on_demand is None and facts.get("market") == "on-demand":
             on_demand = usd
-        same = planned is not None and told.get("instance") in (None, planned.instance)
+        same = planned is not None and facts.get("instance") in (None, planned.instance)
         if on_demand is None and planned is not None and same:
             on_demand = planned.on_demand_usd_per_hour
         return _Hire(

@@ -35,7 +35,7 @@ class Journal:
         if self.waiting and (self._problem is None or time.monotonic() >= self._again_s):
             self._write()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Try again what could not be written, and notice a ledger that was deleted; call it often."""
         self.append(())
         if self.gone or time.monotonic() < self._look_s:

@@ -146,7 +146,7 @@ def make_report(
         raise UsageError("a report of events alone needs their cluster")
     story = ReportBuilder(cluster)
     for event in events:
-        story.see(event)
+        story.observe(event)
     return story.report(run or "", now_s)
 
 
@@ -167,12 +167,12 @@ class ReportBuilder:
         self.changes: list[str] = []
         self.warnings: dict[str, None] = {}
 
-    def see(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         at_s, kind, data = event.at_s, event.kind, event.data
         if not is_time(at_s):
             return
         if kind == "run-started":
-            self.meter.see(event, self.sessions[-1][1] if self.sessions else at_s)
+            self.meter.observe(event, self.sessions[-1][1] if self.sessions else at_s)
             self.outcome = self.why = None
         if kind == "run-started" or not self.sessions:
             self.sessions.append([at_s, at_s])
@@ -182,13 +182,13 @@ class ReportBuilder:
         if kind == "step":
             self.columns.add(at_s, data)
         elif kind == "save":
-            self.saves.see(event)
+            self.saves.observe(event)
         elif kind in ("machine-asked", "machine-up", "machine-down"):
             why = data.get("why")
             if kind == "machine-down" and why in LOSSES and event.machine is not None:
                 role = self.meter.role(event.machine)
                 self.losses.append(Loss(at_s=at_s, machine=event.machine, role=role, why=str(why)))
-            self.meter.see(event, at_s)
+            self.meter.observe(event, at_s)
         elif kind in ("notice", "decision"):
             self._see_notice(event)
         elif kind == "group":

@@ -60,7 +60,7 @@ class Saves:
         self._newest: Newest | None = None
         self._problem: str | None = None
 
-    def see(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         state, step, place = event.data.get("state"), event.data.get("step"), event.data.get("place")
         stall_s = number(event.data.get("stall_s")) or 0.0
         if state in ("skipped", "failed"):

@@ -1,4 +1,4 @@
-"""Where machines learn that they will be taken away."""
+"""Preemption notices of clouds, files and signals -> one call for each."""
 
 from deepvm.runtime.notices.base import Notice, NoticeSource
 from deepvm.runtime.notices.sources import open_source

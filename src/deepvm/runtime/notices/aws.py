@@ -1,4 +1,4 @@
-"""EC2: the interruption of a spot instance, and the recommendation to rebalance that may come before it."""
+"""EC2: a spot instance's interruption notice, and the rebalance recommendation that may precede it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_S = 21_600  # the longest that EC2 gives
 
 
 class AwsNotices:
-    """Instance metadata, version 2: every question carries a token, which is asked for first and renewed in time."""
+    """Instance metadata, version 2: every request carries a token, which is renewed in time."""
 
     interval_s = 5.0  # what EC2's manual recommends; the notice comes 120 s before
 

@@ -1,4 +1,4 @@
-"""Azure's scheduled events: the eviction of a spot machine, and whatever else stops one."""
+"""Azure's scheduled events: the eviction of a spot machine, and others that stop one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDS: dict[str, Action] = {"Preempt": "terminate", "Terminate": "terminate", "Re
 
 
 class AzureNotices:
-    """The events of a whole availability set come to each of its machines: only those that name this one count."""
+    """Each machine receives the events of its whole availability set: only those that name it count."""
 
     interval_s = 1.0  # what Azure's manual recommends; an eviction leaves half a minute
 
@@ -44,8 +44,8 @@ class AzureNotices:
         return Notice(action=ENDS[str(first["EventType"])], at_s=None if math.isinf(at_s) else at_s, source="azure")
 
     def _end_s(self, event: dict[str, Any]) -> float:
-        """Infinite where it is not told. An event that has begun has no time any more: it keeps the one that it had,
-        or ends the machine now."""
+        """Return when the machine ends; infinity if not given. A started event has no time any more: it keeps its
+        earlier one, or ends the machine now."""
         told = mail_time_s(event.get("NotBefore"))
         if told is not None:
             return told

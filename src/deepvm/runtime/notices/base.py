@@ -1,4 +1,4 @@
-"""What a machine is told of its own end, and the one question that is asked of every source of it."""
+"""A notice of a machine's end, and the interface of every source."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ class NoticeSource(Protocol):
         ...
 
     def poll(self) -> Notice | None:
-        """What is announced now. Never raises: a source that cannot be reached announces nothing."""
+        """Return the present notice. Never raises: a source that cannot be reached has none."""
         ...

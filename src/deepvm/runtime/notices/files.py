@@ -1,4 +1,4 @@
-"""A notice in a file: for machines played here, and for any cloud that has a way to run a command."""
+"""A notice in a file: for local machines, and for any cloud that can run a command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FileNotices:
 
 
 def write_notice(path: Path, *, seconds_left: float | None, action: str = "terminate") -> None:
-    """Whole or not at all."""
+    """Write a notice atomically."""
     at_s = None if seconds_left is None else time.time() + seconds_left
     aside = path.with_name(path.name + ".tmp")
     write_private(aside, json.dumps({"action": action, "at_s": at_s}))

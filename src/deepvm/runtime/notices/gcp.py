@@ -13,7 +13,7 @@ PREEMPTED_S = 30.0  # from the notice to the end, which the service does not tel
 
 
 class GcpNotices:
-    """Asked plainly: two answers from the host itself, each second, cost less than a thread that waits for a change."""
+    """Polls once a second: two answers from the host itself cost less than a thread that waits for a change."""
 
     interval_s = 1.0  # a preemption leaves half a minute
 

@@ -1,4 +1,4 @@
-"""Questions to a cloud's metadata service, which only the machine itself can reach: no proxy, no redirect, no name."""
+"""Requests to a cloud's metadata service, which only the machine itself can reach: no proxy, no redirect, no name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Metadata:
         self._host, self._port, self._timeout_s = host, port or 80, timeout_s
 
     def ask(self, path: str, headers: Mapping[str, str], *, method: str = "GET") -> Answer | None:
-        """What it says; None where it cannot be reached, hangs, or speaks something else than HTTP."""
+        """Return the answer's text; None if the service cannot be reached, hangs, or does not answer in HTTP."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, headers=dict(headers))
@@ -58,7 +58,7 @@ class Metadata:
 
 
 def fields_of(text: str) -> dict[str, Any]:
-    """A JSON object; empty where the text is something else."""
+    """Return a JSON object; empty if the text is anything else."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -67,7 +67,7 @@ def fields_of(text: str) -> dict[str, Any]:
 
 
 def iso_time_s(text: object) -> float | None:
-    """``2026-08-01T08:22:00Z``, since 1970; None where it is no time."""
+    """Read ``2026-08-01T08:22:00Z`` as seconds since 1970; None if it is not a time."""
     if not isinstance(text, str):
         return None
     try:
@@ -77,7 +77,7 @@ def iso_time_s(text: object) -> float | None:
 
 
 def mail_time_s(text: object) -> float | None:
-    """``Mon, 19 Sep 2016 18:29:47 GMT`` (RFC 1123), since 1970; None where it is no time."""
+    """Read ``Mon, 19 Sep 2016 18:29:47 GMT`` (RFC 1123) as seconds since 1970; None if it is not a time."""
     if not isinstance(text, str):
         return None
     try:

@@ -12,7 +12,7 @@ from deepvm.runtime.notices.base import Notice
 
 
 class SignalNotices:
-    """To be made in the main thread, which is where Python takes signals; ``close`` gives the signal back."""
+    """Make it in the main thread, where Python handles signals; ``close`` restores the earlier handler."""
 
     interval_s = 0.1
 
@@ -22,7 +22,7 @@ class SignalNotices:
         self._number, self._seconds = number, seconds
         self._ends_s: float | None = None
         try:
-            self._before = signal.signal(number, self._told)
+            self._before = signal.signal(number, self._on_signal)
         except (OSError, ValueError) as error:
             raise UsageError(f"{number.name} cannot be taken as a notice: {error}") from None
 
@@ -34,7 +34,7 @@ class SignalNotices:
     def close(self) -> None:
         signal.signal(self._number, self._before or signal.SIG_DFL)
 
-    def _told(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         now_s = time.time()
         if self._ends_s is None or self._ends_s <= now_s:  # said twice, an end does not come later
             self._ends_s = now_s + self._seconds

@@ -23,7 +23,7 @@ NAMES = (*CLOUDS, "auto", "none", "file:PATH", "signal:USR1:30s")
 
 
 class NoNotices:
-    """Of a machine that nobody takes away, or nobody would tell."""
+    """The source of a machine that is never preempted, or without notice."""
 
     interval_s = 3600.0
 
@@ -32,11 +32,11 @@ class NoNotices:
 
 
 def open_source(text: str, *, metadata_url: str | None = None) -> NoticeSource:
-    """``aws``, ``gcp``, ``azure``, ``file:PATH``, ``signal:USR1:30s``, ``none``, or ``auto``: the cloud that answers.
+    """Return the source of a name: ``aws``, ``gcp``, ``azure``, ``file:PATH``, ``signal:USR1:30s``, ``none``, or
+    ``auto``.
 
-    ``auto`` takes at most a few seconds, and is ``none`` outside of a cloud. A metadata service elsewhere than where
-    clouds have it is named here or in the environment, as DEEPVM_METADATA_URL.
-    """
+    ``auto`` finds the cloud that answers within a few seconds, and is ``none`` outside of a cloud. DEEPVM_METADATA_URL
+    names a metadata service at another address."""
     kind, _, rest = text.partition(":")
     if kind in CLOUDS and not rest:
         return CLOUDS[kind](metadata_url)

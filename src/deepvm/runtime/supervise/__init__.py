@@ -1,1 +1,1 @@
-"""Start a run, watch it, replace what is lost, end it: here or in a cloud."""
+"""A plan in, a finished run and its report out: start, watch, replace and end machines, on this host or in a cloud."""

@@ -1,7 +1,7 @@
-"""``deepvm run`` in a cloud: bring the plan's machines up there, follow them from here, and end them.
+"""``deepvm run`` in a cloud: start the plan's machines there, supervise them from this host, and end them.
 
-The hub, the ledger and the checkpoints are on the on-demand machine; here only machines are seen, as the cloud tells.
-What is lost is replaced by the cloud's own fleet (EC2), or asked for again from here (SkyPilot).
+The hub, the ledger and the checkpoints are on the on-demand machine; this host only knows the machines' states. Lost
+machines are replaced by the cloud's own fleet (EC2), or requested again from this host (SkyPilot).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
 from deepvm.runtime.run_spec import RunSpec
-from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Say
+from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Show
 from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY
 from deepvm.runtime.supervise.run_folder import RunFolder
 
@@ -33,7 +33,7 @@ LEAVES_S = 30.0  # what who follows a run may take to see that another process e
 
 
 def parse_options(kind: type[Any], words: Sequence[str]) -> Any:
-    """``NAME=VALUE`` words as a cloud's settings."""
+    """Read ``NAME=VALUE`` words as a cloud's settings."""
     known = {field.name: field for field in dataclasses.fields(kind)}
     types = typing.get_type_hints(kind)
     given: dict[str, Any] = {}
@@ -74,17 +74,17 @@ def open_backend(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str
     return SkyPilotBackend(spec, cluster, parse_options(SkyPilotSettings, options))
 
 
-def rehearse(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str], say: Say) -> None:
-    """Say every call, or every task file, and change nothing."""
+def rehearse(on: str, spec: RunSpec, cluster: Cluster, options: Sequence[str], show: Show) -> None:
+    """Show every call, or every task file, and change nothing."""
     if on == "ec2":
         from deepvm.runtime.backends.ec2.backend import Ec2Backend, Ec2Settings
 
-        Ec2Backend(spec, cluster, parse_options(Ec2Settings, options), dry_run=True, say=say).up(cluster.machines)
+        Ec2Backend(spec, cluster, parse_options(Ec2Settings, options), dry_run=True, show=show).up(cluster.machines)
         return
     from deepvm.runtime.backends.skypilot.tasks import SkyPilotSettings, task_files
 
     for name, text in task_files(cluster, spec, parse_options(SkyPilotSettings, options)).items():
-        say(f"# {name}\n{text}")
+        show(f"# {name}\n{text}")
 
 
 def run_cloud(
@@ -95,9 +95,9 @@ def run_cloud(
     name: str | None,
     options: Sequence[str],
     dry_run: bool,
-    say: Say,
+    show: Show,
 ) -> str:
-    """Ask for the machines, and follow them until interrupted; they go on without us. The run's name."""
+    """Request the machines, and supervise them until interrupted; they continue without us. Return the run's name."""
     spec.check()
     if spec.preempt or spec.isolate or spec.workers is not None:
         raise UsageError("--preempt, --isolate and --workers are for machines played here: leave them out of a cloud")
@@ -110,13 +110,13 @@ def run_cloud(
     try:
         started = _started(spec, folder, cluster)
         if dry_run:
-            rehearse(on, started, cluster, options, say)
+            rehearse(on, started, cluster, options, show)
             return run
         backend = open_backend(on, started, cluster, options)
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
-            ledger.append([_event("run-started", resumed=False, script=spec.script)])
-            following = CloudSupervisor(cluster, backend, ledger, say=say, over=_ending(folder).exists)
-            say(
+            ledger.append([Event.now("run-started", resumed=False, script=spec.script)])
+            following = CloudSupervisor(cluster, backend, ledger, show=show, over=_ending(folder).exists)
+            show(
                 f"run {run}: {len(cluster.machines)} machines are asked for on {on}; they cost "
                 f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
             )
@@ -140,7 +140,7 @@ class _LeftOver(DeepvmError):
 
 
 def _begin(following: CloudSupervisor, backend: Backend, run: str) -> None:
-    """All of the machines, or nothing that would be paid for."""
+    """Request all machines. If that fails, end those that would cost money."""
     try:
         following.begin()
     except DeepvmError as error:
@@ -160,10 +160,9 @@ def _follow(following: CloudSupervisor, run: str) -> None:
 
 
 def end(name: str) -> list[str] | None:
-    """End all machines of a run and leave nothing of it behind; its folder here stays, for reports.
+    """End all machines of a run in a cloud and return None; its folder on this host stays, for reports.
 
-    Of a run of this machine, which ends with its process: the networks that killed runs left here and that are removed.
-    """
+    For a run on this host, return the names of networks that killed runs left, after removing them."""
     folder = RunFolder.find(name)
     found = folder.settings()
     if found["on"] == "local":
@@ -186,7 +185,7 @@ def end(name: str) -> list[str] | None:
 
 
 def _ending(folder: RunFolder) -> Path:
-    """There from when a run is being ended: who follows it would bring its machines back."""
+    """Return the file that marks a run as ending, so that its supervisor does not replace machines."""
     return folder.path / "ending"
 
 
@@ -198,7 +197,7 @@ def _send_away(folder: RunFolder) -> None:
 
 
 def _close(folder: RunFolder) -> None:
-    """Write down that it is over."""
+    """Record in the ledger that the run has ended."""
     if not folder.ledger.exists():
         return  # it was interrupted before anything was asked for
     try:
@@ -212,8 +211,8 @@ def _close(folder: RunFolder) -> None:
             gone = [name for name, is_up in up.items() if is_up]
             ledger.append(
                 [
-                    *(Event(at_s=time.time(), kind="machine-down", machine=m, data={"why": "stopped"}) for m in gone),
-                    _event("run-ended", outcome="interrupted", why="ended by deepvm run --down"),
+                    *(Event.now("machine-down", m, why="stopped") for m in gone),
+                    Event.now("run-ended", outcome="interrupted", why="ended by deepvm run --down"),
                 ]
             )
     except LedgerError as error:
@@ -233,7 +232,3 @@ def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
         planned_world_size=len(cluster.trainers),
         memory_bytes=spec.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
     )
-
-
-def _event(kind: str, **data: Any) -> Event:
-    return Event(at_s=time.time(), kind=kind, data=data)

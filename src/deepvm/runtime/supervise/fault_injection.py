@@ -35,7 +35,7 @@ _COLUMNS = ("seconds", "machine", "notice_s")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Machines that are taken away together: at a time since training began, or when a step is done."""
+    """Machines that are preempted together: at a time since training began, or after a step."""
 
     at_s: float | None
     machines: tuple[str, ...]
@@ -48,15 +48,15 @@ class Fault:
 
 
 class Faults:
-    """Each one is due once."""
+    """Each fault is due once."""
 
     def __init__(self, timed: Iterator[Fault], at_steps: Sequence[Fault]) -> None:
-        """``timed`` in the order of their times, for ever if need be."""
+        """``timed`` are ordered by time, and may be endless."""
         self._timed, self._at_steps = timed, sorted(at_steps, key=lambda fault: fault.at_step or 0)
         self._next = next(timed, None)
 
     def due(self, now_s: float, *, step: int = 0) -> list[Fault]:
-        """Those since the last call, the earliest first; ``step`` is the last one that was done."""
+        """Return those due since the last call, earliest first; ``step`` is the last finished one."""
         found = []
         while self._next is not None and self._next.at_s is not None and self._next.at_s <= now_s:
             found.append(self._next)
@@ -67,7 +67,7 @@ class Faults:
 
 
 def parse_faults(text: str, machines: Sequence[Machine], seed: int, *, notice_s: float = DEFAULT_NOTICE_S) -> Faults:
-    """``notice_s`` is for those that say nothing of it. The same seed takes the same machines at the same times."""
+    """Read ``--preempt``. ``notice_s`` is the default notice. One seed always gives the same machines and times."""
     rules = []
     for rule in (part.strip() for part in text.split(",")):
         if rule.startswith("notice="):
@@ -88,7 +88,7 @@ def parse_faults(text: str, machines: Sequence[Machine], seed: int, *, notice_s:
 
 
 def _placed(rule: str, parse: Any, *args: Any) -> Any:
-    """Errors say in which rule they are; those in a file name their own place."""
+    """Call a parser, and name the rule in its errors; errors in a trace name file and line."""
     try:
         return parse(*args)
     except MalformedFile:

@@ -1,4 +1,4 @@
-"""``deepvm run --on local``: every role of a plan as processes of this machine."""
+"""``deepvm run --on local``: a plan -> its machines as processes of this host -> the run's report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANGEABLE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How a run ended, and where what is left of it is."""
+    """How a run ended, and the folder that is left of it."""
 
     run: str
     folder: Path
@@ -48,7 +48,7 @@ class Ended:
     report: Report
 
 
-Watch = Callable[[View], None]
+OnView = Callable[[View], None]
 Begun = Callable[[RunFolder, Cluster, Supervisor], None]
 
 
@@ -57,7 +57,7 @@ def run_local(
     spec: RunSpec,
     *,
     name: str | None = None,
-    watch: Watch = lambda _: None,
+    watch: OnView = lambda _: None,
     begun: Begun = lambda *_: None,
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
@@ -75,10 +75,10 @@ def run_local(
 
 
 def resume(
-    name: str, *, preempt: str = "", watch: Watch = lambda _: None, begun: Begun = lambda *_: None, **changes: Any
+    name: str, *, preempt: str = "", watch: OnView = lambda _: None, begun: Begun = lambda *_: None, **changes: Any
 ) -> Ended:
-    """Continue a run that was interrupted, or failed: from its newest checkpoint, in the folder where it was started,
-    with its settings. ``changes`` are fields of ``RunSpec``, and hold from now on."""
+    """Continue an interrupted or failed run from its newest checkpoint, in its folder and with its settings.
+    ``changes`` are fields of ``RunSpec``, and are kept from now on."""
     folder = RunFolder.find(name)
     found = folder.settings()
     if found["on"] != "local":
@@ -97,7 +97,7 @@ def resume(
 
 
 def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults]:
-    """What of the cluster is played here, and what is taken away from it; before anything is made."""
+    """Return the part of the cluster that this host plays, and its faults. Raise before anything is started."""
     spec.check()
     played = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
     if not played.keepers:
@@ -113,13 +113,13 @@ def _run(
     spec: RunSpec,
     faults: Faults,
     ledger: Ledger,
-    watch: Watch,
+    watch: OnView,
     begun: Begun,
     *,
     resumed: bool,
     planned: int | None = None,
 ) -> Ended:
-    """``planned``: ranks at the run's first start, which batches are shared after."""
+    """``planned``: ranks at the run's first start, by which batches are shared."""
     threads = max(1, (os.cpu_count() or 1) // len(cluster.trainers))
     started = replace(
         spec,
@@ -135,7 +135,7 @@ def _run(
         backend = LocalBackend(started, isolate=isolate)
         stack.callback(backend.down)
         token = read_token(folder.token_file) or ""
-        hub = Hub(cluster.machines, started, token=token, listen=f"{backend.hub_address}:0")
+        hub = Hub(cluster.machines, started, token=token, listen=f"{backend.hub_address}:0").start()
         stack.callback(hub.close)
         if resumed:
             hub.progress.recall(ledger.events("save"))
@@ -145,7 +145,7 @@ def _run(
             cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
             replanner=Replanner(), watch=watch, end_now=backend.stop_now, durability=durability,
             tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=WORDS_BYTES),
-            about={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
+            start_facts={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)
         outcome = supervisor.follow()

@@ -1,4 +1,4 @@
-"""What to rent instead, when the market has none of what was lost: present prices, the same budget."""
+"""A lost machine that the market does not have -> another type, at present prices and within the same budget."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Replanned = tuple[Cluster, tuple[str, ...]]
 
 
 class Replanner:
-    """``load`` gives the catalogue of that name as it is now, with today's prices and quotas."""
+    """``load`` returns a catalogue by name, with today's prices and quotas."""
 
     def __init__(self, load: Callable[[str], Catalog] = library.load) -> None:
         self._load = load
         self._missing: set[tuple[str, str]] = set()  # type and market that there were none of
 
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
-        """The cluster with another type in the place of a lost machine; None where the budget allows none.
+        """Return the cluster with another type in the place of a lost machine; None if the budget allows none.
 
-        One slow machine slows all of them, so the cheapest type that is at least as fast is taken, else the fastest."""
+        One slow machine slows all of them: choose the cheapest type that is at least as fast, else the fastest."""
         self._missing.add((lost.instance, lost.market))
         try:
             request = _request(cluster)
@@ -59,8 +59,8 @@ class Replanner:
 
 
 def _candidates(found: Plan, lost: Machine) -> list[tuple[Machine, float]]:
-    """What could be in the place of a machine, and how fast it trains: of those that only keep checkpoints, what the
-    best cluster of each architecture has for that."""
+    """Return what could replace a machine, and how fast it trains. For memory nodes: those of the best cluster of each
+    architecture."""
     if lost.role == "memory":
         roles = [role for best in found.architectures for role in best.roles if role.role == "memory"]
         return [
@@ -105,7 +105,7 @@ def _eflops(cluster: Cluster, instance: str) -> float:
 
 
 def _without(catalog: Catalog, missing: set[tuple[str, str]]) -> Catalog:
-    """The catalogue, less the offers that there are none of."""
+    """Return the catalogue without the offers that are sold out."""
     prices = {}
     for market, column in catalog.prices.items():
         gone = [

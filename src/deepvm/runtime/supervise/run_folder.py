@@ -1,4 +1,4 @@
-"""Where a run keeps what it needs to be watched, reported and resumed: one folder for each."""
+"""A run's folder: what it needs to be watched, reported and resumed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def runs_folder() -> Path:
 
 
 class RunFolder:
-    """``settings.json`` (what to run, and how), ``token``, ``ledger.sqlite``, and ``machines/``."""
+    """``settings.json`` (the RunSpec, and where it runs), ``token``, ``ledger.sqlite``, and ``machines/``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,7 +62,7 @@ class RunFolder:
 
     @staticmethod
     def find(name: str) -> RunFolder:
-        """By name, or by path."""
+        """Return the folder of a run by its name or path."""
         path = Path(name)
         if (path / "settings.json").is_file():
             return RunFolder(path.resolve())
@@ -79,7 +79,7 @@ class RunFolder:
         return found
 
     def keep(self, settings: Mapping[str, Any]) -> None:
-        """Replace the settings, whole or not at all."""
+        """Replace the settings atomically."""
         aside = self._settings.with_name("settings.json.new")
         try:
             write_private(aside, json.dumps({"format": FORMAT, **settings}, indent=1))
@@ -88,7 +88,7 @@ class RunFolder:
             raise UsageError(f"{self._settings} cannot be written: {error.strerror or error}") from None
 
     def remove(self) -> None:
-        """Of a run that never began."""
+        """Delete the folder of a run that never began."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def log_of(self, machine: str) -> Path:

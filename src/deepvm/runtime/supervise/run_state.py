@@ -1,4 +1,4 @@
-"""The state of a run as its events tell it: machines, steps and losses, for a display."""
+"""A run's events -> its machines, steps and losses, for a display."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RATE_S = 5.0  # steps per second are counted over the last so many
 
 
 class RunState:
-    """Machines by name, and what is known of training."""
+    """Machines by name, and the state of training."""
 
     def __init__(self, machines: Iterable[Machine]) -> None:
         self.places = {machine.name: MachineView(machine) for machine in machines}
@@ -28,7 +28,7 @@ class RunState:
         self._group: tuple[str, ...] = ()
         self._steps: list[tuple[float, int]] = []  # when which was finished, of the last seconds
 
-    def see(self, event: Event) -> None:
+    def observe(self, event: Event) -> None:
         if event.kind == "group":
             self._world_size = int(event.data["world_size"])
             self._group = tuple(event.data["machines"])
@@ -46,11 +46,22 @@ class RunState:
             for name, place in self.places.items():
                 if name in self._group and place.state == "running":
                     place.state, place.since_s = "training", event.at_s
-        elif event.kind == "notice" and event.machine in self.places:
-            self.places[event.machine].state = "notice"
+        elif event.machine in self.places:
+            self._observe_machine(self.places[event.machine], event)
+
+    def _observe_machine(self, place: MachineView, event: Event) -> None:
+        if event.kind == "notice":
+            place.state = "notice"
+        elif event.kind == "machine-asked":
+            place.state, place.since_s = "asked", event.at_s
+        elif event.kind == "machine-up":
+            place.state, place.since_s, place.up_at_s = "up", event.at_s, event.at_s
+        elif event.kind == "machine-down":
+            place.paid_usd, place.up_at_s = place.cost_usd(event.at_s), None
+            place.state, place.since_s = "down", event.at_s
 
     def silent_script(self, progress: Progress) -> str | None:
-        """A sentence for people whose script runs and never calls deepvm; once."""
+        """Return a warning, once, if the script runs and has not called deepvm."""
         since_s = self.group_since_s
         if self._told_silent or since_s is None or progress.alive or time.time() - since_s < SILENT_SCRIPT_S:
             return None
@@ -61,7 +72,7 @@ class RunState:
         )
 
     def view(self, run: str, progress: Progress, *, training: bool, news: list[Event]) -> View:
-        """``training``: whether there is a group now."""
+        """Return the present state; ``training``: a group trains now."""
         now_s = time.time()
         recent = [at_s for at_s, _ in self._steps if now_s - at_s < RATE_S]
         rate = (len(recent) - 1) / (recent[-1] - recent[0]) if len(recent) > 2 and recent[-1] > recent[0] else None

@@ -1,12 +1,11 @@
-"""Follows a run from its first machine to its last: replaces what is lost, and writes down what happens.
+"""Supervises a run from its first machine to its last: replaces lost machines and records what happens.
 
-It decides little: groups are the hub's, decisions are policies', machines the backend's.
+Groups are formed by the hub, decisions made by policies, machines started by the backend.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,15 @@ from typing import Any, Literal
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
-from deepvm.runtime.backends.base import Backend, Change, NoCapacity
-from deepvm.runtime.cluster import Cluster, Machine, billing_facts
+from deepvm.runtime.backends.base import Backend, Change
+from deepvm.runtime.cluster import Cluster, billing_facts
 from deepvm.runtime.hub.durability import Durability, unsafe_step
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.journal import Journal
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.recovery import LOSSES
 from deepvm.runtime.supervise.fault_injection import Faults
+from deepvm.runtime.supervise.machine_requests import MachineRequests
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_state import NEEDS, RunState
 from deepvm.runtime.supervise.view import View
@@ -56,51 +56,53 @@ class Supervisor:
         faults: Faults,
         replanner: Replanner | None = None,
         watch: Callable[[View], None] = lambda _: None,
-        about: Mapping[str, Any] | None = None,
+        start_facts: Mapping[str, Any] | None = None,
         end_now: Callable[[], None] = lambda: None,
         tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
     ) -> None:
-        """``end_now`` is called by ``stop_now``, while the backend may wait for machines to end; ``tail_text`` are a
-        machine's; ``durability`` knows whether checkpoints are."""
-        self.cluster = cluster
+        """``stop_now`` calls ``end_now``, also while the backend waits for machines; ``tail_text`` returns a machine's
+        last output; ``durability`` waits for checkpoints."""
+        self._requests = MachineRequests(
+            cluster, backend, replanner=replanner, record=self._record, again_s=ASK_AGAIN_S
+        )
         self._run, self._backend, self._hub, self._faults = run, backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
-        self._replanner, self._watch, self._about = replanner, watch, dict(about or {})
-        self._end_now, self._last_words = end_now, tail_text
+        self._watch, self._start_facts = watch, dict(start_facts or {})
+        self._end_now, self._tail_text = end_now, tail_text
         self._state = RunState(cluster.machines)
         self._places = self._state.places
         self._news: list[Event] = []
         self._asked: set[str] = set()  # machines that the backend knows
-        self._ask_again_s: dict[str, float] = {}
         self._met: set[str] = set()  # machines that are up and were with the hub
         self._missed_s: dict[str, float] = {}  # since when those are not that are up
         self._given_up: set[str] = set()
-        self.interrupted = self._hurry = False
+        self.interrupted = self._stopping_now = False
         self._saving: tuple[int, float] | None = None  # at an interruption: that step or a later one, until when
 
     # --- from outside ---------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """End the run soon: what is trained is saved first."""
+        """End the run soon, after a save."""
         self.interrupted = True
 
     @property
     def unwritten(self) -> Sequence[Event]:
-        """Events that the ledger could not take."""
+        """Return events that the ledger could not take."""
         return self._journal.waiting
 
     def stop_now(self) -> None:
-        """End it now: nothing more is written on."""
-        self._hurry = True
+        """End the run at once, without waiting for checkpoints to become durable."""
+        self._stopping_now = True
         self._end_now()
 
     def follow(self) -> Outcome:
-        """Until the run is over; afterwards no machine of it is left."""
-        self._tell("run-started", **self._about)
+        """Supervise until the run is over, and return its outcome; no machine is left then."""
+        self._log("run-started", **self._start_facts)
         outcome = Outcome(outcome="failed", why="deepvm run ended by itself")
         try:
-            self._ask_for(list(self.cluster.machines))
+            for machine in self._requests.cluster.machines:
+                self._requests.request([machine])
             outcome = self._loop()
         except DeepvmError as error:
             outcome = Outcome(outcome="failed", why=str(error))
@@ -127,10 +129,10 @@ class Supervisor:
                 return worn
             self._break_on_purpose()
             self._give_up_the_silent()
-            self._ask_again()
+            self._requests.request(self._requests.due())
             if (text := self._state.silent_script(self._hub.progress)) is not None:
                 self._warn(text)
-            self._journal.look()
+            self._journal.check()
             self._show()
             time.sleep(TICK_S)
 
@@ -139,13 +141,15 @@ class Supervisor:
         if self._saving is None:
             step = self._hub.save_now(within_s=SAVE_S)
             if step is None:
-                self._say("the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once")
+                self._show_text(
+                    "the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once"
+                )
                 return True
             self._saving = step, time.monotonic() + SAVE_S
-            self._say(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
+            self._show_text(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
         step, until_s = self._saving
         progress = self._hub.progress
-        if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._hurry:
+        if (progress.saved_step or 0) >= max(step, progress.step or 0) or self._hub.round is None or self._stopping_now:
             return True
         if time.monotonic() < until_s:
             return False
@@ -153,9 +157,9 @@ class Supervisor:
         return True
 
     def _finish(self, outcome: Outcome) -> None:
-        """Trainers first: what they still send is taken; then those that keep it, once it is durable."""
-        trainers = [m.name for m in self.cluster.machines if m.name in self._asked and not m.keeps]
-        keepers = [m.name for m in self.cluster.machines if m.name in self._asked and m.keeps]
+        """End trainers and take their last events; then end keepers, once the newest checkpoint is durable."""
+        asked = [m for m in self._requests.cluster.machines if m.name in self._asked]
+        trainers, keepers = [m.name for m in asked if not m.keeps], [m.name for m in asked if m.keeps]
         self._take_events()
         self._stop(trainers, TRAINERS_STOP_S)
         self._await_durable()
@@ -167,24 +171,24 @@ class Supervisor:
         self._take_ends()
         if outcome.outcome == "finished" and not self._hub.progress.alive:
             self._warn(f"the script never called deepvm, so nothing was checkpointed. It needs: {NEEDS}")
-        self._tell("run-ended", outcome=outcome.outcome, why=outcome.why)
+        self._log("run-ended", outcome=outcome.outcome, why=outcome.why)
         if lacking := self._journal.close():
             self._warn(f"the ledger lacks {lacking:,} events, which could not be written")
         self._show()
 
     def _stop(self, names: Sequence[str], within_s: float) -> None:
-        """Tell machines to end, and end those that do not."""
+        """Ask machines to end, and kill those that do not."""
         self._hub.stop(names)
         until_s = time.monotonic() + within_s
         connected = set(self._hub.connected)
-        while not self._hurry and time.monotonic() < until_s:
+        while not self._stopping_now and time.monotonic() < until_s:
             self._take_events()
             self._take_ends()
             if not any(self._places[name].up_at_s is not None for name in names if name in connected):
                 break
             self._show()
             time.sleep(TICK_S)
-        self._backend.down(names, within_s=0.0 if self._hurry else STOP_S)
+        self._backend.down(names, within_s=0.0 if self._stopping_now else STOP_S)
         self._take_ends()
 
     def _take_ends(self) -> None:
@@ -193,12 +197,12 @@ class Supervisor:
                 self._down(change)
 
     def _await_durable(self) -> None:
-        """Memory nodes write on in the background: they are not ended before the newest checkpoint is safe."""
+        """Wait until the newest checkpoint is durable: memory nodes write it in the background."""
 
         def pause() -> bool:
             self._show()
             time.sleep(DURABLE_LOOK_S)
-            return not self._hurry
+            return not self._stopping_now
 
         step = unsafe_step(self._hub.progress)
         if step is None or self._durability is None:
@@ -207,44 +211,15 @@ class Supervisor:
         if made is None:
             self._warn(f"checkpoint {step} is not known to be durable: memory nodes alone may have it")
         else:
-            self._tell(made.kind, **made.data)
+            self._log(made.kind, **made.data)
 
     # --- machines -------------------------------------------------------------------------------------------------
 
-    def _ask_for(self, machines: Sequence[Machine]) -> None:
+    def _replanned(self) -> None:
+        machines = self._requests.cluster.machines
+        self._hub.want(machines)
         for machine in machines:
-            try:
-                self._backend.up([machine])
-            except NoCapacity as error:
-                self._without(machine, str(error))
-                continue
-            self._asked.add(machine.name)
-            self._places[machine.name].state = "asked"
-            self._places[machine.name].since_s = time.time()
-            self._tell("machine-asked", machine.name, **billing_facts(machine))
-
-    def _without(self, machine: Machine, why: str) -> None:
-        """The market has none: plan anew with what there is, and ask again later where that finds nothing."""
-        found = None if self._replanner is None else self._replanner.instead_of(self.cluster, machine, why)
-        if found is None:
-            self._ask_again_s[machine.name] = time.monotonic() + ASK_AGAIN_S
-            return
-        self.cluster, changes = found
-        self._tell("replanned", machine.name, changes=list(changes))
-        self._hub.want(self.cluster.machines)
-        instead = {m.name: m for m in self.cluster.machines}
-        if machine.name in instead:
-            self._places[machine.name].machine = instead[machine.name]
-            self._ask_for([instead[machine.name]])
-        else:
-            self._places.pop(machine.name, None)
-
-    def _ask_again(self) -> None:
-        due = [name for name, at_s in self._ask_again_s.items() if time.monotonic() >= at_s]
-        for name in due:
-            del self._ask_again_s[name]
-            if name in self._places:
-                self._ask_for([self._places[name].machine])
+            self._places[machine.name].machine = machine
 
     def _changed(self, change: Change) -> None:
         place = self._places.get(change.machine)
@@ -254,8 +229,7 @@ class Supervisor:
             self._given_up.discard(change.machine)
             change = replace(change, why="lost")
         if change.state == "up":
-            place.state, place.since_s, place.up_at_s = "up", change.at_s, change.at_s
-            self._tell("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
+            self._log("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
             return
         self._met.discard(change.machine)
         trained = self._down(change)
@@ -266,19 +240,16 @@ class Supervisor:
             self._state.losses += 1
         over = self._hub.finished.is_set() or self._hub.failed is not None or self.interrupted
         if place.failures < FAILURES and not over:
-            self._ask_for([place.machine])
+            self._requests.request([place.machine])
 
     def _down(self, change: Change) -> bool:
-        """Write it down; whether the machine had trained."""
-        place = self._places[change.machine]
-        trained = place.state in ("running", "training", "waiting", "notice")
-        place.paid_usd, place.up_at_s = place.cost_usd(change.at_s), None
-        place.state, place.since_s = "down", change.at_s
-        self._tell("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
+        """Record that a machine is down. Return True if it had trained."""
+        trained = self._places[change.machine].state in ("running", "training", "waiting", "notice")
+        self._log("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
         return trained
 
     def _give_up_the_silent(self) -> None:
-        """A machine that hangs is up for its backend, and of no use to anybody: it is ended, and replaced."""
+        """End machines that are up and not connected: a machine that hangs must be replaced."""
         now_s, connected = time.monotonic(), set(self._hub.connected)
         self._met |= connected
         up = {name for name, place in self._places.items() if place.up_at_s is not None}
@@ -292,7 +263,7 @@ class Supervisor:
         for name, place in self._places.items():
             if place.failures >= FAILURES:
                 why = f"{name} failed {FAILURES} times before it was of use"
-                return Outcome(outcome="failed", why=why, errors={name: self._last_words(name)})
+                return Outcome(outcome="failed", why=why, errors={name: self._tail_text(name)})
         return None
 
     def _break_on_purpose(self) -> None:
@@ -305,30 +276,34 @@ class Supervisor:
                     with contextlib.suppress(UsageError):  # it has just ended by itself
                         self._backend.preempt(name, notice_s=fault.notice_s)
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def _take_events(self) -> bool:
-        """Whether there were any."""
-        taken: list[Event] = []
-        with contextlib.suppress(queue.Empty):
-            while len(taken) < MOST_EVENTS:
-                taken.append(self._hub.events.get_nowait())
+        """Take events from the hub. Return True if there were any."""
+        taken = self._hub.take_events(MOST_EVENTS)
         for event in taken:
-            self._state.see(event)
+            self._state.observe(event)
         if taken:
             self._journal.append(taken)
             self._news += taken
         return bool(taken)
 
-    def _say(self, text: str) -> None:
-        """To those who watch now; the ledger does not need it."""
-        self._news.append(Event(at_s=time.time(), kind="warning", data={"text": text}))
+    def _show_text(self, text: str) -> None:
+        """Show a text to the user without recording it."""
+        self._news.append(Event.now("warning", text=text))
 
     def _warn(self, text: str) -> None:
-        self._tell("warning", text=text)
+        self._log("warning", text=text)
 
-    def _tell(self, kind: str, machine: str | None = None, *, at_s: float | None = None, **data: Any) -> None:
-        event = Event(at_s=time.time() if at_s is None else at_s, kind=kind, machine=machine, data=data)
+    def _log(self, kind: str, machine: str | None = None, **data: Any) -> None:
+        self._record(Event.now(kind, machine, **data))
+
+    def _record(self, event: Event) -> None:
+        self._state.observe(event)
+        if event.kind == "machine-asked" and event.machine is not None:
+            self._asked.add(event.machine)
+        elif event.kind == "replanned":
+            self._replanned()
         self._news.append(event)
         self._journal.append([event])
 

@@ -1,4 +1,4 @@
-"""A run at one moment: what a display needs to know."""
+"""A run at one moment, for a display."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MachineState = Literal["asked", "up", "running", "training", "waiting", "notice"
 
 @dataclass
 class MachineView:
-    """One machine of the cluster, as it is now."""
+    """One machine of the cluster, at that moment."""
 
     machine: Machine
     state: MachineState = "asked"
@@ -30,7 +30,7 @@ class MachineView:
 
 @dataclass
 class View:
-    """What a display needs to know, at one moment."""
+    """The whole run, at that moment."""
 
     run: str
     places: Sequence[MachineView]

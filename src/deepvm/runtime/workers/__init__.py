@@ -1,1 +1,1 @@
-"""Templates that fork workers, and PyTorch's elastic agent above them."""
+"""Workers for the agent and for ``launch``: templates that fork them, and PyTorch's elastic agent above."""

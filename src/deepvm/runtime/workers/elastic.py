@@ -1,4 +1,5 @@
-"""PyTorch's elastic agent, with workers that come from a template. Rendezvous, restarts, ranks and logs are its own."""
+"""PyTorch's elastic agent with workers forked from a template. It handles rendezvous, restarts, ranks and logs
+itself."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class TemplateContext(PContext):
-    """A node's workers, forked from a template, with the meaning that torchrun gives to exit codes and signals."""
+    """A node's workers, forked from a template. Exit codes and signals mean what they mean for torchrun."""
 
     def __init__(
         self,
@@ -109,27 +110,27 @@ class TemplateContext(PContext):
 
 
 def _descriptor(files: contextlib.ExitStack, path: str, inherited: int) -> int:
-    """Of a log file, or of the launcher's own stream where there is none."""
+    """Return the descriptor of a log file; without a path, the launcher's own stream."""
     if not path:
         return inherited
     return files.enter_context(Path(path).open("w", encoding="utf-8")).fileno()
 
 
 class GroupCallbacks(Protocol):
-    """What others decide about this node's workers, where a run has more to say than torch's rendezvous."""
+    """Decisions about this node's workers that are made outside of torch's rendezvous."""
 
     def environment(self) -> Mapping[str, str]:
-        """Further variables of the workers that are started now."""
+        """Return more variables for the workers that start now."""
         ...
 
     def failed_because_of_peer(self, exit_code: int) -> bool:
-        """Whether this node's workers, the first with this code, failed because others were lost, and are to be
-        started again, whatever was before."""
+        """True if this node's workers failed because others were lost; they are then restarted in any case. The first
+        one ended with this code."""
         ...
 
 
 class TemplateAgent(LocalElasticAgent):
-    """The local agent with one step of its own: how a node's workers are started."""
+    """The local agent, which starts a node's workers from a template."""
 
     def __init__(
         self,
@@ -219,9 +220,9 @@ def run_agent(
     rendezvous: dict[str, Any] | RendezvousHandler,
     group: GroupCallbacks | None = None,
 ) -> None:
-    """Run until every worker is done; ChildFailedError where they failed for the last time.
+    """Run until every worker is done. Raise ChildFailedError if they failed for the last time.
 
-    Without a template, workers are fresh interpreters, started by torch's own agent."""
+    Without a template, torch's own agent starts workers as fresh interpreters."""
     if isinstance(rendezvous, dict):
         rendezvous = rendezvous_registry.get_rendezvous_handler(
             RendezvousParameters(min_nodes=nodes[0], max_nodes=nodes[1], **{"timeout": _RENDEZVOUS_S, **rendezvous})

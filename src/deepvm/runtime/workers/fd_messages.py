@@ -23,7 +23,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequen
 
 
 def receive(connection: socket.socket, most_descriptors: int = 0) -> tuple[dict[str, Any], list[int]] | None:
-    """The next message and its descriptors; None when the other side is gone."""
+    """Return the next message and its descriptors; None if the other side has closed."""
     length, descriptors = b"", []
     while len(length) < _LENGTH_BYTES:
         if most_descriptors:

@@ -1,7 +1,7 @@
-"""What must hold when a process forks workers: one thread, and nothing of CUDA.
+"""Checks before a process forks workers: one thread, and no CUDA.
 
-A lock that another thread holds at the fork stays locked in the child for ever; an OpenMP pool that was started is
-gone there, and the first multi-threaded operation waits for it; a CUDA context does not survive a fork at all.
+A lock that another thread holds at the fork stays locked in the child. A started OpenMP pool is missing there, and the
+first multi-threaded operation waits for it. A CUDA context does not survive a fork.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SETTLE_S = 0.2  # a thread that was joined is in /proc for a moment longer
 
 
 def problem() -> str | None:
-    """Why this process must not fork, as the end of a sentence that begins with what made it so; or None."""
+    """Return why this process must not fork, as the end of a sentence that begins with the cause; None if it may."""
     return _threads() or _cuda(open_files())
 
 
 def supported() -> str | None:
-    """Why there can be no template on this system, or None."""
+    """Return why this system can have no template; None if it can."""
     if not _TASKS.is_dir():
         return "the number of threads cannot be told without Linux's /proc"
     return None
@@ -43,8 +43,8 @@ def _threads() -> str | None:
 
 
 def _fork_nothing() -> None:
-    """Fork a process that ends at once. A library that prepares for forks ends its threads for it, and starts them
-    again when they are needed: NumPy's OpenBLAS does, whose threads run from its import on. Others stay."""
+    """Fork a process that ends at once. Libraries that prepare for forks end their threads for it, as NumPy's OpenBLAS
+    does, and restart them when needed. Other threads stay."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python's own, about a fork with threads
         pid = os.fork()

@@ -1,4 +1,4 @@
-"""The first steps of a worker that was forked: it becomes what a fresh interpreter with the same imports would be."""
+"""The start of a forked worker: it becomes what a fresh interpreter with the same imports would be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OWN_FILES = {__file__, runpy.__file__, "<frozen runpy>"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerJob:
-    """What a worker is asked to be. The template's environment is told as it was started with and as it is now."""
+    """What a worker has to run, and the template's environment as it was at its start and as it is now."""
 
     target: str  # package.module:function
     args: tuple[Any, ...]  # what JSON can say
@@ -31,7 +31,7 @@ class WorkerJob:
 
 
 def enter(job: WorkerJob) -> None:
-    """Do the job. Ends as an interpreter ends: its traceback is the target's own, its exit code the usual one."""
+    """Run the job, and end as an interpreter ends: with the target's own traceback and the usual exit code."""
     os.chdir(job.cwd)
     _set_environment(job)
     _refresh_random_numbers(job.torch_seed)
@@ -55,7 +55,7 @@ def enter(job: WorkerJob) -> None:
 
 
 def run_script(script: str, arguments: list[str], as_module: bool) -> None:
-    """As ``python script arguments`` does, or ``python -m script arguments``."""
+    """Run a script as ``python script arguments`` does, or ``python -m script arguments``."""
     sys.argv = [script, *arguments]
     if as_module:
         _put_first(os.getcwd())
@@ -79,7 +79,7 @@ def run_script(script: str, arguments: list[str], as_module: bool) -> None:
 
 
 def _set_environment(job: WorkerJob) -> None:
-    """The worker's own, and what preloaded modules set where the worker does not say otherwise."""
+    """Set the worker's variables, and those that preloaded modules set unless the worker has its own value."""
     wanted = dict(job.env)
     for name, value in job.preloaded_env.items():
         if job.started_env.get(name) != value and wanted.get(name) == job.started_env.get(name):
@@ -90,9 +90,9 @@ def _set_environment(job: WorkerJob) -> None:
 
 
 def _refresh_random_numbers(torch_seed: int | None) -> None:
-    """Python, NumPy and torch seed themselves from the system when they are imported, so all forks would draw the same
-    numbers. Python's ``random`` heals itself at a fork. A seed that a preloaded module set in torch stays, as it would
-    in a fresh interpreter."""
+    """Seed NumPy and torch again: they seed themselves at import, so all forks would draw the same numbers. Python's
+    ``random`` does so itself at a fork. A seed that a preloaded module set in torch stays, as in a fresh
+    interpreter."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.initial_seed() == torch_seed:
         torch.default_generator.seed()
@@ -105,7 +105,7 @@ def _refresh_random_numbers(torch_seed: int | None) -> None:
 
 
 def _set_threads(job: WorkerJob) -> None:
-    """OpenMP has read its environment when torch was loaded; a number of threads can still be set afterwards."""
+    """Set torch's number of threads: OpenMP read its environment when torch was loaded."""
     wanted, torch = job.env.get("OMP_NUM_THREADS"), sys.modules.get("torch")
     if torch is not None and wanted and wanted != job.started_env.get("OMP_NUM_THREADS"):
         torch.set_num_threads(int(wanted.partition(",")[0]))
@@ -117,7 +117,7 @@ def _put_first(directory: str) -> None:
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:
-    """What a user would see of an error of the script: from the script's first line on."""
+    """Return the part of a traceback that begins with the user's script."""
     while traceback is not None and traceback.tb_frame.f_code.co_filename in _OWN_FILES:
         traceback = traceback.tb_next
     return traceback

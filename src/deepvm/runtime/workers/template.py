@@ -1,10 +1,10 @@
-"""Templates: a process that has imported torch once and forks workers, which then need no import.
+"""Templates: a process that has imported torch once and forks workers, which need no import.
 
     with Template() as template:
         worker = template.start("package.module:function", ["an argument"])
         worker.wait(timeout_s=60)
 
-A worker is what a fresh interpreter with the same modules would be: its own environment, directory, streams, process
+A worker is like a fresh interpreter with the same modules: it has its own environment, directory, streams, process
 group, random numbers and exit code. It ends with its template, and the template with its owner.
 """
 
@@ -51,7 +51,7 @@ _END_S = 15.0  # a template gives its workers 5 s to end, and 5 more to be kille
 
 
 class Template:
-    """Starts at once and imports in the background; ``ready`` waits for it, and the first ``start`` does too."""
+    """Starts at once and imports in the background; ``ready`` and the first ``start`` wait for it."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class Template:
         timeout_s: float = _START_S,
         forked: tuple[socket.socket, ForkedProcess] | None = None,
     ) -> None:
-        """``first_path`` is where modules are looked for first, as the script's directory is by ``python script``;
-        ``label`` is shown in the process list; ``forked`` is for ``fork_here``."""
+        """``first_path`` is searched first for modules, as ``python script`` searches the script's directory; ``label``
+        is shown in the process list; ``forked`` is for ``fork_here``."""
         self.preload = tuple(preload)
         self.env = dict(os.environ if env is None else env)
         self.import_s: float | None = None  # what every worker saves
@@ -88,9 +88,9 @@ class Template:
         first_path: str | None = None,
         in_fork: Callable[[], None] = lambda: None,
     ) -> Template | None:
-        """Import in this process and fork a template off it: one import for both. Only before there are threads, and
-        outside of everything that has to be left in order: in each worker of the template this returns None, once
-        its work is done, and the worker should end then. ``in_fork`` lets go of what is not the template's."""
+        """Import in this process and fork a template off it: one import for both. Call it before any thread starts, and
+        outside of ``with`` and ``try``. In each worker of the template it returns None when the work is done; the
+        worker must end then. ``in_fork`` closes what the template must not keep."""
         began = time.monotonic()
         refused, torch_seed = template_server.preload(preload)
         if refused is not None:
@@ -128,7 +128,8 @@ class Template:
         return self._process.pid
 
     def ready(self) -> Template:
-        """Wait until it can fork. Raises where a preloaded module forbids that, and says which."""
+        """Wait until the template can fork. Raise TemplateError, with the module's name, if a preloaded module forbids
+        it."""
         with self._lock:
             self._check_open()
             if self._ready:
@@ -163,7 +164,7 @@ class Template:
         stdout: int = 1,
         stderr: int = 2,
     ) -> Worker:
-        """Fork a worker that calls ``target(*args)``; the arguments are what JSON can say. The streams are descriptors.
+        """Fork a worker that calls ``target(*args)``; the arguments must be JSON values. The streams are descriptors.
 
         A template that died is started again first."""
         name = target if isinstance(target, str) else _name_of(target)
@@ -198,7 +199,7 @@ class Template:
             return worker
 
     def close(self) -> None:
-        """End it, and the workers that still run."""
+        """End the template and the workers that still run."""
         with self._lock:
             if self._closed:
                 return
@@ -237,7 +238,7 @@ class Template:
 
 
 def check_environment(template: Mapping[str, str], worker: Mapping[str, str]) -> None:
-    """Raise where a worker is given a variable that only a process started with it would see."""
+    """Raise TemplateError if a worker gets a variable that only takes effect at a process's start."""
     for name in sorted(template.keys() | worker.keys()):
         if not name.startswith(_READ_AT_START) or name.startswith(_READ_LATER):
             continue

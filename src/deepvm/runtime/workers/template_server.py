@@ -1,7 +1,7 @@
-"""The template's own process: preload, check, then fork a worker for every request until the owner is gone.
+"""The template's own process: preload, check, then fork a worker for every request until the owner ends.
 
-``main`` returns in the template when its owner is gone, and in every worker when its work is done: a worker leaves
-through the interpreter's own front door, with its exit handlers, threads and exit code.
+``main`` returns in the template when its owner has ended, and in every worker when its work is done. A worker thus ends
+as an interpreter does, with exit handlers, threads and exit code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DESCRIPTORS = 4  # stdin, stdout, stderr, and where to tell the worker's fate
 
 
 def main() -> None:
-    """``python -c ... DESCRIPTOR SETTINGS [LABEL ...]``; the labels are for people who look at the process list."""
+    """Run as ``python -c ... DESCRIPTOR SETTINGS [LABEL ...]``; the labels are for the process list."""
     descriptor, settings = int(sys.argv[1]), json.loads(sys.argv[2])
     started_env = dict(os.environ)
     with socket.socket(fileno=descriptor) as owner:
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int | None) -> None:
-    """The same, in a process that was forked off one which had preloaded. Returns in workers only."""
+    """Serve in a process that was forked off one that had preloaded. Return in workers only."""
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
@@ -71,8 +71,7 @@ def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int |
 
 
 def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
-    """Import them one after another: a sentence about the first that cannot be imported or that rules out forking,
-    and the seed that torch gave itself."""
+    """Import modules in order. Return why one cannot be imported or forbids forking, and torch's own seed."""
     torch_seed: int | None = None
     unsupported = fork_safety.supported()
     if unsupported is not None:
@@ -95,18 +94,18 @@ def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
 
 
 class _Server:
-    """The loop. It holds no thread, no lock and no buffer that a fork could tear."""
+    """The server's loop. It has no thread, no lock and no buffer that a fork could corrupt."""
 
     def __init__(self, owner: socket.socket, started_env: dict[str, str], torch_seed: int | None) -> None:
         self._owner = owner
         self._torch_seed = torch_seed
         self._started_env = started_env
         self._preloaded_env = dict(os.environ)
-        self._tellers: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
+        self._report_fds: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def serve(self) -> forked_worker.WorkerJob | None:
-        """Returns the job in a worker, and None in the template when the owner is gone."""
+        """Return the job in a worker, and None in the template when the owner has ended."""
         self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers and their owner, not for us
         self._child_ended = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake = os.pipe()
@@ -137,7 +136,7 @@ class _Server:
                     return job
 
     def _fork(self, message: dict[str, Any], descriptors: list[int]) -> forked_worker.WorkerJob | None:
-        *standard, teller = descriptors
+        *standard, report_fd = descriptors
         refused = fork_safety.problem()
         if refused is None:
             sys.stdout.flush()
@@ -149,7 +148,7 @@ class _Server:
                 refused = f"cannot fork: {error}"
             else:
                 if pid == 0:
-                    self._become_worker(template, standard, teller)
+                    self._become_worker(template, standard, report_fd)
                     return forked_worker.WorkerJob(
                         target=message["target"],
                         args=tuple(message["args"]),
@@ -162,15 +161,15 @@ class _Server:
         for descriptor in standard:
             os.close(descriptor)
         if refused is None:
-            os.set_inheritable(teller, False)
-            self._tellers[pid] = teller
-            _tell(teller, {"pid": pid})
+            os.set_inheritable(report_fd, False)
+            self._report_fds[pid] = report_fd
+            _report(report_fd, {"pid": pid})
         else:
-            _tell(teller, {"refused": f"the template {refused}"})
-            os.close(teller)
+            _report(report_fd, {"refused": f"the template {refused}"})
+            os.close(report_fd)
         return None
 
-    def _become_worker(self, template: int, standard: list[int], teller: int) -> None:
+    def _become_worker(self, template: int, standard: list[int], report_fd: int) -> None:
         self._libc.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
         if os.getppid() != template:  # it died before the line above
             os._exit(1)
@@ -178,7 +177,7 @@ class _Server:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, self._child_ended)
         signal.signal(signal.SIGINT, self._interrupt)
-        for descriptor in (*self._wake, *self._tellers.values(), teller):
+        for descriptor in (*self._wake, *self._report_fds.values(), report_fd):
             os.close(descriptor)
         for number, descriptor in enumerate(standard):
             os.dup2(descriptor, number)
@@ -192,13 +191,13 @@ class _Server:
                 return
             if pid == 0:
                 return
-            teller = self._tellers.pop(pid, None)
-            if teller is not None:
-                _tell(teller, {"exit": os.waitstatus_to_exitcode(status)})
-                os.close(teller)
+            report_fd = self._report_fds.pop(pid, None)
+            if report_fd is not None:
+                _report(report_fd, {"exit": os.waitstatus_to_exitcode(status)})
+                os.close(report_fd)
 
     def _signal(self, pid: int, number: int) -> None:
-        if pid not in self._tellers:  # it has ended, and its number may be another's by now
+        if pid not in self._report_fds:  # it has ended, and its number may be another's by now
             return
         try:
             os.killpg(pid, number)
@@ -206,18 +205,18 @@ class _Server:
             os.kill(pid, number)
 
     def _end_all(self) -> None:
-        """The owner is gone: nobody would restart or stop these workers, so they end here."""
+        """End all workers: their owner, which would restart or stop them, has ended."""
         for number, seconds in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
-            for pid in self._tellers:
+            for pid in self._report_fds:
                 self._signal(pid, number)
             deadline = time.monotonic() + seconds
-            while self._tellers and time.monotonic() < deadline:
+            while self._report_fds and time.monotonic() < deadline:
                 select.select([self._wake[0]], [], [], 0.05)
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake[0], 2**16)
                 self._reap()
 
 
-def _tell(descriptor: int, message: dict[str, Any]) -> None:
+def _report(descriptor: int, message: dict[str, Any]) -> None:
     with contextlib.suppress(BrokenPipeError):  # nobody listens any more
         os.write(descriptor, json.dumps(message).encode() + b"\n")

@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from deepvm.runtime.line_buffer import LineBuffer
+
 
 class Worker:
     """A process that a template forked. ``fileno()`` becomes readable when the template has reported about it."""
 
     def __init__(self, reports: int, send_signal: Callable[[int, int], None]) -> None:
         """``reports`` is a pipe's end, which this object owns; ``send_signal`` takes a pid and a signal."""
-        self._reports, self._send_signal, self._rest = reports, send_signal, b""
+        self._reports, self._send_signal, self._lines = reports, send_signal, LineBuffer()
         self.pid = 0
         self.returncode: int | None = None  # negative: the signal that ended it, as in subprocess
 
@@ -58,8 +60,7 @@ class Worker:
         if not got:  # the template has ended, and its workers are killed with it
             self.finish(-signal.SIGKILL)
         report: dict[str, Any] = {}
-        *lines, self._rest = (self._rest + got).split(b"\n")
-        for line in lines:
+        for line in self._lines.feed(got):
             report |= json.loads(line)
         self.pid = report.get("pid", self.pid)
         if "exit" in report:

@@ -480,7 +480,7 @@ def test_a_call_that_nobody_knows_the_end_of_does_not_double_a_fleet(ec2, job, m
 def test_a_dry_run_shows_every_call_and_makes_none(ec2, job, monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)  # it is not even needed
     told = []
-    made = Ec2Backend(job, tiering(), settings(ec2, image=None, max_usd=5.0), dry_run=True, say=told.append)
+    made = Ec2Backend(job, tiering(), settings(ec2, image=None, max_usd=5.0), dry_run=True, show=told.append)
     made.up(tiering().machines)
     assert made.poll() == ()
     made.down()

@@ -66,9 +66,11 @@ class Ec2Backend(Ec2Run):
         settings: Ec2Settings,
         *,
         dry_run: bool = False,
-        say: Callable[[str], None] | None = None,
+        show: Callable[[str], None] | None = None,
     ) -> None:
-        calls = Calls(region=region_of(settings, cluster), endpoint_url=settings.endpoint_url, dry_run=dry_run, say=say)
+        calls = Calls(
+            region=region_of(settings, cluster), endpoint_url=settings.endpoint_url, dry_run=dry_run, show=show
+        )
         super().__init__(spec.run, calls, release_s=settings.release_s)
         self._settings, self._cluster = settings, cluster
         self._hub = hub_of(cluster).name
@@ -81,7 +83,7 @@ class Ec2Backend(Ec2Run):
         self._own: dict[str, str] = {}  # instance -> what we did to it
         self._first_s: dict[str, float] = {}  # instance -> when we heard of it
         self._looked_before = False  # whether another process has machines of this run
-        self._told: set[tuple[str, str]] = set()  # fleets' troubles
+        self._reported: set[tuple[str, str]] = set()  # fleets' troubles
         self._looked = time.monotonic()
         self._since = datetime.now(timezone.utc)
 
@@ -275,8 +277,8 @@ class Ec2Backend(Ec2Run):
     def _tag(self, instance: str, name: str) -> None:
         self._of[instance] = name
         self._first_s.setdefault(instance, time.monotonic())
-        told = [{"Key": MACHINE_TAG, "Value": name}, {"Key": "Name", "Value": f"deepvm {self._run} {name}"}]
-        self._calls.change("ec2", "create_tags", {"Resources": [instance], "Tags": told})
+        tags = [{"Key": MACHINE_TAG, "Value": name}, {"Key": "Name", "Value": f"deepvm {self._run} {name}"}]
+        self._calls.change("ec2", "create_tags", {"Resources": [instance], "Tags": tags})
 
     def _terminate(self, instances: Sequence[str], why: str) -> None:
         if instances:
@@ -291,7 +293,7 @@ class Ec2Backend(Ec2Run):
         for machine in missing:
             fleet = self._launcher.fleet_of(self._group(machine))
             for trouble in troubles(self._calls, fleet, self._since) if fleet is not None else ():
-                if (fleet, trouble) not in self._told:
-                    self._told.add((str(fleet), trouble))
+                if (fleet, trouble) not in self._reported:
+                    self._reported.add((str(fleet), trouble))
                     self._lost.add(machine.name)
                     raise NoCapacity(machine, trouble)

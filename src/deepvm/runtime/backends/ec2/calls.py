@@ -48,7 +48,7 @@ class Calls:
     region: str
     endpoint_url: str | None = None
     dry_run: bool = False
-    say: Callable[[str], None] | None = None  # is told every call that changes something
+    show: Callable[[str], None] | None = None  # is called with every call that changes something
     made: list[Call] = field(default_factory=list)  # or would have been, in a dry run
     _clients: dict[str, Any] = field(default_factory=dict)
 
@@ -77,8 +77,8 @@ class Calls:
     ) -> Any:
         call = Call(service=service, operation=operation, parameters=parameters if shown is None else shown)
         self.made.append(call)
-        if self.say is not None:
-            self.say(call.to_line())
+        if self.show is not None:
+            self.show(call.to_line())
         return dry_answer or {} if self.dry_run else self._call(service, operation, parameters)
 
     def _call(self, service: str, operation: str, parameters: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Machines played here: each one a process tree of its own, that can be taken away as a cloud would."""
+"""Machines as process trees of this host, which can be preempted as in a cloud."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class _Place:
 
 
 class LocalBackend:
-    """For one thread. It ends with this process: nothing of it outlives a SIGKILL but empty network namespaces,
-    which the next one removes."""
+    """For one thread. Its machines end with this process. After a SIGKILL, only empty network namespaces are left,
+    which the next run removes."""
 
     def __init__(
         self,
@@ -45,24 +45,24 @@ class LocalBackend:
         isolate: Isolation | None = None,
         command: Callable[[Machine], Sequence[str]] | None = None,
     ) -> None:
-        """``command`` is what a machine runs, if not deepvm's own."""
+        """``command`` returns what a machine runs, instead of deepvm's agent."""
         self.spec = spec  # read by up(): may be replaced before, since the hub listens at an address from here
         self._command = command or self.machine_command
         self._network = None if isolate is None else Network(isolate)
         self._places: dict[str, _Place] = {}
         self._changes: list[Change] = []
-        self._hurried = False
+        self._stopping_now = False
 
     @property
     def hub_address(self) -> str:
-        """Where the hub must listen for machines to find it."""
+        """Return where the hub must listen."""
         return LOOPBACK if self._network is None else self._network.address
 
     def address_of(self, name: str) -> str:
         return LOOPBACK if self._network is None else self._network.address_of(name)
 
     def folder_of(self, name: str) -> Path:
-        """Its log, its notice, and what it keeps."""
+        """Return the folder of a machine's log, notice and spilled checkpoints."""
         return self.spec.folder / "machines" / name.replace("/", "-")
 
     def notice_file(self, name: str) -> Path:
@@ -80,26 +80,26 @@ class LocalBackend:
         ]  # fmt: skip
 
     def up(self, machines: Sequence[Machine]) -> None:
-        self._look()
+        self._poll_trees()
         names = [machine.name for machine in machines]
         for name in names:
             if names.count(name) > 1 or self._runs(name):
                 raise UsageError(f"{name} is up already: end it first, or ask for another name")
         for machine in machines:
             self._places[machine.name] = _Place(machine, self._start(machine))
-            self._tell(machine.name, "up")
+            self._add_change(machine.name, "up")
 
     def poll(self) -> Sequence[Change]:
-        self._look()
+        self._poll_trees()
         changes, self._changes = self._changes, []
         return changes
 
     def preempt(self, name: str, *, notice_s: float) -> None:
-        """A machine that leaves before its time is up was preempted, too: it was freed at the notice."""
+        """Preempt a machine. One that leaves after its notice, before it is killed, counts as preempted, too."""
         if not (math.isfinite(notice_s) and notice_s >= 0):
             raise UsageError(f"a notice of {notice_s} s: it must be finite and not negative")
         place = self._place(name)
-        self._look()
+        self._poll_trees()
         if place.ended:
             raise UsageError(f"{name} is down already: only a machine that is up can be preempted")
         if notice_s > 0:
@@ -110,20 +110,20 @@ class LocalBackend:
     def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
         chosen = list(self._places) if names is None else list(names)
         places = [self._place(name) for name in chosen]
-        self._look()
+        self._poll_trees()
         running = [place for place in places if not place.ended]
         for place in running:
             place.why = place.why or "stopped"
             if within_s > 0:
                 place.tree.terminate()
-            place.tree.kill(after_s=0.0 if self._hurried else max(0.0, within_s))
+            place.tree.kill(after_s=0.0 if self._stopping_now else max(0.0, within_s))
         deadline = time.monotonic() + max(0.0, within_s) + _KILL_S
         for place in running:
             try:
                 place.tree.wait(timeout_s=max(0.0, deadline - time.monotonic()))
             except TimeoutError as error:
                 raise DeepvmError(f"{place.machine.name} cannot be ended: {error}; end it by hand") from None
-        self._look()
+        self._poll_trees()
         if self._network is not None:
             for name in chosen:
                 self._network.leave(name)
@@ -131,8 +131,8 @@ class LocalBackend:
                 self._network.close()
 
     def stop_now(self) -> None:
-        """End all machines now, also those that ``down`` waits for; may be called by a signal handler meanwhile."""
-        self._hurried = True
+        """Kill all machines now, also those that ``down`` waits for; a signal handler may call it."""
+        self._stopping_now = True
         for place in list(self._places.values()):
             if not place.ended:
                 place.why = place.why or "stopped"
@@ -152,17 +152,19 @@ class LocalBackend:
             self._command(machine), env=env, log=folder / "log.txt", namespace=namespace, cwd=self.spec.cwd or None
         )
 
-    def _look(self) -> None:
-        """Which machines have ended since?"""
+    def _poll_trees(self) -> None:
+        """Add a change for each machine that has ended."""
         for name, place in self._places.items():
             if place.ended or (code := place.tree.poll()) is None:
                 continue
             place.ended = True
             segment.remove(segment_of(self.folder_of(name)))
             by_itself = "ended" if code == 0 else "failed" if code > 0 else "lost"
-            self._tell(name, "down", why=place.why or by_itself, exit_code=code)
+            self._add_change(name, "down", why=place.why or by_itself, exit_code=code)
 
-    def _tell(self, name: str, state: Literal["up", "down"], *, why: str = "", exit_code: int | None = None) -> None:
+    def _add_change(
+        self, name: str, state: Literal["up", "down"], *, why: str = "", exit_code: int | None = None
+    ) -> None:
         address = self.address_of(name)
         self._changes.append(
             Change(machine=name, state=state, why=why, exit_code=exit_code, at_s=time.time(), address=address)

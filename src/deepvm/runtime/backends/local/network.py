@@ -1,8 +1,8 @@
-"""Machines that are played here, each in a network namespace of its own, with links as fast as they are told to be.
+"""A network namespace for each local machine, with links of a given bandwidth.
 
-A bridge in the namespace of ``deepvm run`` joins them; what meets them listens at the bridge's address. There is no way
-out: stores beyond the bridge (``s3://``) cannot be reached from inside. What a run that was killed left behind is
-removed by the next one, or by ``deepvm run --down``.
+A bridge in the namespace of ``deepvm run`` connects them, and the hub listens at the bridge's address. Stores beyond
+the bridge (``s3://``) cannot be reached from inside. The next run, or ``deepvm run --down``, removes what a killed run
+left.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Network:
 
     @property
     def address(self) -> str:
-        """Of the bridge: where machines find whoever listens here."""
+        """Return the bridge's address, where the hub listens."""
         return str(self._subnet[1])
 
     def address_of(self, machine: str) -> str:
@@ -65,7 +65,7 @@ class Network:
         return str(self._subnet[number + 2])
 
     def join(self, machine: str) -> Path:
-        """The file of the machine's namespace, which is made if it is not there."""
+        """Return the file of the machine's namespace, and create it if needed."""
         address = self.address_of(machine)
         if machine not in self._joined:
             self._make()
@@ -95,7 +95,7 @@ class Network:
             self._joined.discard(machine)
 
     def close(self) -> None:
-        """All of it is gone then. A machine that joins afterwards makes it again, with the same addresses."""
+        """Remove everything. A machine that joins later creates it again, with the same addresses."""
         for machine in list(self._joined):
             self.leave(machine)
         _remove(self._bridge)
@@ -121,7 +121,7 @@ class Network:
 
 
 def sweep() -> list[str]:
-    """Remove what runs left behind whose process is gone; its names."""
+    """Remove what ended processes left behind, and return the names."""
     left = [
         name for name in _existing()
         if (found := _OURS.match(name)) and not Path(f"/proc/{int(found[1], 36)}").exists()
@@ -185,7 +185,7 @@ def _subnets_in_use() -> list[ipaddress.IPv4Network]:
 
 
 def _mac(address: str) -> str:
-    """Of the address, so that who is replaced is found where it was."""
+    """Return a MAC address by the IP address, so that a replacement is found where its predecessor was."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *ipaddress.IPv4Address(address).packed))
 
 

@@ -1,4 +1,4 @@
-"""A command and everything that comes of it, ended together: the owner's side of ``subreaper.py``."""
+"""A command and all of its descendants, ended together: the owner's side of ``subreaper.py``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _KEEPER = Path(__file__).with_name("subreaper.py")
 
 
 class ProcessTree:
-    """Starts at once. It ends with its command, and with this process, whatever ends that."""
+    """Starts at once, as ``subprocess.Popen`` does. It ends with its command, and with this process even if that is
+    killed."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class ProcessTree:
         namespace: Path | None = None,
         cwd: str | None = None,
     ) -> None:
-        """``log`` gets what it prints, after what is in there; ``namespace`` is the file of a network namespace."""
+        """Output is appended to ``log``; ``namespace`` is the file of a network namespace."""
         if not hasattr(os, "pidfd_open"):
             raise UsageError("process trees can only be held together by Linux: run this there, or use another --on")
         self._mark = f"{MARK}={secrets.token_hex(16)}"
@@ -64,46 +65,46 @@ class ProcessTree:
 
     @property
     def pid(self) -> int:
-        """Of the keeper; the command is its first child."""
+        """Return the keeper's pid; the command is its first child."""
         return self._keeper.pid
 
     def poll(self) -> int | None:
-        """The command's exit code once nothing of the tree is left; negative: the signal that ended it."""
+        """Return the command's exit code once no process of the tree is left; negative: the signal that ended it."""
         if self._code is None and self._keeper.poll() is not None:
-            self._code = self._last_word()
+            self._code = self._exit_code()
         return self._code
 
     def wait(self, *, timeout_s: float) -> int:
-        """TimeoutError where it still runs then."""
+        """Return the exit code. Raise TimeoutError if the tree still runs then."""
         if self._code is None:
             listening = select.poll()
             listening.register(self._control, select.POLLIN)  # the code, or the keeper's end without it
             if not listening.poll(timeout_s * 1e3):
                 raise TimeoutError(f"process tree {self.pid} still runs after {timeout_s:g} s")
-            self._code = self._last_word()
+            self._code = self._exit_code()
         return self._code
 
     def terminate(self) -> None:
         """Ask the command to end (SIGTERM)."""
-        self._say("terminate")
+        self._send("terminate")
 
     def kill(self, *, after_s: float = 0.0) -> None:
-        """End all of it at that time from now, or earlier if that was said before. Does not wait for it."""
-        self._say(f"kill {after_s}")
+        """End all of it after that time, or earlier if an earlier call said so. Does not wait."""
+        self._send(f"kill {after_s}")
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the keeper may be gone, as poll() will tell
             self._control.sendall(f"{line}\n".encode())
 
-    def _last_word(self) -> int:
-        said = b""
+    def _exit_code(self) -> int:
+        received = b""
         with contextlib.suppress(OSError):
             while got := self._control.recv(64):
-                said += got
+                received += got
         self._control.close()
         ended = self._keeper.wait(_END_S)
-        if said:
-            return int(said)
+        if received:
+            return int(received)
         self._sweep()  # somebody killed the keeper, and the command died with it, but its children did not
         return ended
 
@@ -119,7 +120,7 @@ class ProcessTree:
 
 
 def _marked(mark: bytes) -> list[int]:
-    """Those that run with it in their environment; that of a process that is over is empty."""
+    """Return the processes with this variable in their environment; an ended process has none."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -89,7 +89,7 @@ def _become(command: list[str], namespace: str, keeper: int) -> None:
 
 
 def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, output: _Output) -> int | None:
-    """Until it is time to end what is left; the command's wait status where it ended by itself."""
+    """Wait until the tree must end. Return the command's wait status if it ended by itself."""
     kill_at_s, heard = math.inf, b""
     while (now_s := time.monotonic()) < kill_at_s:
         sources = [control, owner_end, woken, *output.sources]
@@ -121,7 +121,7 @@ def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, out
 
 
 class _Output:
-    """From the tree's pipe into the log."""
+    """Copies the tree's output from a pipe into the log."""
 
     def __init__(self, printed: int) -> None:
         self.sources = [printed]
@@ -179,7 +179,7 @@ class _Output:
 
 
 def _newest(line: bytes) -> tuple[bytes, bytes]:
-    """What a line begins with, and its last state after that where it was rewritten: b"\\r 90%"."""
+    """Return the beginning of a line, and its last state after that if it was rewritten: b"\\r 90%"."""
     begins = line.find(b"\r")
     if begins < 0 or begins == len(line) - 1:
         return (line, b"") if begins < 0 else (line[:begins], line[begins:])
@@ -188,7 +188,7 @@ def _newest(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _end_all(child: int, ended: int | None) -> int:
-    """The command's exit code, when there is nothing left to end."""
+    """Kill everything that is left, and return the command's exit code."""
     pause_s, left = _PAUSE_S, True
     while left:
         below = _descendants()
@@ -205,7 +205,7 @@ def _end_all(child: int, ended: int | None) -> int:
 
 
 def _reap(child: int) -> tuple[int | None, bool]:
-    """The command's wait status if it has just ended, and whether there are more."""
+    """Return the command's wait status if it has just ended, and True if there are more children."""
     status = None
     try:
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -217,7 +217,7 @@ def _reap(child: int) -> tuple[int | None, bool]:
 
 
 def _descendants() -> list[tuple[int, int]]:
-    """With their process groups. /proc/PID/stat is on every Linux; /proc/PID/task/*/children is not."""
+    """Return pids and process groups. /proc/PID/stat is on every Linux; /proc/PID/task/*/children is not."""
     below: dict[int, list[tuple[int, int]]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -45,7 +45,7 @@ class _Asked:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Look:
+class _StatusQuery:
     """A question for the state of machines, on its way."""
 
     request: str
@@ -66,7 +66,7 @@ class SkyPilotBackend:
         self._asked: dict[str, _Asked] = {}
         self._endings: dict[str, str] = {}  # machine -> the request that tears it down
         self._refused: dict[str, DeepvmError] = {}
-        self._look: _Look | None = None
+        self._query: _StatusQuery | None = None
         self._changes: list[Change] = []
         self._next_s = 0.0
         self._failures = 0
@@ -147,13 +147,13 @@ class SkyPilotBackend:
 
     def _look_around(self) -> None:
         launches = {asked.request for asked in self._asked.values() if asked.address is None and asked.request}
-        looks = {self._look.request} if self._look is not None else set()
-        ended = self._ended({*launches, *looks, *self._endings.values()})
+        queries = {self._query.request} if self._query is not None else set()
+        ended = self._ended({*launches, *queries, *self._endings.values()})
         self._endings = {name: request for name, request in self._endings.items() if request not in ended}
         for name, asked in list(self._asked.items()):
             if asked.address is None and asked.request is not None:
                 self._arrival(name, asked, ended)
-        self._see(ended)
+        self._check_status(ended)
         self._launch_ready()
 
     def _launch_ready(self) -> None:
@@ -194,15 +194,15 @@ class SkyPilotBackend:
         else:
             self._changes.append(Change(machine=name, state="up", at_s=time.time(), address=asked.address))
 
-    def _see(self, ended: set[str]) -> None:
+    def _check_status(self, ended: set[str]) -> None:
         """Lose what SkyPilot says is not up any more, and ask again."""
-        if self._look is not None:
-            if self._look.request not in ended:
+        if self._query is not None:
+            if self._query.request not in ended:
                 return
-            look, self._look = self._look, None
-            records = self._ask(self._sky.get, look.request)
+            query, self._query = self._query, None
+            records = self._ask(self._sky.get, query.request)
             alive = {record["name"] for record in records if record["status"].value == "UP"}
-            for name in look.names & self._asked.keys():
+            for name in query.names & self._asked.keys():
                 if self._name(name) not in alive:
                     spot = self._asked[name].machine.market == "spot"
                     self._lose(name, "preempted" if spot else "lost", None)
@@ -210,7 +210,7 @@ class SkyPilotBackend:
         if names:
             mode = self._sky.StatusRefreshMode.FORCE  # the cloud's word, not what SkyPilot remembers
             request = self._ask(self._sky.status, [self._name(name) for name in sorted(names)], refresh=mode)
-            self._look = _Look(request=str(request), names=names)
+            self._query = _StatusQuery(request=str(request), names=names)
 
     def _lose(self, name: str, why: Any, error: DeepvmError | None) -> None:
         self._end(name)  # a part of it may still be there, and cost money
