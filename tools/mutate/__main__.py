@@ -1,7 +1,7 @@
 """`SEED=1 COUNT=300 JOBS=2 make mutate`: sample faults, run the tests that execute them, print those unnoticed.
 
-Results are kept in `.mutate/`, so an interrupted run continues, and a fault that was noticed is not tried again. Exit 1 if
-less than 95 % were noticed.
+Results are kept in `.mutate/`, so an interrupted run continues, and a fault that was noticed is not tried again. Exit
+1 if less than 95 % were noticed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def main() -> int:
     only = os.environ.get("ONLY", "")  # part of a path: faults of these files alone
     started = time.monotonic()
     texts = _sources()
-    sampled = sample([fault for name in texts for fault in faults_of(name, texts[name]) if only in name], texts, seed, count)
+    sampled = sample(
+        [fault for name in texts for fault in faults_of(name, texts[name]) if only in name], texts, seed, count
+    )
     work = Path(tempfile.mkdtemp(prefix="deepvm-mutate-"))
     try:
         seen = observed.observe(_KEPT / "observed", work, jobs)
@@ -53,7 +55,7 @@ def main() -> int:
         outcomes = _try_all(sampled, Selection(texts, seen), seen, texts, work, jobs)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return report(sampled, outcomes, texts, time.monotonic() - started)
+    return report(sampled, outcomes, time.monotonic() - started)
 
 
 def sample(faults: list[Fault], texts: dict[str, str], seed: int, count: int) -> list[Fault]:
@@ -190,14 +192,16 @@ def _try_all(
     return outcomes
 
 
-def report(sampled: list[Fault], outcomes: dict[str, Outcome], texts: dict[str, str], seconds: float) -> int:
+def report(sampled: list[Fault], outcomes: dict[str, Outcome], seconds: float) -> int:
     """Print the unnoticed faults and the share of the others; return 1 if that is too small."""
     missed = sorted((fault for fault in sampled if not outcomes[fault.key].noticed_by), key=lambda fault: fault.key)
     if missed:
         print("\nunnoticed:")
     for fault in missed:
         ran = outcomes[fault.key].tests
-        print(f"  {fault.path}:{fault.line}  {fault.before}  ->  {fault.after}  ({f'{ran} tests' if ran else 'no test'})")
+        print(
+            f"  {fault.path}:{fault.line}  {fault.before}  ->  {fault.after}  ({f'{ran} tests' if ran else 'no test'})"
+        )
     share = 1 - len(missed) / len(sampled)
     print(f"\n{len(sampled) - len(missed)} of {len(sampled)} faults noticed: {share:.1%}, in {seconds:.0f} s")
     return 0 if share >= _WANTED_SHARE else 1

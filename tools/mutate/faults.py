@@ -76,9 +76,7 @@ class _Finder:
         for statement in body:
             self._statement(statement, function, statements, names)
 
-    def _statement(
-        self, node: ast.stmt, function: str, statements: tuple[int, ...], names: tuple[str, ...]
-    ) -> None:
+    def _statement(self, node: ast.stmt, function: str, statements: tuple[int, ...], names: tuple[str, ...]) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             self._definition(node, function)
             return
@@ -117,7 +115,9 @@ class _Finder:
         named = [*node.args.posonlyargs, *node.args.args][-len(node.args.defaults) or None :] if defaults else []
         tuned = {id(d) for a, d in zip(named, node.args.defaults, strict=False) if _TUNING.search(a.arg)}
         tuned |= {
-            id(d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d and _TUNING.search(a.arg)
+            id(d)
+            for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            if d and _TUNING.search(a.arg)
         }
         for default in defaults:
             if id(default) not in tuned:
@@ -144,7 +144,9 @@ class _Finder:
                 self._add(node, "break")
             case ast.Raise(exc=ast.expr()):
                 self._add(node, "pass")
-            case ast.Expr(value=ast.Call() as call) if not _is_log(call) and not ast.unparse(call).startswith("time.sleep("):
+            case ast.Expr(value=ast.Call() as call) if not _is_log(call) and not ast.unparse(call).startswith(
+                "time.sleep("
+            ):
                 self._add(node, "pass")
             case ast.AugAssign() if type(node.op) in _OPERATORS and not _is_text(node.value):
                 changed = copy.deepcopy(node)

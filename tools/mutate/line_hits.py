@@ -16,7 +16,7 @@ OFFSETS: dict[str, int] = {}
 def start(file: str, sizes: dict[str, int]) -> None:
     """Map the file of hits, and let imports of the source files named in `sizes` (file -> lines) be recorded."""
     global HITS
-    with open(file, "r+b") as handle:  # noqa: PTH123 - no pathlib in the start of every interpreter
+    with open(file, "r+b") as handle:
         HITS = mmap.mmap(handle.fileno(), 0)
     offset = 0
     for name, lines in sizes.items():

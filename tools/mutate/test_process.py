@@ -129,7 +129,7 @@ class _Plugin:
             if item.nodeid in self.times:
                 item.add_marker(pytest.mark.timeout(20 + 8 * self.times[item.nodeid]), append=False)
 
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
+    def pytest_runtest_logstart(self) -> None:
         if self.hits is not None:
             self.hits[:] = bytes(len(self.hits))
 
@@ -143,9 +143,11 @@ class _Plugin:
         if self.hits is not None:
             lines = [number for number, hit in enumerate(self.hits[:]) if hit]
         told = {
-            "id": nodeid, "outcome": self.failed.get(nodeid, "passed"), "seconds": round(self.seconds.get(nodeid, 0), 3),
+            "id": nodeid,
+            "outcome": self.failed.get(nodeid, "passed"),
+            "seconds": round(self.seconds.get(nodeid, 0), 3),
             "lines": lines,
-        }  # fmt: skip
+        }
         with self.results.open("a") as file:
             file.write(json.dumps(told) + "\n")
 

@@ -24,7 +24,8 @@ class Tester:
 
     def run(self, tests: list[str], *, limit_s: float, times: dict[str, float] | None = None) -> dict[str, Any]:
         """Run tests in this order, up to the first failure; an observed run continues after failures."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         request = {"tests": tests, "limit_s": limit_s, "times": times or {}, "observe": self.observed}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
