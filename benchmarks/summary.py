@@ -35,8 +35,8 @@ def text() -> str:
     lines = [
         "# Results at a glance",
         "",
-        "Written by `python -m benchmarks summary` from the JSON files beside it. A promise is a target in a benchmark;",
-        "figures are medians. Each subject's page has all figures, the machine and the versions.",
+        "Written by `python -m benchmarks summary` from the JSON files here. A promise is a target of a benchmark,",
+        "a figure is a median. Each subject's page has all figures, the machine and the versions.",
         "",
         "| subject | promises met | beside | measured | commit |",
         "|---|--:|---|---|---|",
