@@ -51,9 +51,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copies are removed
     started = time.monotonic()
     texts = _sources()
-    sampled = sample(
-        [fault for name in texts for fault in faults_of(name, texts[name]) if only in name], texts, seed, count
-    )
+    faults = [
+        fault
+        for name in texts
+        for fault in faults_of(name, texts[name])
+        if not excluded.reason(fault, texts[name]) and (not only or any(part in fault.key for part in only))
+    ]
+    sampled = faults if only else sample(faults, seed, count)
     work = Path(tempfile.mkdtemp(prefix="deepvm-mutate-"))
     try:
         seen = observed.observe(_KEPT / "observed", work, jobs)
