@@ -16,9 +16,8 @@ import pytest
 
 from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode.peer_rule import PeerRule
-from deepvm.memnode.serving.admission import Admission
-from deepvm.memnode.settings import Limits
 from deepvm.protocol import frames
+from deepvm.protocol.acceptor import Acceptor, Peer
 from deepvm.protocol.frames import Kind
 from deepvm.store.memory.store import MemoryStore
 from tests.support.certificates import make_certificate
@@ -60,29 +59,34 @@ def test_a_tls_handshake_that_is_never_finished_keeps_no_client_out(start_node: 
     wait_until(lambda: node.connections == 0)
 
 
-def test_the_host_with_most_strangers_makes_way() -> None:
-    admission, pairs = Admission(Limits(handshakes=3, connections=2, connections_of_a_host=1)), []
+def test_the_oldest_stranger_of_the_host_with_most_is_dropped() -> None:
+    dropped: list[Peer] = []
+    acceptor = Acceptor(
+        "127.0.0.1:0", lambda peer: None, connections=2, connections_of_a_host=1, handshakes=3,
+        dropped=dropped.append, failed=lambda error: None,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.callback(acceptor.stop)
 
-    def enter(host: str) -> Any:
-        pairs.append(socket.socketpair())
-        return admission.enter(pairs[-1][0], host)
+        def enter(host: str) -> Peer:
+            ours, theirs = socket.socketpair()
+            stack.enter_context(ours)
+            stack.enter_context(theirs)
+            return acceptor.enter(ours, (host, 1))
 
-    quiet, _ = enter("10.0.0.1")
-    loud = [enter("10.0.0.2")[0] for _ in range(2)]
-    fourth, dropped = enter("10.0.0.3")
-    assert dropped is loud[0]
-    assert admission.admit(loud[0]) is not None
-    assert admission.admit(quiet) is None
-    again, _ = enter("10.0.0.1")
-    assert "clients of 10.0.0.1" in str(admission.admit(again))
-    assert admission.admit(fourth) is None
-    assert "2 clients are connected" in str(admission.admit(loud[1]))
-    for place in (quiet, fourth, *loud, again):
-        admission.leave(place)
-    assert len(admission) == 0
-    for pair in pairs:
-        for sock in pair:
-            sock.close()
+        quiet, *loud = enter("10.0.0.1"), enter("10.0.0.2"), enter("10.0.0.2")
+        assert dropped == []
+        fourth = enter("10.0.0.3")
+        assert dropped == [loud[0]]
+        assert "too many connections" in str(acceptor.admit(loud[0]))
+        assert acceptor.admit(quiet) is None
+        again = enter("10.0.0.1")
+        assert "clients of 10.0.0.1" in str(acceptor.admit(again))
+        assert acceptor.admit(fourth) is None
+        assert "2 clients are connected" in str(acceptor.admit(loud[1]))
+        for peer in (quiet, fourth, *loud, again):
+            acceptor.leave(peer)
+        assert len(acceptor) == 0
 
 
 def test_a_client_above_the_limit_is_told_so(start_node: Any, connect: Any) -> None:

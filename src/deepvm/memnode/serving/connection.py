@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.memnode.serving import fields
-from deepvm.memnode.serving.admission import AdmittedPeer
 from deepvm.memnode.serving.frame_io import FrameStream
 from deepvm.memnode.serving.requests import Answer, Requests
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.arena import ArenaFull
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
+from deepvm.protocol.acceptor import Peer
 from deepvm.protocol.auth import Meeting
 from deepvm.protocol.frames import Kind
 from deepvm.strict_json import MalformedJson
@@ -36,8 +36,8 @@ class Nonces:
 
 
 class ClientConnection:
-    def __init__(self, node: MemoryNode, channel: ClientSocket, name: str, place: AdmittedPeer) -> None:
-        self._node, self._channel, self.name, self._place = node, channel, name, place
+    def __init__(self, node: MemoryNode, channel: ClientSocket, peer: Peer) -> None:
+        self._node, self._channel, self._peer, self.name = node, channel, peer, peer.name
         self._frames = FrameStream(channel)
         self._counted_in = self._counted_out = 0
 
@@ -246,10 +246,8 @@ class ClientConnection:
         return Nonces(nonce, client_nonce)
 
     def _admitted(self, frame: frames.Frame) -> bool:
-        reason = self._node.admission.admit(self._place)
+        reason = self._node.admit(self._peer)
         if reason is not None:
-            self._node.counters.add(connections_refused=1)
-            self._node.log.warning("refused", client=self.name, reason=reason)
             self._frames.refuse(frame.request, "busy", reason)
         return reason is None
 

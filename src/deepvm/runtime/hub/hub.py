@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import queue
-import socket
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -20,12 +19,9 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError
 from deepvm.events import Event
-from deepvm.memnode.serving.admission import Admission, AdmittedPeer
-from deepvm.memnode.settings import Limits
 from deepvm.policy.loss import parse_after_loss
 from deepvm.policy.notice import at_notice
-from deepvm.protocol.addresses import join_address
-from deepvm.protocol.sockets import accept_each, listen_at
+from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.connections import MachineConnection, free_place
 from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
@@ -39,7 +35,7 @@ log = logging.getLogger("deepvm.runtime")
 DEAD_S = 15.0  # machines beat every second, once they have started
 START_S = 300.0  # while they import and fork, they have no thread that could
 TICK_S = 0.02
-LIMITS = Limits(connections=1000, connections_of_a_host=1000)  # a host may play all machines
+MOST_CONNECTIONS = 1000  # a host may play all machines
 MOST_WORKERS = 1024  # of one machine
 
 
@@ -64,24 +60,27 @@ class Hub:
         self._token, self._spec = token, spec
         self._membership = Membership([m.name for m in machines if m.trains], parse_after_loss(spec.after_loss))
         self._connections: dict[str, MachineConnection] = {}
-        self._admission = Admission(LIMITS)
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
         self._restarts = Restarts(spec.max_restarts)  # of workers that fail by themselves
         self._stepped = False  # whether the group that trains now has finished a step
         self._sent_stores: tuple[str, ...] = ()  # to those that train now
-        self._listener = listen_at(listen)
-        self.address = join_address(*self._listener.getsockname()[:2])
-        self._threads = [
-            threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
-            for name, target in (("accept", self._accept), ("form", self._form))
-        ]
+        self._acceptor = Acceptor(
+            listen,
+            self._serve,
+            connections=MOST_CONNECTIONS,
+            connections_of_a_host=MOST_CONNECTIONS,
+            dropped=lambda peer: log.info("%s: %s", peer.host, TOO_MANY_HANDSHAKES),
+            failed=_accept_failed,
+        )
+        self.address = self._acceptor.address
+        self._forming = threading.Thread(target=self._form, name="deepvm-hub-form", daemon=True)
 
     def start(self) -> Hub:
         """Accept machines and form groups, in threads of its own."""
-        for thread in self._threads:
-            thread.start()
+        self._acceptor.start()
+        self._forming.start()
         return self
 
     # --- for the supervisor ---------------------------------------------------------------------------------------
@@ -143,7 +142,9 @@ class Hub:
             return step
 
     def stop(self, names: Collection[str] | None = None) -> None:
-        """Make these machines end; without names, all machines that are or will be connected."""
+        """Make these machines end; without names, all of them, and no other machine can connect."""
+        if names is None:
+            self._acceptor.stop()
         with self._lock:
             self._stopping = self._stopping or names is None
             connections = [
@@ -154,52 +155,31 @@ class Hub:
 
     def close(self) -> None:
         self.stop()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for a machine
-        self._listener.close()
         with self._lock:
             connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.lines.close()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(5.0)
+        if self._forming.ident is not None:
+            self._forming.join(5.0)
 
     # --- machines come --------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
-
-    def _take(self, sock: socket.socket, peer: Any) -> None:
-        place, dropped = self._admission.enter(sock, str(peer[0]))
-        if dropped is not None:
-            log.info("%s: too many connections are shaking hands", dropped.host)
-        thread = threading.Thread(target=self._serve, args=(place, peer), name="deepvm-hub-machine", daemon=True)
-        try:
-            thread.start()
-        except BaseException:
-            self._admission.leave(place)
-            raise
-
-    def _serve(self, place: AdmittedPeer, peer: Any) -> None:
-        sock = place.sock
+    def _serve(self, peer: Peer) -> None:
         connection: MachineConnection | None = None
         try:
-            lines = Lines(sock)
+            lines = Lines(peer.sock)
             hello = accept_handshake(lines, self._token)
-            if (why := self._admission.admit(place)) is not None:
+            if (why := self._acceptor.admit(peer)) is not None:
                 raise HubGone(why)
-            connection = self._admit(hello, lines, str(peer[0]))
+            connection = self._admit(hello, lines, peer.host)
             while True:
                 self._handle(connection, lines.receive(DEAD_S if connection.beats else START_S))
         except (HubGone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
-            log.info("%s: %s", connection.name if connection else peer, reason)
+            log.info("%s: %s", connection.name if connection else peer.name, reason)
         except DeepvmError as refusal:
             with contextlib.suppress(HubGone):
                 lines.send("refused", why=str(refusal))
         finally:
-            sock.close()
-            self._admission.leave(place)
             if connection is not None:
                 with self._lock:
                     if self._connections.get(connection.name) is connection:
