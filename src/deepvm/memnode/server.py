@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import deepvm
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.monitoring.metrics import MetricsServer
@@ -88,7 +89,7 @@ class MemoryNode:
                 connections=limits.connections,
                 connections_of_a_host=limits.connections_of_a_host,
                 handshakes=limits.handshakes,
-                dropped=lambda peer: self.refused(peer.host, TOO_MANY_HANDSHAKES),
+                dropped=lambda peer: self._refused(peer.host, TOO_MANY_HANDSHAKES),
                 failed=lambda error: self.log.warning("accept failed", error=str(error) or type(error).__name__),
             )
             self._acceptor.start()
@@ -111,15 +112,14 @@ class MemoryNode:
             version=deepvm.__version__,
         )
 
-    def admit(self, peer: Peer) -> str | None:
-        """Admit a client whose handshake is over; return why it is refused."""
-        assert self._acceptor is not None  # noqa: S101 - it accepted the peer
-        reason = self._acceptor.admit(peer)
+    def admit(self, peer: Peer) -> None:
+        """Give a client whose handshake is over its place, or refuse it."""
+        reason = None if self._acceptor is None else self._acceptor.admit(peer)
         if reason is not None:
-            self.refused(peer.name, reason)
-        return reason
+            self._refused(peer.name, reason)
+            raise RequestRefused("busy", reason)
 
-    def refused(self, client: str, reason: str) -> None:
+    def _refused(self, client: str, reason: str) -> None:
         self.counters.add(connections_refused=1)
         self.log.warning("refused", client=client, reason=reason)
 

@@ -70,7 +70,7 @@ def test_one_full_replica_is_told_and_the_other_serves() -> None:
     [
         ("wrong", "key", "token"),
         (None, "key", "token"),
-        ("right", "wrong", "its key is another"),
+        ("right", "wrong", "wrong key"),
         ("right", None, "key"),
     ],
 )

@@ -19,7 +19,7 @@ from deepvm.store.base import Manifest, chunk_span
 from deepvm.store.memory.buffers import group
 from deepvm.store.memory.connection import Connection, Send
 from deepvm.store.memory.store import MemoryStore
-from deepvm.store.memory.upload import begin, seal, seal_and_publish
+from deepvm.store.memory.upload import begin, publish_share, seal, seal_share
 
 BLOCK = 2**20
 SIZE = 5 * BLOCK + 4321
@@ -122,7 +122,8 @@ def test_many_views_and_partial_sends_arrive_as_they_are(
     manifest = Manifest(
         run="run", step=1, size_bytes=SIZE, chunk_bytes=BLOCK, digests=digests, created_s=1.0, nodes=store.nodes
     )
-    seal_and_publish([connection], manifest)
+    seal_share(connection, manifest, 0, 60.0)
+    publish_share(connection, manifest.step, 0, manifest.to_bytes())
     back = bytearray(SIZE)
     for chunk in range(6):
         offset, length = chunk_span(chunk, SIZE, BLOCK)

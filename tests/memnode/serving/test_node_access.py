@@ -122,7 +122,7 @@ def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(no
 def test_another_version_is_told_so(node: MemoryNode) -> None:
     with raw(node.address) as sock:
         sock.sendall(frames.encode(Kind.AUTH, 1, {"version": 3, "nonce": frames.new_nonce(), "proof": ""}))
-        assert b"the client speaks version 3, this node version 2" in sock.recv(9999) + sock.recv(9999)
+        assert b"the client has protocol version 3, this node has 2" in sock.recv(9999) + sock.recv(9999)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.AUTH])
@@ -201,7 +201,7 @@ def test_the_number_of_runs_is_limited_and_empty_ones_make_way(start_node: Any, 
     connect(node.address, "b").close()
     wait_until(lambda: any(run.empty for run in node.runs))
     connect(node.address, "c").save(1, content(1, SIZE))
-    with pytest.raises(StoreUnavailable, match="2 runs are kept here"):
+    with pytest.raises(StoreUnavailable, match="keeps 2 runs"):
         connect(node.address, "d")
 
 

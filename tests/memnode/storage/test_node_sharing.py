@@ -203,8 +203,8 @@ def test_a_newer_session_takes_nothing_with_it_that_others_share(node: MemoryNod
 @pytest.mark.parametrize(
     ("kind", "body", "words"),
     [
-        (Kind.OFFER, b"x" * 13, "no multiple of 12"),
-        (Kind.LINK, b"x" * 45, "no multiple of 44"),
+        (Kind.OFFER, b"x" * 13, "not a multiple of 12"),
+        (Kind.LINK, b"x" * 45, "not a multiple of 44"),
     ],
 )
 def test_offers_that_are_cut_off_are_malformed(

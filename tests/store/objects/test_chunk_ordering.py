@@ -57,11 +57,11 @@ def test_a_chunk_that_never_comes_and_a_publication_that_never_comes_are_told() 
     chunks.add(0, b"a")
     stream = chunks.stream()
     assert next(stream) == b"a"
-    with pytest.raises(StoreUnavailable, match="chunk 1 did not come"):
+    with pytest.raises(StoreUnavailable, match="chunk 1 did not arrive"):
         next(stream)
     chunks = OrderedStream(1, budget_bytes=10, stall_s=0.1)
     chunks.add(0, b"a")
-    with pytest.raises(StoreUnavailable, match="nobody published"):
+    with pytest.raises(StoreUnavailable, match="was not published"):
         list(chunks.stream())
 
 

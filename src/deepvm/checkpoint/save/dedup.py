@@ -76,7 +76,7 @@ def link_known(
     known = [chunk for chunk in chunks if chunk in candidates]
     if not known:
         return []
-    key = frames.content_key(connection.node_nonce, connection.nonce)
+    key = frames.content_key(*connection.nonces)
     proofs = [_proof(source, chunk, key) for chunk in known]
     return link(connection, step, known, [digests[chunk] for chunk in known], proofs)
 

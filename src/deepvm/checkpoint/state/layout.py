@@ -19,7 +19,7 @@ import torch
 import xxhash
 
 from deepvm.errors import CheckpointError, Corrupt
-from deepvm.store.safetensors import MOST_HEADER_BYTES, header_bytes, parse_rows
+from deepvm.store.safetensors import MOST_HEADER_BYTES, header_bytes, parse_header
 
 PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
@@ -196,7 +196,7 @@ def _header_bytes(needed: int, data_bytes: int) -> int:
 
 def read_header(head: bytes | memoryview, size_bytes: int) -> tuple[Layout, dict[str, str]]:
     """A layout and its metadata from the first bytes of a file (at least 8 + header length of them)."""
-    rows, metadata = parse_rows(head, size_bytes)
+    rows, metadata = parse_header(head, size_bytes)
     unknown = {dtype for _, _, _, dtype, _ in rows} - DTYPES.keys()
     if unknown:
         raise Corrupt(f"tensors of type {', '.join(sorted(unknown))} are not known to this version")

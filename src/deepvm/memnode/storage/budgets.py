@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from types import TracebackType
 
 from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.store.base import Manifest
@@ -23,9 +22,6 @@ class Budget:
     def __init__(self, most_bytes: int) -> None:
         self._left = most_bytes
         self._changed = threading.Condition()
-
-    def document(self) -> Room:
-        return Room(self)
 
     def take(self, count: int, timeout_s: float) -> None:
         with self._changed:
@@ -55,7 +51,7 @@ class Room:
     def __enter__(self) -> Room:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._taken:
             self._budget.give_back(self._taken)
 

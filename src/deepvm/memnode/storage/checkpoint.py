@@ -146,8 +146,3 @@ def spare_memory(arena: Arena, length: int) -> Iterator[memoryview]:
             yield view
     finally:
         arena.drop(block)
-
-
-def share_of(manifest: Manifest, index: int) -> Share:
-    """Which chunks of a checkpoint a node of this index keeps."""
-    return Share(nodes=max(1, len(manifest.nodes)), index=index, replicas=manifest.replicas)

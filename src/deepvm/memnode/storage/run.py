@@ -15,7 +15,7 @@ from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.memnode.storage.budgets import KeptDocuments, cost_of
-from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
+from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.upload import Begin, Upload, too_large
 from deepvm.store.base import Manifest, chunk_count
 from deepvm.units import format_bytes
@@ -242,7 +242,7 @@ class Run:
             raise RequestRefused("failed", str(error)) from None
         if manifest.run != self.name or manifest.step != step:
             raise RequestRefused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
-        share = share_of(manifest, index)
+        share = manifest.share(index)
         if not 0 <= index < share.nodes or not 1 <= share.replicas <= share.nodes:
             raise RequestRefused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
         with self.writing(session):

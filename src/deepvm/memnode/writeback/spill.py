@@ -19,7 +19,7 @@ from pathlib import Path
 from deepvm.errors import StoreError, UsageError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.arena import Arena
-from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
+from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
 from deepvm.memnode.writeback.chunk_source import ChunkSource
@@ -243,10 +243,10 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
     if "part_of" in manifest.facts:
         document = json.dumps(manifest.facts["part_of"], indent=1).encode()
         whole = Manifest.from_bytes(document)
-        share = share_of(whole, int(manifest.facts["node_index"]))
+        share = whole.share(int(manifest.facts["node_index"]))
         places = _packed(share, whole)
     else:
-        whole, share, places, document = manifest, share_of(manifest, 0), None, manifest.to_bytes()
+        whole, share, places, document = manifest, manifest.share(0), None, manifest.to_bytes()
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
     checkpoint.copy = SpilledCopy(store, replace(manifest, facts={}), places)
     return checkpoint

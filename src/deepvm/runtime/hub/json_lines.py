@@ -18,7 +18,7 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.protocol import frames
-from deepvm.protocol.auth import Meeting, NoTags, Tags, dialled_address, local_address
+from deepvm.protocol.auth import Meeting, Tags, dialled_address, local_address
 from deepvm.protocol.sockets import tune
 from deepvm.runtime.line_buffer import LineBuffer
 
@@ -43,7 +43,7 @@ class Lines:
         self._lines = LineBuffer()
         self._send_lock = threading.Lock()
         self._most_bytes = STRANGERS_LINE_BYTES
-        self._tags: Tags = NoTags()  # until both have shown that they know the token
+        self._tags = Tags()  # empty until both have shown that they know the token
         self.last = b""  # message that was heard, as it was sent
         self.local_address, self.dialled_address = local_address(sock), dialled_address(sock)
         tune(sock)

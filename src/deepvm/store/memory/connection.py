@@ -1,4 +1,4 @@
-"""One connection to one memory node: handshake, calls, and chunks sent without waiting for each answer."""
+"""One connection to one memory node: requests of store.py and upload.py in, answers out; chunks without waiting."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import xxhash
@@ -13,7 +14,7 @@ import xxhash
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.protocol import frames
 from deepvm.protocol.addresses import split_address
-from deepvm.protocol.auth import Meeting, NoTags, Tags, of_body
+from deepvm.protocol.auth import Meeting, Tags
 from deepvm.protocol.frames import Frame, Kind
 from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
 from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket
@@ -50,7 +51,7 @@ class Connection:
         self._outstanding = 0
         self._held = b""  # small parts, which leave together with the next bytes
         self._head = b""  # header and meta of the last answer
-        self._tags: Tags = NoTags()  # until the handshake is over
+        self._tags = Tags()  # empty until the handshake is over
         self._channel = NodeSocket(
             address,
             split_address(address),
@@ -94,19 +95,20 @@ class Connection:
         if not _is_greeting(hello):
             raise StoreUnavailable(f"{self.address} does not greet like a memory node: {str(hello)[:100]!a}")
         self.block_bytes = hello["block_bytes"]
-        self.node_nonce, self.nonce = hello["nonce"], frames.new_nonce()
+        self.nonces = hello["nonce"], frames.new_nonce()
         if not hello["token"] and self._token is not None:
             raise AccessDenied(f"{self.address} asks for no token, though one is set: it is not a node of this cluster")
         if hello["token"] and self._token is None:
             raise AccessDenied(
                 f"memory node {self.address} asks for a token: set DEEPVM_TOKEN, or give --token-file or token="
             )
+        node_nonce, nonce = self.nonces
+        address = self._channel.dialled
         meeting = Meeting(
-            protocol="node", server_nonce=self.node_nonce, client_nonce=self.nonce, greeting=greeting,
-            address=self._channel.dialled,
-        )  # fmt: skip
+            protocol="node", server_nonce=node_nonce, client_nonce=nonce, greeting=greeting, address=address
+        )
         proof = "" if self._token is None else meeting.proof(self._token, "client")
-        auth = {"version": frames.VERSION, "nonce": self.nonce, "address": meeting.address, "proof": proof}
+        auth = {"version": frames.VERSION, "nonce": nonce, "address": address, "proof": proof}
         answer, _ = self.call(Kind.AUTH, auth, timeout_s=max(0.0, deadline_s - time.monotonic()), answer_s=0.0)
         if self._token is not None:
             if not frames.same(str(answer.get("proof")), meeting.proof(self._token, "server")):
@@ -115,21 +117,16 @@ class Connection:
 
     def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
         verifier = frames.run_verifier(run, key)
-        self.call(
-            Kind.OPEN,
-            {
-                "run": run,
-                "session": session,
-                "write": write,
-                "proof": frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce),
-                "verifier": frames.masked(verifier, self._token, self.node_nonce, self.nonce),
-            },
-        )
+        hidden = frames.masked(verifier, self._token, *self.nonces)
+        self._open(run, verifier, session=session, write=write, verifier=hidden)
 
     def open_to_read(self, run: str, verifier: str) -> None:
         """Open a run with the verifier of its key: for nodes that fetch from each other."""
-        proof = frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce)
-        self.call(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
+        self._open(run, verifier, session="", write=False)
+
+    def _open(self, run: str, secret: str, **meta: Any) -> None:
+        proof = frames.proof(secret, f"run/{run}", *self.nonces)
+        self.call(Kind.OPEN, {"run": run, "proof": proof, **meta})
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -147,9 +144,7 @@ class Connection:
         deadline_s = self._channel.soon_s() if timeout_s is None else time.monotonic() + timeout_s + answer_s
         digest = xxhash.xxh3_64_intdigest(body) if body else 0
         self._send_frame(kind, meta, body, digest)
-        frame, answer, content = self._receive(deadline_s)
-        if frame.kind is Kind.ERROR:
-            frames.raise_error(answer)
+        _, answer, content = self._receive(deadline_s)
         return answer, content
 
     def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview, digest: int) -> None:
@@ -157,9 +152,7 @@ class Connection:
         verified. The frame's own digest is ignored: it may be that of bytes which were damaged before."""
         deadline_s = self._channel.soon_s()
         self._send_frame(kind, meta, b"", 0)
-        frame, answer = self._receive_head(deadline_s)
-        if frame.kind is Kind.ERROR:
-            frames.raise_error(answer)
+        frame, _ = self._receive_head(deadline_s)
         if frame.body_bytes != len(into):
             self._channel.broken = True
             raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
@@ -231,17 +224,9 @@ class Connection:
 
     def _take_answers(self, wait_until: float | None) -> None:
         """Take the answers that have arrived; with a deadline, wait for one."""
-        while self._outstanding:
-            if wait_until is None:
-                if not self._channel.readable():
-                    return
-                deadline_s = self._channel.soon_s()
-            else:
-                deadline_s = wait_until
-            frame, answer, _ = self._receive(deadline_s)
+        while self._outstanding and (wait_until is not None or self._channel.readable()):
             self._outstanding -= 1
-            if frame.kind is Kind.ERROR:
-                frames.raise_error(answer)
+            self._receive(wait_until or self._channel.soon_s())
             if wait_until is not None:
                 return
 
@@ -254,8 +239,8 @@ class Connection:
 
     def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes, digest: int) -> None:
         self._hold_frame(kind, meta, len(body), digest)
-        if body and self._tags.size and kind in frames.DOCUMENTS:
-            body += self._tags.next(of_body(body))
+        if kind in frames.DOCUMENTS:
+            body += self._tags.next_of_document(body)
         self._send_all(memoryview(body))
 
     def _send_all(self, data: memoryview) -> None:
@@ -273,46 +258,41 @@ class Connection:
         return max(0, count - held)
 
     def _receive(self, deadline_s: float) -> tuple[Frame, dict[str, Any], bytearray]:
+        """Receive a frame with its body; raise if it is an ERROR."""
         frame, meta = self._receive_head(deadline_s)
-        if not frame.body_bytes:
-            return frame, meta, bytearray()
-        body = bytearray(frame.body_bytes + self._tags.size)
-        self._channel.receive(memoryview(body), deadline_s)
-        tag = body[frame.body_bytes :]
-        del body[frame.body_bytes :]
-        if xxhash.xxh3_64_intdigest(body) != frame.digest:
-            self._tags.skip(1)
-            raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
-        if tag:
-            self._check(of_body(body), tag)
+        body = bytearray(frame.body_bytes)
+        if body:
+            tag = bytearray(self._tags.size)
+            self._channel.receive(memoryview(body), deadline_s)
+            self._channel.receive(memoryview(tag), deadline_s)
+            with self._breaking():
+                intact = frames.is_intact(frame, body, tag, self._tags)
+            if not intact:
+                raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
         return frame, meta, body
 
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
-        start = bytearray(frames.HEADER.size + self._tags.size)
-        self._channel.receive(memoryview(start), deadline_s)
-        intact, self._channel.broken = self._channel.broken, True
-        header = start[: frames.HEADER.size]
-        frame = frames.decode_header(header)
-        if self._requests:
-            self._answers += 1
-            malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
-            if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
-                raise frames.ProtocolError(
-                    f"memory node {self.address} sent an answer that does not belong to the next request"
-                )
-        meta = bytearray(frame.meta_bytes)
-        if meta:
-            self._channel.receive(memoryview(meta), deadline_s)
-        self._head = bytes(header + meta)
-        self._check(self._head, start[frames.HEADER.size :])
-        decoded = frames.decode_meta(meta)
-        self._channel.broken = intact
-        return frame, decoded
+        with self._breaking():
+            frame, meta, self._head = frames.receive_head(
+                lambda into: self._channel.receive(into, deadline_s), self._tags
+            )
+            if self._requests:
+                self._answers += 1
+                malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
+                if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
+                    raise frames.ProtocolError("an answer that does not belong to the next request")
+        if frame.kind is Kind.ERROR:
+            frames.raise_error(meta)
+        return frame, meta
 
-    def _check(self, data: bytes, tag: bytearray) -> None:
-        if not self._tags.fits(data, tag):
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Give the connection up after a frame that is not valid: what follows it cannot be read."""
+        try:
+            yield
+        except frames.ProtocolError as error:
             self._channel.broken = True
-            raise frames.ProtocolError(f"wrong tag on an answer from {self.address}: it was changed on the way")
+            raise frames.ProtocolError(f"memory node {self.address} sent what cannot be read: {error}") from None
 
 
 def _is_greeting(hello: dict[str, Any]) -> bool:

@@ -19,7 +19,7 @@ from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, Usage
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.credentials import client_tls
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import minimum_nodes, replica_nodes
+from deepvm.protocol.placement import Share, minimum_nodes, replica_nodes
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
@@ -211,9 +211,9 @@ class MemoryStore(Store):
                 log.warning("step %d of run %s is not whole while a node does not answer: %s", step, run, failure)
         return whole
 
-    def share_of(self, node: str) -> dict[str, int]:
-        """What a node is told of its part in a checkpoint."""
-        return {"nodes": len(self.nodes), "node_index": self.nodes.index(node), "replicas": self.replicas}
+    def share_of(self, node: str) -> Share:
+        """Return which chunks a node keeps of a checkpoint that is saved here."""
+        return Share(nodes=len(self.nodes), index=self.nodes.index(node), replicas=self.replicas)
 
     def uncommitted_steps(self, run: str) -> dict[int, list[str]]:
         """Steps that were being committed when their trainer ended, and the nodes that have them; none where a node
