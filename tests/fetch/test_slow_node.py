@@ -8,7 +8,6 @@ import torch
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.memnode import MemoryNode
-from deepvm.protocol.frames import Kind
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
 from tests.support.fetcher import MIB, PATIENCE_S
@@ -32,8 +31,8 @@ def test_a_chunk_that_comes_more_slowly_than_readers_are_woken_is_waited_for(
         connection.open(run)
         relay.pause_s = PROGRESS_S / 2  # after 64 KiB: a quarter of what wakes a reader, in two thirds of its patience
         into = memoryview(bytearray(manifest.span(1)[1]))
-        connection.read_into(Kind.GET, {"step": 1, "chunk": 1}, into, manifest.digests[1])
+        connection.read_chunk(manifest, 1, into)
         relay.pause_s = 0.0
-        connection.read_into(Kind.GET, {"step": 1, "chunk": 0}, into, manifest.digests[0])
+        connection.read_chunk(manifest, 0, into)
         assert not connection.broken
         connection.close()

@@ -245,7 +245,7 @@ def ask_bad_node(words: bytes) -> None:
             connection.open("run-a", key="key")
             step_rows(connection.call(Kind.STEPS)[0], "n:1")
             read_manifest(bytes(connection.call(Kind.MANIFEST, {"step": 12})[1]), "run-a", 12, "n:1")
-            connection.read_into(Kind.GET, {"step": 12, "chunk": 0}, memoryview(bytearray(128)), 1)
+            connection.read_chunk(manifest(), 0, memoryview(bytearray(128)))
     except DeepvmError as error:
         check_told(error)
         if "did not answer in time" in str(error):

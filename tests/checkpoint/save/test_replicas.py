@@ -59,8 +59,7 @@ def damaged_chunks(node: MemoryNode) -> list[int]:
         length = manifest.span(chunk)[1]
         connection = store.connect(node.address, "default")
         try:
-            meta = {"step": manifest.step, "chunk": chunk}
-            connection.read_into(Kind.GET, meta, into[:length], manifest.digests[chunk])
+            connection.read_chunk(manifest, chunk, into[:length])
         except Exception:
             bad.append(chunk)
         finally:
@@ -173,7 +172,7 @@ def test_a_damaged_copy_is_replaced_from_the_good_one_and_said_so(
     assert (damaged_chunks(pair[0]), damaged_chunks(pair[1])) == ([0, 2], [1])
     with caplog.at_level(logging.WARNING, "deepvm"):
         assert restored(url) == (1, truth)
-    assert "replaced from a good copy" in caplog.text
+    assert "replaced from a good replica" in caplog.text
     assert (damaged_chunks(pair[0]), damaged_chunks(pair[1])) == ([], [])
     assert restored(url) == (1, truth)
 

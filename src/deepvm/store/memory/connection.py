@@ -16,6 +16,7 @@ from deepvm.protocol import frames
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.auth import Meeting, Tags
 from deepvm.protocol.frames import Frame, Kind
+from deepvm.store.base import Manifest
 from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
 from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket
 
@@ -147,19 +148,17 @@ class Connection:
         _, answer, content = self._receive(deadline_s)
         return answer, content
 
-    def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview, digest: int) -> None:
-        """Send a request whose answer is a body of known length and digest, and receive it straight into memory,
-        verified. The frame's own digest is ignored: it may be that of bytes which were damaged before."""
+    def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
+        """Receive a chunk straight into memory and verify it. The digest of the manifest counts, not that of the frame:
+        the node's bytes may be damaged."""
         deadline_s = self._channel.soon_s()
-        self._send_frame(kind, meta, b"", 0)
+        self._send_frame(Kind.GET, {"step": manifest.step, "chunk": chunk}, b"", 0)
         frame, _ = self._receive_head(deadline_s)
         if frame.body_bytes != len(into):
             self._channel.broken = True
             raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
-        if self._channel.receive_hashed(into, deadline_s) != digest:
-            raise Corrupt(
-                f"chunk {meta.get('chunk')} of step {meta.get('step')} is not what was saved, at {self.address}"
-            )
+        if self._channel.receive_hashed(into, deadline_s) != manifest.digests[chunk]:
+            raise Corrupt(f"chunk {chunk} of step {manifest.step} is not what was saved, at {self.address}")
 
     # --- chunks, one after the other without waiting ------------------------------------------------------------
 
