@@ -72,7 +72,7 @@ class Settings:
         machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.capacity_bytes > machine_bytes:
             raise UsageError(
-                f"a capacity of {capacity} is more than the {format_bytes(machine_bytes)} of memory that this machine has"
+                f"a capacity of {capacity} is more than the {format_bytes(machine_bytes)} of memory of this machine"
             )
         kept = {"buffers": self.buffers, "spill-keep": self.spill_keep, "durable-keep": self.durable_keep}
         for name, count in kept.items():

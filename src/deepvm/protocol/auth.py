@@ -1,7 +1,7 @@
 """Mutual proof of a shared token, for nodes and hubs: nonces and a greeting in, proofs and tag keys out.
 
-A ``Meeting`` holds what both sides saw of a handshake: two nonces, the greeting, and the address that was dialled. All
-proofs and keys are bound to it, so that a relay cannot use them elsewhere. ``Tags`` protect every frame after it.
+A ``Handshake`` is what both sides saw: two nonces, the greeting, and the address that was dialled. All proofs and keys
+are bound to it, so that a relay cannot use them elsewhere. ``Tags`` protect every frame after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Side = Literal["client", "server"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
+class Handshake:
     """``protocol`` is "node" or "hub"; ``greeting`` is the server's first message, byte for byte."""
 
     protocol: str

@@ -1,37 +1,13 @@
-"""What all stores share: the names of a checkpoint's two files, checks of what is written and of what is read."""
+"""Checks that all stores share: of manifests and chunks that are read, and of chunks that are written."""
 
 from __future__ import annotations
 
-import re
 import threading
 
 import xxhash
 
 from deepvm.errors import Corrupt, StoreError
-from deepvm.store.base import MOST_STEP, Manifest, check_run, chunk_count, chunk_span
-
-_STEM = re.compile(r"step-([0-9]{12,19})\Z")
-DATA, MANIFEST = ".safetensors", ".json"
-
-
-def stem(step: int) -> str:
-    """Return a file name without its suffix; names sort like their steps."""
-    return f"step-{step:012d}"
-
-
-def step_of(name: str, suffix: str) -> int | None:
-    """Return the step of a file name; None if it is not one of ours."""
-    if not name.endswith(suffix):
-        return None
-    match = _STEM.match(name[: -len(suffix)])
-    step = int(match[1]) if match else -1
-    return step if 0 <= step <= MOST_STEP and name == stem(step) + suffix else None
-
-
-def whole_steps(names: set[str]) -> list[int]:
-    """Return the steps with both files: a manifest is written last, but its bytes may have been lost since."""
-    found = (step_of(name, MANIFEST) for name in names)
-    return sorted(step for step in found if step is not None and stem(step) + DATA in names)
+from deepvm.store.base import Manifest, check_run, chunk_count, chunk_span
 
 
 def read_manifest(data: bytes, run: str, step: int, place: str) -> Manifest:

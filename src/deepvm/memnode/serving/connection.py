@@ -17,7 +17,7 @@ from deepvm.memnode.storage.budgets import Room
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.acceptor import Peer
-from deepvm.protocol.auth import Meeting, Tags
+from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Kind
 from deepvm.strict_json import MalformedJson
 
@@ -215,14 +215,12 @@ class ClientConnection:
         try:
             if settings.token is not None:
                 address = fields.text(meta, "address", _MOST_ADDRESS)
-                meeting = Meeting(
+                handshake = Handshake(
                     protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting, address=address
                 )
-                self._check_proof(meeting, settings.token, fields.optional_hexadecimal(meta, "proof") or "")
-                answer, tags = (
-                    {"proof": meeting.proof(settings.token, "server")},
-                    meeting.tags(settings.token, "server"),
-                )
+                self._check_proof(handshake, settings.token, fields.optional_hexadecimal(meta, "proof") or "")
+                answer = {"proof": handshake.proof(settings.token, "server")}
+                tags = handshake.tags(settings.token, "server")
             self._node.admit(self._peer)
         except RequestRefused as refusal:
             self._frames.refuse(frame.request, refusal.code, refusal.message)
@@ -231,16 +229,16 @@ class ClientConnection:
         self._frames.tags = tags
         return nonce, client_nonce
 
-    def _check_proof(self, meeting: Meeting, token: str, proof: str) -> None:
+    def _check_proof(self, handshake: Handshake, token: str, proof: str) -> None:
         """Refuse a client that does not know the token, or that dialled another address: a relay listens there."""
         own = self._channel.local_address
-        if not frames.same(proof, meeting.proof(token, "client")):
+        if not frames.same(proof, handshake.proof(token, "client")):
             reason, message = "wrong token", "the token is missing or is not this node's"
-        elif meeting.address != own and meeting.address not in self._node.advertised:
-            reason = f"dialled {meeting.address}"
+        elif handshake.address != own and handshake.address not in self._node.advertised:
+            reason = f"dialled {handshake.address}"
             message = (
-                f"the client dialled {meeting.address}, which is not an address of this node ({own}): somebody is in "
-                f"between; if that is a forwarded port, start the node with --advertise {meeting.address}"
+                f"the client dialled {handshake.address}, which is not an address of this node ({own}): somebody is in "
+                f"between; if that is a forwarded port, start the node with --advertise {handshake.address}"
             )
         else:
             return

@@ -17,7 +17,8 @@ from deepvm.errors import StoreError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.writeback.run_files import PARTS, RUN_FILE, STAGED, remove_if_empty
 from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest
-from deepvm.store.chunks import DATA, MANIFEST, read_manifest, stem, step_of
+from deepvm.store.chunks import read_manifest
+from deepvm.store.file_names import DATA, MANIFEST, stem, step_of
 from deepvm.store.files.staged_file import lock_if_free
 from deepvm.store.files.store import locked, sync_directory
 from deepvm.store.regular_file import open_regular, read_regular

@@ -18,7 +18,7 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.protocol import frames
-from deepvm.protocol.auth import Meeting, Tags, dialled_address, local_address
+from deepvm.protocol.auth import Handshake, Tags, dialled_address, local_address
 from deepvm.protocol.sockets import tune
 from deepvm.runtime.line_buffer import LineBuffer
 
@@ -126,17 +126,19 @@ def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
     hello = lines.receive(HANDSHAKE_S)
     if hello["say"] != "hello" or hello.get("version") != VERSION:
         raise HubGone(f"no machine of version {VERSION} speaks there")
-    meeting = Meeting(
+    handshake = Handshake(
         protocol="hub", server_nonce=nonce, client_nonce=str(hello.get("nonce")), greeting=greeting,
         address=str(hello.get("address")),
     )  # fmt: skip
-    if not frames.same(str(hello.get("proof")), meeting.proof(token, "client")):
+    if not frames.same(str(hello.get("proof")), handshake.proof(token, "client")):
         raise _refused(lines, "wrong token")
-    if meeting.address != lines.local_address:
-        why = f"the machine dialled {meeting.address}, and the hub is at {lines.local_address}: somebody is in between"
+    if handshake.address != lines.local_address:
+        why = (
+            f"the machine dialled {handshake.address}, and the hub is at {lines.local_address}: somebody is in between"
+        )
         raise _refused(lines, why)
-    lines.send("known", proof=meeting.proof(token, "server"))
-    lines.protect(meeting.tags(token, "server"))
+    lines.send("known", proof=handshake.proof(token, "server"))
+    lines.protect(handshake.tags(token, "server"))
     return lines.receive(HANDSHAKE_S)
 
 
@@ -151,16 +153,16 @@ def connect_handshake(lines: Lines, token: str, **about: Any) -> None:
     greeting = lines.receive(HANDSHAKE_S)
     if greeting["say"] != "hub" or greeting.get("version") != VERSION:
         raise HubGone(f"no hub of version {VERSION} answers there")
-    meeting = Meeting(
+    handshake = Handshake(
         protocol="hub", server_nonce=str(greeting.get("nonce")), client_nonce=frames.new_nonce(), greeting=lines.last,
         address=lines.dialled_address,
     )  # fmt: skip
-    proof = meeting.proof(token, "client")
-    lines.send("hello", version=VERSION, nonce=meeting.client_nonce, address=meeting.address, proof=proof)
+    proof = handshake.proof(token, "client")
+    lines.send("hello", version=VERSION, nonce=handshake.client_nonce, address=handshake.address, proof=proof)
     answer = lines.receive(HANDSHAKE_S)
     if answer["say"] == "refused":
         raise AccessDenied(f"the hub refuses this machine: {str(answer.get('why'))[:300]!a}")
-    if answer["say"] != "known" or not frames.same(str(answer.get("proof")), meeting.proof(token, "server")):
+    if answer["say"] != "known" or not frames.same(str(answer.get("proof")), handshake.proof(token, "server")):
         raise AccessDenied("the hub does not know this machine's token: it is not the hub of this run")
-    lines.protect(meeting.tags(token, "client"))
+    lines.protect(handshake.tags(token, "client"))
     lines.send("about", **about)

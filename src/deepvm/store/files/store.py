@@ -17,18 +17,8 @@ from urllib.parse import quote
 
 from deepvm.errors import AccessDenied, NotFound, StoreError, StoreUnavailable
 from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, MappedBytes, Store, check_run, is_run
-from deepvm.store.chunks import (
-    DATA,
-    MANIFEST,
-    UploadCheck,
-    as_bytes,
-    check_length,
-    read_manifest,
-    stem,
-    truncated,
-    verify_chunk,
-    whole_steps,
-)
+from deepvm.store.chunks import UploadCheck, as_bytes, check_length, read_manifest, truncated, verify_chunk
+from deepvm.store.file_names import DATA, MANIFEST, stem, whole_steps
 from deepvm.store.files.mapping import is_local, map_file
 from deepvm.store.files.staged_file import StagedFile, lock_if_free, remove_stale
 from deepvm.store.regular_file import open_regular, read_regular

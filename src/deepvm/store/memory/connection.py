@@ -14,7 +14,7 @@ import xxhash
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.protocol import frames
 from deepvm.protocol.addresses import split_address
-from deepvm.protocol.auth import Meeting, Tags
+from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Frame, Kind
 from deepvm.store.base import Manifest
 from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
@@ -105,16 +105,16 @@ class Connection:
             )
         node_nonce, nonce = self.nonces
         address = self._channel.dialled
-        meeting = Meeting(
+        handshake = Handshake(
             protocol="node", server_nonce=node_nonce, client_nonce=nonce, greeting=greeting, address=address
         )
-        proof = "" if self._token is None else meeting.proof(self._token, "client")
+        proof = "" if self._token is None else handshake.proof(self._token, "client")
         auth = {"version": frames.VERSION, "nonce": nonce, "address": address, "proof": proof}
         answer, _ = self.call(Kind.AUTH, auth, timeout_s=max(0.0, deadline_s - time.monotonic()), answer_s=0.0)
         if self._token is not None:
-            if not frames.same(str(answer.get("proof")), meeting.proof(self._token, "server")):
+            if not frames.same(str(answer.get("proof")), handshake.proof(self._token, "server")):
                 raise AccessDenied(f"{self.address} does not know the token: it is not a memory node of this cluster")
-            self._tags = meeting.tags(self._token, "client")
+            self._tags = handshake.tags(self._token, "client")
 
     def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
         verifier = frames.run_verifier(run, key)

@@ -24,18 +24,8 @@ from urllib.parse import urlsplit
 from deepvm.errors import AccessDenied, Corrupt, MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from deepvm.protocol.sockets import is_loopback
 from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, Store, check_run, is_run
-from deepvm.store.chunks import (
-    DATA,
-    MANIFEST,
-    UploadCheck,
-    as_bytes,
-    check_length,
-    read_manifest,
-    stem,
-    truncated,
-    verify_chunk,
-    whole_steps,
-)
+from deepvm.store.chunks import UploadCheck, as_bytes, check_length, read_manifest, truncated, verify_chunk
+from deepvm.store.file_names import DATA, MANIFEST, stem, whole_steps
 from deepvm.store.objects.ordered_stream import OrderedStream
 
 PART_BYTES = 8 * 2**20  # S3 takes 5 MiB at least; larger parts mean fewer requests and more memory
