@@ -194,7 +194,7 @@ def test_what_is_no_step_is_one_clear_error(tmp_path: Path, step: Any) -> None:
     with Checkpointer({"a": 1}, f"file://{tmp_path}", policy="every 1 steps") as ckpt:
         calls = [ckpt.step, ckpt.save] + ([ckpt.restore] if step is not None else [])
         for call in calls:
-            with pytest.raises(UsageError, match=r"the step is .*: give a whole number from 0 to 9223372036854775807"):
+            with pytest.raises(UsageError, match=r"the step is .*: pass a whole number from 0 to 9223372036854775807"):
                 call(step)
         assert ckpt.status().failed == 0
 
@@ -216,7 +216,7 @@ def test_what_is_no_mapping_of_names_is_refused(tmp_path: Path, state: Any, word
 
 
 def test_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the policy is 5: give a text such as 'every 100 steps'"):
+    with pytest.raises(UsageError, match="the policy is 5: pass a text such as 'every 100 steps'"):
         Checkpointer({"a": 1}, f"file://{tmp_path}", policy=5)  # type: ignore[arg-type]
 
 
