@@ -230,10 +230,12 @@ class Checkpointer:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
         if self._group is not None:
             self._group.leave("its Checkpointer is closed")
-        parts: list[at_exit.Closing] = [self._transfer, self._snapshotter, self._event_log]
-        parts += [store for store in self._stores if store not in self._kept_open]
-        for part in parts:
-            part.close()
+        self._transfer.close()
+        self._snapshotter.close()
+        self._event_log.close()
+        for store in self._stores:
+            if store not in self._kept_open:
+                store.close()
 
     def finish_at_exit(self, *, failed: str) -> None:
         """Close at the end of the process, if close() was not called."""
@@ -266,7 +268,7 @@ class Checkpointer:
 
     def _before_step(self) -> None:
         """Copy what is live and not yet sent."""
-        self._start.let_go()
+        self._start.remove_hooks()
         self._determinism.settle()
         self.settle()
 

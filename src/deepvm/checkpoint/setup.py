@@ -35,7 +35,7 @@ class Setup:
     events: str | None
     notice_file: str | None
     session: str  # of this start of the job: rank 0's
-    expects_notices: bool  # the preemption of some rank's machine may be announced
+    expects_notices: bool = False  # the preemption of some rank's machine may be announced
     group: ranks.Meetings | None = None  # where ranks meet
 
     def transfer(self, rank: int, world_size: int) -> MemoryTransfer | StoreTransfer:
@@ -63,19 +63,17 @@ def prepare(
         check_savable(state)
         stores = environment.resolve_stores(store, token=token, key=key)
         nodes = stores[0].memory_nodes()
-        notice_file = environment.env_value(variables.NOTICE_FILE)
         return Setup(
             run=environment.resolve_run(run),
             policy=environment.resolve_policy(policy),
             stores=stores,
             events=environment.env_value(variables.EVENTS),
-            notice_file=notice_file,
+            notice_file=environment.env_value(variables.NOTICE_FILE),
             session=nodes.session if nodes is not None else "",
-            expects_notices=notice_file is not None,
         )
 
     def tell(setup: Setup) -> list[Any]:
-        return [kinds(state), setup.session, setup.expects_notices]
+        return [kinds(state), setup.session, setup.notice_file is not None]
 
     group = ranks.join()
     try:

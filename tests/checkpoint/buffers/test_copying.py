@@ -98,7 +98,6 @@ def test_a_copy_that_fails_fails_its_save_and_not_the_step(node: MemoryNode, mon
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     with Checkpointer({"model": parameters, "optimizer": optimizer}, f"memory://{node.address}", run="a") as ckpt:
         with monkeypatch.context() as patched:
-            patched.setattr(LiveTensors, "copy_everything", refuse)
             patched.setattr(LiveTensors, "copy_chunks", refuse)
             patched.setattr(Snapshot, "hand_over", hand_over_later)
             handle = ckpt.save(1)

@@ -205,9 +205,9 @@ def test_what_is_no_step_is_one_clear_error(tmp_path: Path, step: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (torch.nn.Linear(2, 2), "the state is a Linear: give a dict of names"),
-        ([torch.nn.Linear(2, 2)], "the state is a list: give a dict of names"),
-        ({1: torch.nn.Linear(2, 2)}, "the state has the name 1, a int: names are texts"),
+        (torch.nn.Linear(2, 2), "the state is a Linear: pass a dict of names"),
+        ([torch.nn.Linear(2, 2)], "the state is a list: pass a dict of names"),
+        ({1: torch.nn.Linear(2, 2)}, "the state has the name 1, a int: use text"),
     ],
 )
 def test_what_is_no_mapping_of_names_is_refused(tmp_path: Path, state: Any, words: str) -> None:

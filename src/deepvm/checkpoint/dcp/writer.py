@@ -163,13 +163,13 @@ class DeepvmWriter(StorageWriter):
         base, self._base = self._base, None
         way = open_transport(self._open(), self._run, share, self._deadline_s)
         try:
-            sent = way.send(segments, base if base and base.fingerprint == share.fingerprint else None)
+            sent = way.send(segments, base if base and base.layout == share.fingerprint else None)
         except BaseException:
             way.abort()
             way.close()
             raise
         if sent.digests and not sent.nodes_down:
-            self._base = Base(step=share.step, fingerprint=share.fingerprint, header_bytes=0, digests=sent.digests)
+            self._base = Base(step=share.step, layout=share.fingerprint, digests=sent.digests)
         if self._coordinator:
             self._way = way  # until it commits
         else:

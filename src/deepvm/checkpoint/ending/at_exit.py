@@ -22,10 +22,6 @@ log = logging.getLogger("deepvm.checkpoint")
 GIVE_WAY_S = 20.0  # how long a new Checkpointer waits for an older one of its run that was never closed
 
 
-class Closing(Protocol):
-    def close(self) -> None: ...
-
-
 class Finishing(Protocol):
     @property
     def place(self) -> tuple[str, str]:

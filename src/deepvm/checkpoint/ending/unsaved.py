@@ -41,11 +41,7 @@ class Unsaved:
         self._stepped_since = True
 
     def save(
-        self,
-        save: Callable[[int], SaveHandle],
-        saver: Saver,
-        group: ranks.Meetings | None,
-        ends_s: float,
+        self, save: Callable[[int], SaveHandle], saver: Saver, group: ranks.Meetings | None, ends_s: float
     ) -> None:
         """Save the last step if no save has it, together with all ranks."""
         left_s = max(0.0, ends_s - time.monotonic())

@@ -20,6 +20,7 @@ from deepvm.errors import AccessDenied, CheckpointError, Corrupt, NotFound, Stor
 from deepvm.protocol.frames import Kind, fingerprint
 from deepvm.protocol.placement import Share, minimum_nodes
 from deepvm.store.base import Manifest
+from deepvm.store.memory.answers import step_rows
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
 from deepvm.store.memory.upload import seal
@@ -92,13 +93,13 @@ class CommitClient:
         """Return the run's newest checkpoint at the first connected node that answers, if it has the same nodes."""
         for node, connection in list(self._connections.items()):
             try:
-                steps = [int(row["step"]) for row in connection.call(Kind.STEPS)[0]["steps"]]
+                steps = [row["step"] for row in step_rows(connection.call(Kind.STEPS)[0], node)]
                 if not steps:
                     return None
                 manifest = Manifest.from_bytes(bytes(connection.call(Kind.MANIFEST, {"step": max(steps)})[1]))
                 same = (manifest.nodes, manifest.replicas) == (self._store.nodes, self._store.replicas)
                 return manifest if same else None
-            except (StoreError, KeyError, TypeError, ValueError):  # also if it is not a memory node
+            except StoreError:
                 if connection.broken:
                     self._drop(node)
         return None

@@ -85,15 +85,14 @@ class MemoryTransfer:
         before = digests if upload.base is None else upload.base.digests
         self._base = Base(
             step=handle.step,
-            fingerprint=upload.layout,
-            header_bytes=job.snapshot.chunk_map.layout.header_bytes,
+            layout=upload.layout,
             digests=digests,
             changing=frozenset(c for c, (was, now) in enumerate(zip(before, digests, strict=True)) if was != now),
         )
 
     def _upload(self, job: SaveJob) -> Upload:
         chunk_map, layout = job.snapshot.chunk_map, job.snapshot.chunk_map.layout
-        offering = self._dedup.begin(f"{layout.fingerprint}/{layout.header_bytes}")
+        offering = self._dedup.begin(layout.fingerprint)
         return Upload(
             source=job.snapshot,
             step=job.handle.step,
@@ -164,17 +163,11 @@ class MemoryTransfer:
         """Return the last save, or the newest checkpoint of an earlier process, if its layout is the same."""
         layout, base = chunk_map.layout, self._base
         if base is not None:
-            same = (base.fingerprint, base.header_bytes) == (layout.fingerprint, layout.header_bytes)
-            return base if same else None
+            return base if base.layout == layout.fingerprint else None
         found = self._commit_client.newest()
         if found is None or (found.size_bytes, found.chunk_bytes) != (layout.size_bytes, chunk_map.chunk_bytes):
             return None
-        return Base(
-            step=found.step,
-            fingerprint=layout.fingerprint,
-            header_bytes=layout.header_bytes,
-            digests=found.digests,
-        )
+        return Base(step=found.step, layout=layout.fingerprint, digests=found.digests)
 
     def _start(self, upload: Upload) -> dict[str, NodeUpload]:
         uploads = {node: NodeUpload(upload) for node in self._store.nodes}

@@ -46,8 +46,7 @@ class Base:
     """The last checkpoint that was committed: what has its digest there need not be sent again."""
 
     step: int
-    fingerprint: str
-    header_bytes: int
+    layout: str  # its fingerprint
     digests: Sequence[int]
     changing: frozenset[int] = frozenset()  # chunks that were not as in the checkpoint before it
 
@@ -188,22 +187,20 @@ class Senders:
         """Begin the save, on a new connection if the old one broke between saves."""
         if self._store.health.can_spare(self.node):
             self._store.health.check(self.node)
-        if connection is not None:
+        while True:
+            was_idle = connection is not None
+            if connection is None:
+                connection = self._store.connect(self.node, self._run, write=True)
+                self._open.add(connection)
             try:
                 job.upload.begin(connection, self._store, self._rank, self._world_size)
                 return connection
-            except StoreUnavailable:
-                if not connection.broken:
-                    raise
+            except BaseException as error:
+                again = was_idle and connection.broken and isinstance(error, StoreUnavailable)
                 self._close(connection)
-        connection = self._store.connect(self.node, self._run, write=True)
-        self._open.add(connection)
-        try:
-            job.upload.begin(connection, self._store, self._rank, self._world_size)
-        except BaseException:
-            self._close(connection)
-            raise
-        return connection
+                if not again:
+                    raise
+                connection = None
 
     def _serve(self, connection: Connection, job: NodeUpload) -> None:
         kept: list[int] = []

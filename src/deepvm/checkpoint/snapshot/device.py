@@ -79,12 +79,10 @@ class Cuda:
         return tensor.is_cuda
 
     def register(self, address: int, size_bytes: int) -> None:
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._check("cudaHostRegister", cudart.cudaHostRegister(address, size_bytes, _PORTABLE))
+        self._call("cudaHostRegister", address, size_bytes, _PORTABLE)
 
     def unregister(self, address: int) -> None:
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._check("cudaHostUnregister", cudart.cudaHostUnregister(address))
+        self._call("cudaHostUnregister", address)
 
     def follow(self, device: torch.device) -> None:
         self._stream(device).wait_stream(torch.cuda.current_stream(device))
@@ -109,9 +107,10 @@ class Cuda:
         return self._streams[device]
 
     @staticmethod
-    def _check(call: str, code: Any) -> None:
-        if int(code) != 0:
-            raise CheckpointError(f"{call} failed with error {int(code)}")
+    def _call(name: str, *arguments: int) -> None:
+        code = int(getattr(torch.cuda.cudart(), name)(*arguments))  # type: ignore[no-untyped-call]
+        if code != 0:
+            raise CheckpointError(f"{name} failed with error {code}")
 
 
 class Arrivals:

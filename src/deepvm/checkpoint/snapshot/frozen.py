@@ -55,12 +55,12 @@ class Frozen:
             self._changing.add(name)
         if known is not None:
             del self._watched[name]
-            known.end(self._watch)
+            known.release()
         room = self.close.alive and len(self._watched) < MOST_RUNS
         if self._watch is not None and room and name not in self._changing and watchable(tensor):
             pages = self._protect(self._watch, *whole_pages(address, tensor.nbytes))
             if pages:
-                self._watched[name] = _Watched(tensor, pages)
+                self._watched[name] = _Watched(self._watch, tensor, pages)
         return [(to, address, tensor.nbytes)] if tensor.nbytes else []
 
     def _protect(self, watch: WriteWatch, start: int, end: int) -> list[Range]:
@@ -79,8 +79,8 @@ class Frozen:
 class _Watched:
     """A tensor, held with its memory, and the pages of it that are protected."""
 
-    def __init__(self, tensor: torch.Tensor, pages: Sequence[Range]) -> None:
-        self._tensor = tensor.detach()
+    def __init__(self, watch: WriteWatch, tensor: torch.Tensor, pages: Sequence[Range]) -> None:
+        self._watch, self._tensor = watch, tensor.detach()
         self.address, self.pages = tensor.data_ptr(), pages
 
     def edges(self, to: int) -> list[Span]:
@@ -92,14 +92,14 @@ class _Watched:
             at = end
         return found
 
-    def end(self, watch: WriteWatch | None) -> None:
-        for part in self.pages if watch is not None else ():
-            watch.unregister(*part)  # type: ignore[union-attr]
+    def release(self) -> None:
+        for part in self.pages:
+            self._watch.unregister(*part)
 
 
 def _release(watch: WriteWatch | None, owner: object, watched: dict[str, _Watched]) -> None:
-    if watch is not None:
-        for known in watched.values():
-            known.end(watch)
-        watch.disclaim(owner)
+    for known in watched.values():
+        known.release()
     watched.clear()
+    if watch is not None:
+        watch.disclaim(owner)

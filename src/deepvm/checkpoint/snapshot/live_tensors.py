@@ -89,16 +89,13 @@ class LiveTensors:
         if self.pages is not None:
             self.pages.mend()
 
-    def copy_everything(self) -> int:
-        """Copy all that is in place into staging memory; return the bytes copied."""
-        self._copier.do(self.in_place.copy_all)
-        return self.in_place.bytes
-
-    def copy_chunks(self, chunks: Sequence[int]) -> int:
-        """Copy what some chunks have in place; return the bytes copied."""
-        jobs, size_bytes = self.in_place.copy_chunks(chunks)
-        self._copier.do(jobs, alone=size_bytes <= ALONE_BYTES)
-        return size_bytes
+    def copy_chunks(self, chunks: Sequence[int]) -> None:
+        """Copy what some chunks have in place into staging memory; that of all chunks if these are nearly all."""
+        if len(chunks) >= 0.9 * sum(self.in_place.in_chunk):
+            self._copier.do(self.in_place.copy_all)
+        else:
+            jobs, size_bytes = self.in_place.copy_chunks(chunks)
+            self._copier.do(jobs, alone=size_bytes <= ALONE_BYTES)
 
     def close(self) -> None:
         """Release the pages for their next watcher."""

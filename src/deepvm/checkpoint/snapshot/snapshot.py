@@ -46,22 +46,25 @@ class Snapshot:
 
     # --- the trainer's side -------------------------------------------------------------------------------------
 
-    def freeze(self) -> int:
-        """Copy what is in place and not yet sent; returns the bytes copied. After it, tensors may change."""
+    def freeze(self) -> None:
+        """Copy what is in place and not yet sent. After it, tensors may change."""
         with self._ending:
-            return 0 if self.frozen else self._freeze()
+            if not self.frozen:
+                self._freeze()
 
-    def _freeze(self) -> int:
+    def _freeze(self) -> None:
         if self._arrivals is not None:
             self._arrivals.hold()  # on the GPU; nothing waits here
         self._live.gate.clear()  # senders pause
         locks = self._live.locks
         held = [lock for lock, waiting in zip(locks, self._waiting, strict=True) if waiting and lock.acquire()]
         try:
-            copied = 0
             unsent = [c for c, n in enumerate(self._waiting) if n and self._in_place.in_chunk[c]]
             if unsent and self.torn is None:
-                copied = self._copy(unsent)
+                try:
+                    self._live.copy_chunks(unsent)
+                except Exception as error:  # training continues without this save
+                    self.torn = f"the state could not be copied: {error}"
                 self._prove(unsent)  # after the copy: it must not have been written until then
             self._check_device()
             if self.torn is None:
@@ -69,19 +72,10 @@ class Snapshot:
                     self._moved[chunk] = 1
             self.frozen = True
             self._live.unprotect()
-            return copied
         finally:
             for lock in held:
                 lock.release()
             self._live.gate.set()
-
-    def _copy(self, unsent: Sequence[int]) -> int:
-        everything = len(unsent) >= 0.9 * sum(self._in_place.in_chunk)
-        try:
-            return self._live.copy_everything() if everything else self._live.copy_chunks(unsent)
-        except Exception as error:  # training continues without this save
-            self.torn = f"the state could not be copied: {error}"
-            return 0
 
     def _prove(self, chunks: Sequence[int]) -> None:
         """Prove that nothing which these chunks have in place was written since the snapshot was taken. Only before

@@ -97,18 +97,18 @@ class Snapshotter:
             self._plan = None
         self._outgrown = False
         live, self._copy_next = self._live and not self._copy_next, False
-        begun = [] if self._plan is None else [self._plan]
+        last = self._plan
         try:
-            for early in begun:
-                early.live.begin(live=live)  # large copies begin while this thread captures the state
+            if last is not None:
+                last.live.begin(live=live)  # large copies begin while this thread captures the state
             captured, plan = self._plan_together(state)
-            if plan not in begun:
-                begun.append(plan)
+            if plan is not last:
                 plan.live.begin(live=live)
             return self._stage(plan, captured, live), captured.texts
         except BaseException:
-            for plan in begun:
-                plan.live.abandon()
+            for begun in (last, self._plan):
+                if begun is not None:
+                    begun.live.abandon()
             raise
 
     def _stage(self, plan: _Plan, captured: Captured, live: bool) -> Snapshot:
@@ -168,7 +168,7 @@ class Snapshotter:
             made, layouts = ranks.agree(
                 "save()",
                 lambda: self._make_plan(captured, state, text_bytes, again=not anew),
-                tell=lambda made: made.chunk_map.layout.fingerprint,
+                tell=lambda made: made.chunk_map.layout.fingerprint if self._world_size > 1 else None,
             )
             others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
             if others:
