@@ -173,7 +173,7 @@ class Checkpointer:
         except OverBudget as error:
             self._saver.skipped(handle, str(error))
             return handle
-        except ranks.RanksApart:
+        except ranks.RanksDiverged:
             raise
         except Exception as error:  # of the user's own state_dict(), too: training continues
             self._saver.failed(handle, error)

@@ -36,7 +36,7 @@ MOST_POLL_S = 0.02
 PIECE_BYTES = 2**20  # of a value: stores refuse much larger ones
 
 
-class RanksApart(CheckpointError):
+class RanksDiverged(CheckpointError):
     """Ranks are not at the same call, or one of them is missing: to continue would only wait again."""
 
 
@@ -80,9 +80,9 @@ class Meetings:
                     self._put(f"{number}/{self._rank}", [what, problem, value])
                     found, rows = self._await_verdict(number, what, deadline_s + GRACE_S), []
             except RuntimeError as error:  # the store's own
-                raise RanksApart(f"rank {self._rank} cannot reach the other ranks at {what}: {error}") from error
-            if "apart" in found:
-                raise RanksApart(found["apart"])
+                raise RanksDiverged(f"rank {self._rank} cannot reach the other ranks at {what}: {error}") from error
+            if "diverged" in found:
+                raise RanksDiverged(found["diverged"])
             problems = {int(rank): str(text) for rank, text in found["problems"].items()}
             return Verdict(values=rows if gather else found["values"], problems=problems)
 
@@ -94,13 +94,13 @@ class Meetings:
         missing = self._wait_for(number, what, deadline_s)
         rows: list[list[Any]] = [own]
         if missing:
-            found: dict[str, Any] = {"apart": missing}
+            found: dict[str, Any] = {"diverged": missing}
         else:
             rows += [self._get(f"{number}/{rank}") for rank in range(1, self._world_size)]
             others = [rank for rank, row in enumerate(rows) if row[0] != what]
             if others:
                 elsewhere = f"rank {others[0]} is at {rows[others[0]][0]} while rank 0 is at {what}"
-                found = {"apart": f"{elsewhere}: {RULE}"}
+                found = {"diverged": f"{elsewhere}: {RULE}"}
             else:
                 problems = {rank: row[1] for rank, row in enumerate(rows) if row[1] is not None}
                 found = {"problems": problems, "values": [] if gather else [row[2] for row in rows]}
@@ -109,7 +109,7 @@ class Meetings:
         verdict = self._decide(number, found)
         if not missing:
             self._written += [f"{number}/{rank}" for rank in range(1, self._world_size)]
-            for key in before:  # all ranks are here, and have read them
+            for key in before:  # all ranks have joined, and read them
                 self._delete(key)
         return verdict, [row[2] for row in rows]
 
@@ -135,9 +135,11 @@ class Meetings:
         waiting, verdict = _Waiting(deadline_s), f"{number}/verdict"
         while not self._store.check([verdict]):
             if what != CREATING and waiting.is_check_due() and (why := self._left(0)) is not None:
-                return self._decide(number, {"apart": f"rank 0 has left ({why}), and others are at {what}: {RULE}"})
+                return self._decide(number, {"diverged": f"rank 0 has left ({why}), and others are at {what}: {RULE}"})
             if not waiting.pause(f"rank {self._rank} waits for rank 0 at {what}"):
-                return self._decide(number, {"apart": f"rank 0 did not reach {what} within {deadline_s:g} s: {RULE}"})
+                return self._decide(
+                    number, {"diverged": f"rank 0 did not reach {what} within {deadline_s:g} s: {RULE}"}
+                )
         return dict(self._get(verdict))
 
     def _decide(self, number: int, found: dict[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from deepvm.checkpoint.meetings import CREATING, Meetings, RanksApart, Verdict
+from deepvm.checkpoint.meetings import CREATING, Meetings, RanksDiverged, Verdict
 from deepvm.errors import CheckpointError
 
-__all__ = ["CREATING", "START_S", "STEP_S", "Meetings", "RanksApart", "Verdict"]
+__all__ = ["CREATING", "START_S", "STEP_S", "Meetings", "RanksDiverged", "Verdict"]
 
 T = TypeVar("T")
 STEP_S = 60.0  # how long rank 0 waits for others in a step: they have just exchanged gradients
@@ -32,7 +32,7 @@ def meet(
     what: str, value: Any = None, *, problem: object = None, deadline_s: float | None = None, gather: bool = False
 ) -> Verdict:
     """Return every rank's value, by rank, and the problems of those that failed. Values are JSON. With ``gather`` only
-    rank 0 gets the others' values. Raises RanksApart if ranks do not meet."""
+    rank 0 gets the others' values. Raises RanksDiverged if ranks do not meet."""
     text = None if problem is None else str(problem) or type(problem).__name__
     meetings = _current()
     if meetings is None:
@@ -41,16 +41,16 @@ def meet(
 
 
 def agree(
-    what: str, work: Callable[[], T], *, tell: Callable[[T], Any] = lambda _: None, deadline_s: float | None = None
+    what: str, work: Callable[[], T], *, report: Callable[[T], Any] = lambda _: None, deadline_s: float | None = None
 ) -> tuple[T, list[Any]]:
-    """Do the work on every rank; return its result and what ``tell`` makes of it on every rank. If it fails on one,
+    """Do the work on every rank; return its result and what ``report`` makes of it on every rank. If it fails on one,
     raises on all: there its own error, elsewhere its text."""
 
-    def work_and_tell() -> tuple[T, Any]:
+    def work_and_report() -> tuple[T, Any]:
         result = work()
-        return result, tell(result)
+        return result, report(result)
 
-    done, problem = attempt(work_and_tell)
+    done, problem = attempt(work_and_report)
     verdict = meet(what, None if done is None else done[1], problem=problem, deadline_s=deadline_s)
     if problem is not None:
         raise problem

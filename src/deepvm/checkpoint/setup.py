@@ -72,12 +72,12 @@ def prepare(
             session=nodes.session if nodes is not None else "",
         )
 
-    def tell(setup: Setup) -> list[Any]:
+    def report(setup: Setup) -> list[Any]:
         return [kinds(state), setup.session, setup.notice_file is not None]
 
     group = ranks.join()
     try:
-        setup, rows = ranks.agree(ranks.CREATING, resolve, tell=tell, deadline_s=ranks.START_S)
+        setup, rows = ranks.agree(ranks.CREATING, resolve, report=report, deadline_s=ranks.START_S)
         _compare([row[0] for row in rows])
     except BaseException:
         if group is not None:

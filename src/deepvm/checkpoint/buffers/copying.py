@@ -67,7 +67,7 @@ class Copier:
         work.share()
         for _ in self._helpers:
             if not work.shared.acquire(timeout=COPY_S):
-                raise CheckpointError(f"a copy of the state did not end within {COPY_S:g} s: the save is given up")
+                raise CheckpointError(f"a copy of the state did not end within {COPY_S:g} s: the save is aborted")
         if work.failure is not None:
             raise work.failure
 

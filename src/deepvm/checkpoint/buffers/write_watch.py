@@ -41,7 +41,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def huge_page_bytes() -> int:
-    """The size of a huge page, or 0 if there are none of a useful size."""
+    """Return the size of a huge page; 0 if the kernel has none of a useful size."""
     try:
         size = int(_PMD_SIZE.read_text())
     except (OSError, ValueError):

@@ -65,7 +65,7 @@ class DurabilityWorker:
         self._ends_s = ends_s
 
     def end(self) -> None:
-        """End the thread when it has done what it was given."""
+        """End the thread after the saves that it follows."""
         self._committed.put(None)
 
     def join(self, timeout_s: float) -> None:

@@ -109,7 +109,7 @@ class Saver:
         handle.advance("skipped", reason)
 
     def failed(self, handle: SaveHandle, error: BaseException) -> None:
-        if handle.state == "failed":  # given up before
+        if handle.state == "failed":  # by finish(), before
             return
         self._status.failed += 1
         self._status.last_error = f"step {handle.step} was not saved: {error}"
@@ -195,7 +195,7 @@ class Saver:
 
 def _alarm(text: str) -> None:
     """Log an error that a user has to see. If a later configuration of logging has disabled our logger (``dictConfig``
-    does), print it to stderr instead; if logging is off as a whole, nobody wants to read it."""
+    does), print it to stderr instead; if logging is off as a whole, drop it."""
     if log.isEnabledFor(logging.ERROR):
         log.error("%s", text)
     elif log.manager.disable < logging.ERROR:

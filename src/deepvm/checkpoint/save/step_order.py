@@ -1,7 +1,7 @@
 """Which steps of its run a session may delete from a store, and which ones keep it from saving.
 
 Input: what restore() saw and loaded, and what was committed. A step that this session neither wrote nor restored, and
-that is newer than all that it did, belongs to another training or was unreachable: nothing here deletes it. Steps that
+that is newer than all that it did, belongs to another training or was unreachable: it is never deleted. Steps that
 restore() saw after the one that it loaded are superseded. They are deleted at the first commit after that, so that the
 new branch is the newest.
 """
@@ -119,7 +119,7 @@ class StepOrder:
         """Check with several ranks, before any of them takes a snapshot: all raise, or none."""
         if self._world_size > 1 and not self._settled:
             check = (lambda: self._check(step)) if self._rank == 0 else (lambda: None)
-            _, settled = ranks.agree(f"save({step})", check, tell=lambda _: self._settled)
+            _, settled = ranks.agree(f"save({step})", check, report=lambda _: self._settled)
             self._settled = bool(settled[0])
 
     def restored(self, step: int | None, seen: Mapping[str, Sequence[int]], attempts: int) -> None:

@@ -28,7 +28,7 @@ class StoreTransfer:
         return [1 if self._rank == 0 else 0] * chunk_map.count
 
     def plain_values(self, step: int, texts: Texts) -> Texts | str:
-        """Join the plain values of all ranks: there is no node that could collect them."""
+        """Join the plain values of all ranks: the store cannot collect them."""
         return texts if self._world_size == 1 else ", ".join(ranks.gather_texts(f"save({step})", join(texts)))
 
     def save(self, job: SaveJob) -> None:

@@ -29,7 +29,7 @@ MOST_FAILURES = 8  # after which a page is left as it is
 
 
 def whole_pages(address: int, length: int) -> Range:
-    """Return the whole pages within some memory; an empty range if there are none."""
+    """Return the whole pages within some memory; or an empty range."""
     start = -(-address // PAGE_BYTES) * PAGE_BYTES
     return start, max(start, (address + length) // PAGE_BYTES * PAGE_BYTES)
 

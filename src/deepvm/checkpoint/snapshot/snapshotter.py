@@ -159,16 +159,16 @@ class Snapshotter:
             fits = self._plan is not None and self._plan.still_fits(captured)
             return captured, [not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured)]
 
-        (captured, _), rows = ranks.agree("save()", capture, tell=lambda found: found[1])
-        needed, anew, text_bytes = (max(column) for column in zip(*rows, strict=True))
+        (captured, _), rows = ranks.agree("save()", capture, report=lambda found: found[1])
+        needed, moved, text_bytes = (max(column) for column in zip(*rows, strict=True))
         plan = self._plan
         if plan is not None and not needed and plan.has_room(text_bytes):
             return captured, plan
         try:
             made, layouts = ranks.agree(
                 "save()",
-                lambda: self._make_plan(captured, state, text_bytes, again=not anew),
-                tell=lambda made: made.chunk_map.layout.fingerprint if self._world_size > 1 else None,
+                lambda: self._make_plan(captured, state, text_bytes, again=not moved),
+                report=lambda made: made.chunk_map.layout.fingerprint if self._world_size > 1 else None,
             )
             others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
             if others:

@@ -1,7 +1,7 @@
 """The state's components -> its tensors and skeletons, quickly: what is as the last time is not walked again.
 
 ``state_dict()`` of a model with thousands of tensors takes longer than copying them. Modules and optimizers are
-therefore walked only if one of their tensors is another object, or elsewhere in memory, than before.
+therefore walked only if a tensor was replaced, or moved in memory, since the last time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Part(Protocol):
 
 
 def _marks(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
-    """Return what differs if a tensor is another object, elsewhere in memory, or of another shape."""
+    """Return what differs if a tensor was replaced, moved in memory, or got another shape."""
     same_memory = list(map(_address, tensors)), list(map(torch.Tensor.stride, tensors)), [t.shape for t in tensors]
     return list(map(id, tensors)), *same_memory
 

@@ -27,8 +27,8 @@ def _put(live: Any, saved: Any, filled: Filled) -> Any:
     the second place gets a copy of it, with its own value."""
     known = filled.get(id(live))
     if known is not None:
-        _, given, result = known
-        return result if _same(given, saved) else _put(_copy_of(live), saved, filled)
+        _, earlier, result = known
+        return result if _same(earlier, saved) else _put(_copy_of(live), saved, filled)
     if not can_hold(live) and not _is_array(live):
         return _put_value(live, saved, filled)
     filled[id(live)] = live, saved, live  # it may contain itself

@@ -15,7 +15,7 @@ import torch
 from deepvm.errors import CheckpointError, Corrupt
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_ADDRESSED = ("cpu", "cuda")  # devices on which an address of 0 means that there is no memory
+_ADDRESSED = ("cpu", "cuda")  # devices on which an address of 0 means no memory
 _SHARDED = {"torch.distributed.tensor": "DTensor", "torch.distributed._shard.sharded_tensor": "ShardedTensor"}
 
 
