@@ -117,7 +117,7 @@ def test_a_slow_link_means_skipped_saves_and_no_queue(tmp_path: Path) -> None:
                 step += 1
                 truths[step] = digest_of(work.model, work.optimizer, "")
                 handles.append(ckpt.save(step))
-                assert ckpt._saver.waiting <= 1
+                assert ckpt._saver._jobs.qsize() <= 1
                 work.step()
                 if step == 5:
                     threads = threading.active_count()

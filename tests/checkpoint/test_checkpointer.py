@@ -111,7 +111,7 @@ def test_a_step_that_takes_longer_than_the_transfer_copies_nothing(node: MemoryN
         handle.wait("staged", 20)  # everything has left before the optimizer steps
         snapshot = ckpt._saver.snapshot
         training.step()
-        assert snapshot is None or snapshot.freeze() == 0
+        assert snapshot is None or not any(snapshot._moved)
 
 
 def test_any_safetensors_reader_opens_every_store(node: MemoryNode, tmp_path: Path) -> None:

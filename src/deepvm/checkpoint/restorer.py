@@ -43,7 +43,7 @@ class Restorer:
         self._determinism, self._start, self._warming = determinism, start, warming
         self._status, self._deadline_s = status, deadline_s
         self._lazy: LazyRestore | None = None
-        self.restored: Restored | None = None  # what the last restore took, and what it passed over
+        self.restored: Restored | None = None  # what the last restore loaded, and what it left out
         self.replaying = False
 
     @property

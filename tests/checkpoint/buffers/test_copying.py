@@ -13,7 +13,7 @@ import torch
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.buffers.copying import SMALL_BYTES, Copier
-from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
@@ -98,8 +98,7 @@ def test_a_copy_that_fails_fails_its_save_and_not_the_step(node: MemoryNode, mon
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     with Checkpointer({"model": parameters, "optimizer": optimizer}, f"memory://{node.address}", run="a") as ckpt:
         with monkeypatch.context() as patched:
-            patched.setattr(Sources, "copy_everything", refuse)
-            patched.setattr(Sources, "copy_chunks", refuse)
+            patched.setattr(LiveTensors, "copy_chunks", refuse)
             patched.setattr(Snapshot, "hand_over", hand_over_later)
             handle = ckpt.save(1)
             step(parameters, optimizer)

@@ -152,8 +152,8 @@ def test_training_in_a_daemon_thread_keeps_what_it_saved(run: Run) -> None:
 def test_a_deadline_that_is_missed_at_the_end_is_told_in_one_sentence(run: Run) -> None:
     script = """
     import time
-    from deepvm.checkpoint.save.store_transfer import PlainTransfer
-    PlainTransfer._put = lambda *_: time.sleep(60)
+    from deepvm.checkpoint.save.store_transfer import StoreTransfer
+    StoreTransfer._put = lambda *_: time.sleep(60)
     ckpt = checkpointer(1000, deadline_s=1.0)
     train(ckpt, 1); ckpt.save(1)
     """

@@ -79,7 +79,7 @@ def test_a_wrong_token_or_key_is_told_and_changes_nothing(token: str | None, key
     with MemoryNode(**fields) as node:
         url, state = f"memory://{node.address}", {"model": torch.nn.Linear(3, 3)}
         with Checkpointer(state, url, token="right", key="key") as mine:
-            at_exit.forget(mine)  # as if another process had it
+            at_exit.unregister(mine)  # as if another process had it
             mine.save(1).wait("remote", 20)
             with Checkpointer(state, url, token=token, key=key) as theirs:
                 failed(theirs, 2, match)
@@ -167,7 +167,7 @@ def test_a_second_trainer_of_one_run_fences_the_first_and_loses_nothing() -> Non
         url = url_of(started)
         first, second = Work(200), Work(200)
         with Checkpointer(first.state, url) as old:
-            at_exit.forget(old)  # as if another process had it
+            at_exit.unregister(old)  # as if another process had it
             old.save(1).wait("remote", 20)
             with Checkpointer(second.state, url) as new:
                 assert new.restore() == 1  # reading takes the run from nobody

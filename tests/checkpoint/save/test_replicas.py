@@ -236,16 +236,16 @@ def test_half_a_commit_is_never_restored_and_pushes_out_no_whole_one() -> None:
         work.step()
         with Checkpointer(work.state, url, deadline_s=10) as ckpt:
             truth = saved(work, ckpt, 1)
-            control = ckpt._transfer._control  # type: ignore[union-attr]
+            control = ckpt._transfer._commit_client  # type: ignore[union-attr]
             real = control.call
 
             def ends(node: str, question: Any) -> Any:
-                if control._half.get(2) and node == started[1].address:
+                if control._uncommitted.get(2) and node == started[1].address:
                     raise StoreError("killed")
                 return real(node, question)
 
             control.call = ends  # type: ignore[method-assign]
-            control.forget_halves = lambda: None  # type: ignore[method-assign]
+            control.delete_uncommitted = lambda: None  # type: ignore[method-assign]
             with pytest.raises(CheckpointError, match="killed"):
                 ckpt.save(2).wait("remote", 20)
         assert steps_at(started[0]) == [1, 2]
@@ -253,7 +253,7 @@ def test_half_a_commit_is_never_restored_and_pushes_out_no_whole_one() -> None:
         with Checkpointer(work.state, url + "?pace=1000000&connections=1") as second:
             work.step()  # or nothing would have to be sent, and the save be over at once
             second.save(3)  # slowly
-            at_exit.forget(second)  # whoever restores is another process: it does not wait for this one
+            at_exit.unregister(second)  # whoever restores is another process: it does not wait for this one
             wait_until(lambda: steps_at(started[0]) == [1], "tidying", timeout_s=20)
             assert restored(url) == (1, truth)  # while it is under way
 
@@ -274,11 +274,11 @@ def test_a_manifest_that_cannot_be_published_everywhere_is_published_nowhere_or_
         work.step()
         with Checkpointer(work.state, url, deadline_s=3) as ckpt:
             truth = saved(work, ckpt, 1)
-            control = ckpt._transfer._control  # type: ignore[union-attr]
+            control = ckpt._transfer._commit_client  # type: ignore[union-attr]
             real = control.call
 
             def loses(node: str, question: Any) -> Any:
-                if control._half.get(2) and node == started[1].address:
+                if control._uncommitted.get(2) and node == started[1].address:
                     started[1].kill()
                 return real(node, question)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import random
 import socket
 import time
@@ -12,7 +11,7 @@ from contextlib import closing
 import pytest
 import xxhash
 
-from deepvm.checkpoint.save.sender_threads import RankJob, Senders
+from deepvm.checkpoint.save.sender_threads import NodeUpload, Senders, Upload
 from deepvm.errors import Corrupt
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest, chunk_span
@@ -150,10 +149,7 @@ def test_an_answer_that_says_no_is_heard_at_the_end_or_before(connection: Connec
 def test_senders_that_wait_for_other_ranks_leave_no_chunk_half_sent(store: MemoryStore) -> None:
     """The header comes when all ranks have met, which may take longer than a node waits for the rest of a frame."""
     source, senders = Scattered(), Senders(store, store.nodes[0], "run", 0, 1)
-    job = RankJob(
-        source=source, step=1, size_bytes=SIZE, chunk_bytes=BLOCK, layout="", base=None, digests=[0] * 6,
-        waiting=queue.SimpleQueue(), senders=0,
-    )  # fmt: skip
+    job = NodeUpload(Upload(source=source, step=1, size_bytes=SIZE, chunk_bytes=BLOCK, layout="", base=None))
     try:
         senders.start(job)
         for chunk in range(1, 6):
@@ -165,4 +161,4 @@ def test_senders_that_wait_for_other_ranks_leave_no_chunk_half_sent(store: Memor
     finally:
         senders.close()
     assert job.failure is None
-    assert job.digests == [source.digest(chunk) for chunk in range(6)]
+    assert job.upload.digests == [source.digest(chunk) for chunk in range(6)]

@@ -171,7 +171,7 @@ def test_a_chunk_leaves_when_its_own_group_has_arrived(
         arrived: dict[int, float] = {}
 
         def wait_for(chunk: int) -> None:
-            snapshot.ready(chunk)
+            snapshot.wait(chunk)
             arrived[chunk] = time.monotonic()
 
         waiters = [threading.Thread(target=wait_for, args=(chunk,)) for chunk in (1, 9)]

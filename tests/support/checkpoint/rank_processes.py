@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from deepvm.checkpoint import Checkpointer, ResumableSampler, meetings, ranks, share_of_batch, with_final_buckets
-from deepvm.checkpoint.meetings import RanksApart
+from deepvm.checkpoint.meetings import RanksDiverged
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import AtNotice, EverySeconds
 from deepvm.runtime.notices.files import write_notice
@@ -343,7 +343,7 @@ def apart(rank: int, url: str, calls: list[str], patience_s: float) -> Told:
         elif calls[rank] != "close":
             method, _, step = calls[rank].partition(" ")
             getattr(ckpt, method)(*([int(step)] if step else []))
-    except RanksApart as error:
+    except RanksDiverged as error:
         told["problem"] = str(error)
     told["took_s"] = time.monotonic() - began_s
     if "nothing" in calls and rank == 0:

@@ -18,7 +18,7 @@ from torch.futures import Future
 from deepvm.checkpoint.dcp.checkpoint_id import step_of, tells_step
 from deepvm.checkpoint.dcp.metadata import Contents, decode, decode_object
 from deepvm.checkpoint.dcp.tensor_reads import Read, read_all
-from deepvm.checkpoint.environment import the_secrets
+from deepvm.checkpoint.environment import resolve_secrets
 from deepvm.errors import CheckpointError, StoreError
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.safetensors import read_header
@@ -58,7 +58,7 @@ class DeepvmReader(StorageReader):
         return tells_step(checkpoint_id)
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        token, key = the_secrets(self._token, self._key)
+        token, key = resolve_secrets(self._token, self._key)
         self.close()
         self._stores = open_stores(self._url, token=token, key=key)
         try:

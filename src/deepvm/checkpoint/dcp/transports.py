@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from deepvm.checkpoint.dcp.file_plan import RankShare
 from deepvm.checkpoint.dcp.rank_region import Region, RegionSegment
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResult
-from deepvm.checkpoint.save.sender_threads import Base
-from deepvm.checkpoint.state.chunk_map import ChunkMap
+from deepvm.checkpoint.save.sender_threads import Base, Upload
 from deepvm.checkpoint.state.layout import Layout
 from deepvm.errors import StoreError
 from deepvm.store.base import Manifest, Store, Writer
@@ -49,18 +48,18 @@ class _IntoNodes:
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
         with self._transfer() as transfer:
             ends = time.monotonic() + self._deadline_s
-            return self._send(transfer, segments, base, ends, offering=base is None)
+            return self._send(transfer, segments, base, ends, offering=base is None)[1]
 
     def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        share, ends = self._share, time.monotonic() + self._deadline_s
+        del layout
+        ends = time.monotonic() + self._deadline_s
         with self._transfer() as transfer:
-            sent = self._send(transfer, [header], None, ends)
-            gone = sorted({*down, *sent.nodes_down})
-            transfer.commit(ChunkMap(layout, share.chunk_bytes), share.step, facts, gone, ends)
+            upload, sent = self._send(transfer, [header], None, ends)
+            transfer.commit(upload, facts, sorted({*down, *sent.nodes_down}), ends)
 
     def abort(self) -> None:
         with suppress(StoreError), self._transfer() as transfer:
-            transfer.block_bytes()  # which connects
+            transfer.prepare()  # which connects
             transfer.abort(self._share.step)
 
     def close(self) -> None:
@@ -74,13 +73,14 @@ class _IntoNodes:
         ends: float,
         *,
         offering: bool = False,
-    ) -> TransferResult:
+    ) -> tuple[Upload, TransferResult]:
         share = self._share
         region = Region(share.size_bytes, share.chunk_bytes, segments, self._store.replicas)
-        return transfer.send(
-            region, region.chunks, share.step, share.size_bytes, share.chunk_bytes,
-            layout=share.fingerprint, base=base, ends=ends, offering=offering,
+        upload = Upload(
+            source=region, step=share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes,
+            layout=share.fingerprint, base=base, offering=offering,
         )  # fmt: skip
+        return upload, transfer.send(upload, region.chunks, ends)
 
     @contextmanager
     def _transfer(self) -> Iterator[MemoryTransfer]:

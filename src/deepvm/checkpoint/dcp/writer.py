@@ -25,7 +25,7 @@ from deepvm.checkpoint.dcp.file_plan import FilePlan, RankShare, plan_file, tens
 from deepvm.checkpoint.dcp.metadata import FORMAT, encode, encode_object
 from deepvm.checkpoint.dcp.rank_region import RegionSegment, filled
 from deepvm.checkpoint.dcp.transports import Transport, open_transport
-from deepvm.checkpoint.environment import the_secrets
+from deepvm.checkpoint.environment import resolve_secrets
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResult
 from deepvm.checkpoint.save.sender_threads import Base
 from deepvm.checkpoint.state.layout import to_storable
@@ -93,7 +93,7 @@ class DeepvmWriter(StorageWriter):
                 nodes.session = _SESSION
                 transfer = MemoryTransfer(nodes, self._run)
                 try:
-                    chunk_bytes = transfer.block_bytes()
+                    chunk_bytes = transfer.prepare()
                     transfer.abort(self._wanted_step())  # what a save that failed may have left of it
                 finally:
                     transfer.close()
@@ -137,7 +137,7 @@ class DeepvmWriter(StorageWriter):
         return self._step
 
     def _open(self) -> Store:
-        token, key = the_secrets(self._token, self._key)
+        token, key = resolve_secrets(self._token, self._key)
         return open_store(self._url, token=token, key=key)
 
     # --- writing ----------------------------------------------------------------------------------------------------
@@ -163,13 +163,13 @@ class DeepvmWriter(StorageWriter):
         base, self._base = self._base, None
         way = open_transport(self._open(), self._run, share, self._deadline_s)
         try:
-            sent = way.send(segments, base if base and base.fingerprint == share.fingerprint else None)
+            sent = way.send(segments, base if base and base.layout == share.fingerprint else None)
         except BaseException:
             way.abort()
             way.close()
             raise
         if sent.digests and not sent.nodes_down:
-            self._base = Base(step=share.step, fingerprint=share.fingerprint, header_bytes=0, digests=sent.digests)
+            self._base = Base(step=share.step, layout=share.fingerprint, digests=sent.digests)
         if self._coordinator:
             self._way = way  # until it commits
         else:
