@@ -14,7 +14,6 @@ from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.restore.chunk_reader import ChunkSource, MappedSource, StoreSource
 from deepvm.checkpoint.timeline import Start
 from deepvm.errors import StoreUnavailable
-from deepvm.fetch.clock import now_s
 from deepvm.fetch.fetched_store import FetchedStore, fetched_before
 from deepvm.store.base import Manifest, MappedBytes, Store
 from deepvm.units import format_bytes
@@ -31,10 +30,10 @@ def fetched_first(stores: Sequence[Store], run: str, start: Start) -> Iterator[S
         return
     try:
         yield (found, *stores)
-        if found.used and found.times is not None:
-            start.fetched(found.times.started_s, found.times.whole_s or now_s())
+        if found.used:
+            start.fetched(*found.fetch_interval_s())
             log.info("%s", found)
-        found.done()
+        found.release()
     finally:
         found.close()
 
