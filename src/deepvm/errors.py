@@ -42,6 +42,11 @@ class DeepvmError(Exception):
         return printable(super().__str__())
 
 
+def describe(error: BaseException) -> str:
+    """Return an error's text, with its class if it is not a DeepvmError."""
+    return str(error) if isinstance(error, DeepvmError) else f"{type(error).__name__}: {error}"
+
+
 class UsageError(DeepvmError):
     exit_code = 2
 

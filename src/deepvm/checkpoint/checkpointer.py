@@ -296,7 +296,7 @@ class Checkpointer:
         restored = self._restorer.restore(self._components(), step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None and self._replay is not None:
             restored = self._restorer.verify(restored, self._replay, self._components)
-        self._order.restored(restored.step if restored else None, restored.seen if restored else {}, self._attempts)
+        self._order.restored(restored.step if restored else None, restored.steps if restored else {}, self._attempts)
         if restored is None:
             return None
         restored.log()
@@ -331,4 +331,4 @@ class Checkpointer:
         self._older.close(self._stores)
         self._determinism.settle()
         if self._witnesses is not None:
-            self._witnesses.see(step, self._components())
+            self._witnesses.stepped(step, self._components())

@@ -1,7 +1,7 @@
 """A load plan's reads -> filled tensors. Each chunk that holds wanted bytes is read once, verified, for ``reader``.
 
-A chunk that lies whole in one tensor's memory is received straight into it. A buffer serves all others: edges of
-shards, tensors on other devices, of other types, or cut along an inner dimension.
+Bytes go straight into a tensor's memory, or first into a buffer for tensors on other devices, of other types, or cut
+along an inner dimension.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from math import prod
 import torch
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-from deepvm.checkpoint.buffers.staging import view_of
 from deepvm.checkpoint.dcp.metadata import Shard
-from deepvm.checkpoint.restore.chunk_reader import READERS
+from deepvm.checkpoint.restore.chunk_reader import Part, StoreSource
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store, chunk_count
 from deepvm.store.chunk_reads import for_each_chunk
@@ -45,17 +44,15 @@ class Read:
             return range(0)
         return range(self.start // chunk_bytes, chunk_count(self.end, chunk_bytes))
 
-    def covers(self, offset: int, length: int) -> bool:
-        return self.start <= offset and offset + length <= self.end
-
-    def view(self, offset: int, length: int) -> memoryview:
-        """Return the memory for a part of the file that is all within this read."""
+    def part(self, offset: int, length: int) -> Part:
+        """Return which bytes of a chunk go into this read, and where."""
+        begin, end = max(offset, self.start), min(offset + length, self.end)
         target = self.tensor
         if not self._in_place:
             if self._buffer is None:
                 self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8)
             target = self._buffer
-        return view_of(target.data_ptr() + offset - self.start, length)
+        return begin, end - begin, target.data_ptr() + begin - self.start
 
     def finish(self) -> None:
         """Copy the buffer, if there is one, into the tensor once all chunks have arrived."""
@@ -80,27 +77,18 @@ def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: L
             by_chunk[chunk].append(read)
         if not chunks:
             planner.commit_tensor(read.item, read.tensor)
-    lock = threading.Lock()
+    lock, source = threading.Lock(), StoreSource(store)
 
-    def fetch(chunk: int, buffer: memoryview) -> None:
-        offset, length = manifest.span(chunk)
-        wanted = by_chunk[chunk]
+    def fetch(chunk: int, _: memoryview) -> None:
         with lock:  # a read may have to make its buffer
-            direct = next((read for read in wanted if read.covers(offset, length)), None)
-            view = buffer if direct is None else direct.view(offset, length)
-        store.read_chunk(manifest, chunk, view)
-        for read in wanted:
-            if read is not direct:
-                begin, end = max(offset, read.start), min(offset + length, read.end)
-                with lock:
-                    target = read.view(begin, end - begin)
-                target[:] = view[begin - offset : end - offset]
+            parts = [read.part(*manifest.span(chunk)) for read in by_chunk[chunk]]
+        source.read(manifest, chunk, parts)
         with lock:
-            for read in wanted:
+            for read in by_chunk[chunk]:
                 read.chunks_missing -= 1
                 if not read.chunks_missing:
                     read.finish()
                     planner.commit_tensor(read.item, read.tensor)
 
-    for_each_chunk(manifest, fetch, threads=store.parallel_reads or READERS, chunks=sorted(by_chunk))
+    for_each_chunk(manifest, fetch, threads=source.readers, chunks=sorted(by_chunk))
     return sum(manifest.span(chunk)[1] for chunk in by_chunk)
