@@ -43,7 +43,10 @@ class FilePlan:
     layout: Layout
     names: dict[MetadataIndex, str]
     regions: list[tuple[int, int]]  # of each rank
-    places: list[dict[MetadataIndex, int]]  # of each rank's shards
+
+    def offset(self, index: MetadataIndex) -> int:
+        """Return where a shard begins in the file."""
+        return self.layout.entries[self.layout.by_name[self.names[index]]].start
 
 
 def shard_name(index: MetadataIndex, data: TensorWriteData) -> str:
@@ -63,7 +66,6 @@ def plan_file(plans: Sequence[SavePlan], chunk_bytes: int, object_bytes: int) ->
     entries: list[Entry] = []  # relative to the end of the header, whose size is not known yet
     names: dict[MetadataIndex, str] = {}
     regions: list[tuple[int, int]] = []
-    places: list[dict[MetadataIndex, int]] = []
     at = 0
     for rank, plan in enumerate(plans):
         if at % chunk_bytes:
@@ -71,13 +73,11 @@ def plan_file(plans: Sequence[SavePlan], chunk_bytes: int, object_bytes: int) ->
             entries.append(Entry(f"{PAD}.{rank - 1}", "U8", (pad_bytes,), at, pad_bytes))
             at += pad_bytes
             regions[-1] = (regions[-1][0], at)
-        start, own = at, {}
-        for index, entry in _rank_entries(plan, names):
+        start = at
+        for entry in _rank_entries(plan, names):
             entries.append(replace(entry, start=at))
-            own[index] = at
             at += entry.bytes
         regions.append((start, at))
-        places.append(own)
     room = 3 * len(entries_text(entries, 0)) + 2 * len(repr(_merged(plans))) + object_bytes
     header_bytes = -(-(_DATA_START + room) // chunk_bytes) * chunk_bytes
     if header_bytes > MOST_HEADER_BYTES:
@@ -87,15 +87,10 @@ def plan_file(plans: Sequence[SavePlan], chunk_bytes: int, object_bytes: int) ->
         header_bytes=header_bytes,
         size_bytes=header_bytes + at,
     )
-    return FilePlan(
-        layout=layout,
-        names=names,
-        regions=[(start + header_bytes, end + header_bytes) for start, end in regions],
-        places=[{index: start + header_bytes for index, start in own.items()} for own in places],
-    )
+    return FilePlan(layout, names, [(start + header_bytes, end + header_bytes) for start, end in regions])
 
 
-def _rank_entries(plan: SavePlan, names: dict[MetadataIndex, str]) -> list[tuple[MetadataIndex, Entry]]:
+def _rank_entries(plan: SavePlan, names: dict[MetadataIndex, str]) -> list[Entry]:
     """Order one rank's shards: sizes that are not a multiple of 64 last, wide types first, so that each is aligned."""
     found = []
     for item, data in tensor_items(plan):
@@ -104,8 +99,8 @@ def _rank_entries(plan: SavePlan, names: dict[MetadataIndex, str]) -> list[tuple
         if item.index in names or name.startswith(PAD):
             raise CheckpointError(f"{name} is saved twice, or starts with {PAD}: use a planner that removes duplicates")
         names[item.index] = name
-        found.append((item.index, Entry(name, dtype, shape, 0, plain.numel() * plain.element_size())))
-    return sorted(found, key=lambda pair: (pair[1].bytes % ALIGNED_BYTES != 0, -DTYPES[pair[1].dtype].itemsize))
+        found.append(Entry(name, dtype, shape, 0, plain.numel() * plain.element_size()))
+    return sorted(found, key=lambda entry: (entry.bytes % ALIGNED_BYTES != 0, -DTYPES[entry.dtype].itemsize))
 
 
 def _merged(plans: Sequence[SavePlan]) -> Any:

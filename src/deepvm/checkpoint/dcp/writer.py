@@ -104,7 +104,7 @@ class DeepvmWriter(StepFromId, StorageWriter):
                 fingerprint=file.layout.fingerprint,
                 start=start,
                 end=end,
-                places=file.places[rank],
+                places={item.index: file.offset(item.index) for item, _ in tensor_items(plans[rank])},
             )
             for rank, (start, end) in enumerate(file.regions)
         ]

@@ -6,7 +6,6 @@ without tensors, of the run ``RUN.witness`` in the same stores. ``checkpointer``
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import queue
@@ -20,13 +19,14 @@ import torch
 import xxhash
 
 from deepvm.checkpoint import ranks
+from deepvm.checkpoint.buffers.staging import view_of
 from deepvm.checkpoint.determinism.component import DETERMINISM
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.state.capture import Capture
 from deepvm.checkpoint.state.documents import witness_rows
 from deepvm.checkpoint.state.layout import make_layout
 from deepvm.checkpoint.state.skeleton import RESERVED
-from deepvm.errors import CheckpointError, DeepvmError, NotFound, StoreError, describe
+from deepvm.errors import CheckpointError, DeepvmError, NotFound, StoreError, describe, listed
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.safetensors import read_header
 
@@ -34,7 +34,6 @@ log = logging.getLogger("deepvm.checkpoint")
 
 FORMAT = "deepvm-witness/1"
 SUFFIX = ".witness"
-MOST_NAMES = 8  # in an error
 Step = Callable[[], object]
 Hashes = dict[str, str]
 CALL = "restore(verify='replay')"  # where ranks meet
@@ -73,7 +72,7 @@ def _hash_tensor(tensor: torch.Tensor) -> str:
     plain = tensor.detach().to("cpu").contiguous()
     digest = xxhash.xxh3_64(f"{plain.dtype} {tuple(plain.shape)}".encode())
     if plain.numel():
-        digest.update(memoryview((ctypes.c_char * plain.nbytes).from_address(plain.data_ptr())))
+        digest.update(view_of(plain.data_ptr(), plain.nbytes))
     return digest.hexdigest()
 
 
@@ -220,9 +219,7 @@ def replay_step(
             make_step()
             found = differences(witness, hashes(components(), Capture()))
         if found:
-            more = f" and {len(found) - MOST_NAMES} more" if len(found) > MOST_NAMES else ""
-            names = f"{', '.join(found[:MOST_NAMES])}{more}"
-            raise CheckpointError(f"{what} is not what the saved run computed: {names} differ")
+            raise CheckpointError(f"{what} is not what the saved run computed: {listed(found, ', ')} differ")
 
     witness, _ = ranks.agree(CALL, find, deadline_s=ranks.START_S)  # a step that not all ranks make never ends
     ranks.agree(CALL, replay, deadline_s=ranks.START_S)

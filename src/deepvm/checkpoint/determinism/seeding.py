@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +32,11 @@ class DeterminismReport:
         """Return a separate generator for a loader or a sampler: ``DataLoader(..., generator=made.generator())``."""
         return torch.Generator().manual_seed(self.seed + number)
 
-    @property
-    def worker_init(self) -> Callable[[int], None]:
+    @staticmethod
+    def worker_init(worker_id: int) -> None:  # noqa: ARG004
         """For ``DataLoader(worker_init_fn=...)``: sets the flags in workers that are spawned, not forked. torch seeds
         their generators."""
-        return _init_worker
+        _choose_kernels([])
 
     def __str__(self) -> str:
         rows = [f"seed {self.seed}"]
@@ -135,8 +135,3 @@ def _environment_at_start() -> dict[str, str]:
     except OSError:
         return dict(os.environ)
     return dict(row.partition("=")[::2] for row in rows if "=" in row)
-
-
-def _init_worker(worker_id: int) -> None:
-    del worker_id
-    _choose_kernels([])

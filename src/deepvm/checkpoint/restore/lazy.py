@@ -19,10 +19,10 @@ from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Par
 from deepvm.checkpoint.restore.load import OwnedTensors, load_component
 from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.checkpoint.restore.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
-from deepvm.checkpoint.restore.rehearsal import Undo, rebuilt
 from deepvm.checkpoint.restore.selection import Selection
 from deepvm.checkpoint.restore.tensor_views import TensorViews, is_aligned
 from deepvm.checkpoint.restore.use_order import modules_in_order
+from deepvm.checkpoint.restore.validation import Undo, rebuilt
 from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.optimizer_state import loads_as_torch, with_layouts, with_numbers
 from deepvm.checkpoint.state.skeleton import module_tensors, names_of_tensors, rebuild

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors and skeleton -> the live components, all at once, after ``rehearsal`` has checked them."""
+"""A checkpoint's tensors and skeleton -> the live components, all at once, after ``validation`` has checked them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.restore.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
-from deepvm.checkpoint.restore.rehearsal import Undo, prepare
 from deepvm.checkpoint.restore.selection import Selection
 from deepvm.checkpoint.restore.tensor_views import KEEP_BYTES, TensorViews, is_aligned
+from deepvm.checkpoint.restore.validation import Undo, prepare
 from deepvm.checkpoint.state.fill import fill, put
 from deepvm.checkpoint.state.skeleton import LaidOut, names_of_tensors
 from deepvm.checkpoint.state.tensor_kinds import fill_expanded, is_expanded

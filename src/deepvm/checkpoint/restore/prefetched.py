@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,11 +86,10 @@ class SegmentMemory(Staging):
         for at in range(start, start + length, _PIECE_BYTES):
             piece = min(_PIECE_BYTES, start + length - at)
             began_s = time.monotonic()
-            _libc.madvise(ctypes.c_void_p(self.address + at), ctypes.c_size_t(piece), _MADV_REMOVE)
+            _libc.madvise(ctypes.c_void_p(self.address + at), ctypes.c_size_t(piece), mmap.MADV_REMOVE)
             time.sleep(_REST * (time.monotonic() - began_s))
 
 
 _libc = ctypes.CDLL(None)
-_MADV_REMOVE = 9
 _PIECE_BYTES = 2 * 2**20
 _REST = 20  # sleep 20 times as long as a piece took

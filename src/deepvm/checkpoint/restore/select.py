@@ -19,14 +19,14 @@ from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Par
 from deepvm.checkpoint.restore.lazy import LazyRestore, refuse_compiled
 from deepvm.checkpoint.restore.load import load
 from deepvm.checkpoint.restore.prefetched import open_source
-from deepvm.checkpoint.restore.rehearsal import TensorsToCheck, prepare
-from deepvm.checkpoint.restore.selection import Selection, Wanted, listed, select
+from deepvm.checkpoint.restore.selection import Selection, Wanted, select
 from deepvm.checkpoint.restore.tensor_views import TensorViews
+from deepvm.checkpoint.restore.validation import TensorsToCheck, prepare
 from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.documents import skeleton_of_rank
 from deepvm.checkpoint.state.layout import read_header
 from deepvm.checkpoint.state.skeleton import names_of_tensors
-from deepvm.errors import CheckpointError, DeepvmError, StoreError, describe
+from deepvm.errors import CheckpointError, DeepvmError, StoreError, describe, listed
 from deepvm.store.base import Manifest, Store, chunk_count
 from deepvm.store.safetensors import header_bytes
 from deepvm.store.search import FoundCheckpoints, find_checkpoints

@@ -18,10 +18,8 @@ from deepvm.checkpoint.state.optimizer_state import check_form, loads_as_torch
 from deepvm.checkpoint.state.skeleton import RESERVED
 from deepvm.checkpoint.state.tensor_kinds import check_fillable, is_wrapper
 from deepvm.checkpoint.state.unwrapping import clean_names, matched
-from deepvm.errors import CheckpointError, Corrupt, UsageError
+from deepvm.errors import CheckpointError, Corrupt, UsageError, listed
 from deepvm.strict_json import brief
-
-MOST_NAMES = 8  # in an error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +71,6 @@ class Selection:
 def select(components: Mapping[str, Any], skeleton: Mapping[str, Any], saved: TensorViews, wanted: Wanted) -> Selection:
     """Raises CheckpointError if the checkpoint does not fit these components."""
     return _Selector(components, skeleton, saved, wanted).select()
-
-
-def listed(names: Sequence[str]) -> str:
-    """Join names into one text of bounded length."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return "; ".join(names[:MOST_NAMES]) + more
 
 
 class _Selector:
