@@ -155,7 +155,7 @@ def test_one_fetcher_at_a_time_and_a_dead_one_s_place_is_taken(url: str, run: st
     assert first.path.exists()
     assert fetch(url).told()["step"] == 1
     found = opened(run)
-    assert found.times.whole_s is not None
+    assert found.read_head().whole_s > 0
     found.close()
 
 

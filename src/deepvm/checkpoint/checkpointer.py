@@ -300,10 +300,9 @@ class Checkpointer:
         restored = self._restorer.restore(self._components(), step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None and self._replay is not None:
             restored = self._restorer.verify(restored, self._replay, self._components)
+        self._order.restored(restored.step if restored else None, restored.steps if restored else {}, self._attempts)
         if restored is None:
-            self._order.restored(None, {}, self._attempts)
             return None
-        self._order.restored(restored.step, restored.seen, self._attempts)
         restored.log()
         self._restorer.restored = restored
         self._unsaved = Unsaved(self.state)
@@ -337,4 +336,4 @@ class Checkpointer:
         self._older.close(self._stores)
         self._determinism.settle()
         if self._witnesses is not None:
-            self._witnesses.see(step, self._components())
+            self._witnesses.stepped(step, self._components())

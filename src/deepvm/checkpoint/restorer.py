@@ -63,8 +63,8 @@ class Restorer:
             stack.enter_context(self._warming.paused())
             stores = stack.enter_context(fetched_first(self._stores, self._run, self._start))
             restored = restore_newest(stores, self._run, components, step, wanted, lazy, deadline_s=self._deadline_s)
-            if restored is not None and restored.on_demand is not None:
-                self._lazy = restored.on_demand
+            if restored is not None and restored.lazy is not None:
+                self._lazy = restored.lazy
                 self._lazy.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None

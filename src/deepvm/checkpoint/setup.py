@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from deepvm import variables
 from deepvm.checkpoint import environment, ranks
-from deepvm.checkpoint.data.loader import keeps_its_place, without_place
+from deepvm.checkpoint.data.loader import keeps_position, without_position
 from deepvm.checkpoint.determinism.component import kinds
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer
 from deepvm.checkpoint.save.store_transfer import StoreTransfer
@@ -92,8 +92,8 @@ def check_savable(state: Mapping[str, Any]) -> None:
     check_state(state)
     _check_whole(state)
     for name, component in state.items():
-        if isinstance(component, DataLoader) and hasattr(component, "state_dict") and not keeps_its_place(component):
-            raise UsageError(f"state {name!r} is {without_place(component)}")
+        if isinstance(component, DataLoader) and hasattr(component, "state_dict") and not keeps_position(component):
+            raise UsageError(f"state {name!r} is {without_position(component)}")
         if hasattr(component, "state_dict"):
             continue  # called when it is saved: it may be expensive, or have side effects
         try:

@@ -212,7 +212,7 @@ def test_setting_the_epoch_we_are_in_keeps_the_position_and_another_begins_at_it
     assert not caplog.records
     sampler.set_epoch(0)
     assert (sampler.epoch, sampler.consumed) == (0, 0)
-    assert "go on at loader.epoch" in caplog.text
+    assert "continue at loader.epoch" in caplog.text
 
 
 def test_a_dataset_of_another_length_is_refused_in_the_middle_of_an_epoch_and_taken_between_epochs(
@@ -240,9 +240,9 @@ def test_a_dataset_of_another_length_is_refused_in_the_middle_of_an_epoch_and_ta
         ((range(3), 0), {}, "at least one sample"),
         ((range(3), 2.0), {}, "at least one sample"),
         ((range(3), 1), {"seed": -1}, "a seed is"),
-        ((range(3), 1), {"rank": 1}, "give both"),
-        ((range(3), 1), {"rank": 2, "world_size": 2}, "rank 2 of 2"),
-        ((iter([1]), 1), {}, "by number"),
+        ((range(3), 1), {"rank": 1}, "pass both"),
+        ((range(3), 1), {"rank": 2, "world_size": 2}, "rank 2 is out of range for world_size 2"),
+        ((iter([1]), 1), {}, "have no index"),
     ],
 )
 def test_what_no_sampler_can_be_made_of_is_refused(words: Any, options: Any, told: str) -> None:

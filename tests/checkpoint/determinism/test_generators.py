@@ -352,7 +352,7 @@ def test_a_piece_that_nothing_takes_is_told(url: str) -> None:
     with Checkpointer({"model": model, "loader": Shuffled(0)}, url, run="piece") as ckpt:
         ckpt.save(1).wait("remote", 20)
     (reason,) = drift_after(url, "piece", {"model": model})
-    assert "the state of loader (loader), which is not among the state here" in reason
+    assert "the state of loader (loader), which the Checkpointer does not have" in reason
 
 
 def test_a_loader_whose_position_nobody_saves_is_told(url: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.fetch.segment import PATH_VARIABLE, remove
-from deepvm.fetch.segment_reader import Segment, find_segment
+from deepvm.fetch.segment_reader import SegmentReader, find_segment
 from deepvm.memnode import MemoryNode
 from deepvm.runtime.agent.prefetch import Fetching, segment_of, store_urls
 from tests.support.waiting import wait_until
@@ -44,7 +44,7 @@ def saved(node: MemoryNode, *steps: int) -> None:
 def step_in(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> int:
     """What was fetched, once it is there."""
     monkeypatch.setenv(PATH_VARIABLE, str(fetching.path))
-    found: list[Segment] = []
+    found: list[SegmentReader] = []
 
     def look() -> bool:
         there = find_segment(RUN)

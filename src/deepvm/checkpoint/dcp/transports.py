@@ -1,10 +1,10 @@
-"""The two ways of a rank's bytes into a store: memory nodes, which all ranks reach; or any store, from one process."""
+"""One rank's bytes -> a store: memory nodes, which all ranks reach; or any store, from one process. For ``writer``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from typing import Any, Protocol
 
 from deepvm.checkpoint.dcp.file_plan import RankShare
@@ -13,24 +13,22 @@ from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResul
 from deepvm.checkpoint.save.sender_threads import Base, Upload
 from deepvm.checkpoint.state.layout import Layout
 from deepvm.errors import StoreError
-from deepvm.store.base import Manifest, Store, Writer
+from deepvm.store.base import Manifest, Store
 from deepvm.store.memory.store import MemoryStore
 
 
 class Transport(Protocol):
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
-        """Bring this rank's region to the store. Nothing becomes visible."""
+        """Send this rank's region to the store. Nothing becomes visible."""
         ...
 
     def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        """Send the header, wait until all ranks' bytes are there, and make the checkpoint exist."""
+        """Send the header, wait until all ranks' bytes have arrived, and publish the checkpoint."""
         ...
 
     def abort(self) -> None:
         """Leave nothing behind. Never raises."""
         ...
-
-    def close(self) -> None: ...
 
 
 def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
@@ -54,16 +52,13 @@ class _IntoNodes:
         del layout
         ends = time.monotonic() + self._deadline_s
         with self._transfer() as transfer:
-            upload, sent = self._send(transfer, [header], None, ends)
+            upload, sent = self._send(transfer, [header], None, ends, offering=False)
             transfer.commit(upload, facts, sorted({*down, *sent.nodes_down}), ends)
 
     def abort(self) -> None:
         with suppress(StoreError), self._transfer() as transfer:
-            transfer.prepare()  # which connects
+            transfer.prepare()  # connects
             transfer.abort(self._share.step)
-
-    def close(self) -> None:
-        self._store.close()
 
     def _send(
         self,
@@ -72,7 +67,7 @@ class _IntoNodes:
         base: Base | None,
         ends: float,
         *,
-        offering: bool = False,
+        offering: bool,
     ) -> tuple[Upload, TransferResult]:
         share = self._share
         region = Region(share.size_bytes, share.chunk_bytes, segments, self._store.replicas)
@@ -82,20 +77,15 @@ class _IntoNodes:
         )  # fmt: skip
         return upload, transfer.send(upload, region.chunks, ends)
 
-    @contextmanager
-    def _transfer(self) -> Iterator[MemoryTransfer]:
-        transfer = MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size)
-        try:
-            yield transfer
-        finally:
-            transfer.close()
+    def _transfer(self) -> closing[MemoryTransfer]:
+        return closing(MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size))
 
 
 class _IntoStore:
     def __init__(self, store: Store, run: str, share: RankShare) -> None:
-        self._store, self._run, self._share = store, run, share
+        self._run, self._share = run, share
         self._digests: dict[int, int] = {}
-        self._writer: Writer = store.writer(run, share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes)
+        self._writer = store.writer(run, share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes)
 
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
         del base
@@ -122,6 +112,3 @@ class _IntoStore:
 
     def abort(self) -> None:
         self._writer.abort()
-
-    def close(self) -> None:
-        self._store.close()

@@ -155,4 +155,4 @@ class DurabilityWorker:
         self._order.prune(store)
         if self._witnesses is not None:
             with suppress(StoreError):
-                self._witnesses.forget_lonely(store)
+                self._witnesses.prune(store)
