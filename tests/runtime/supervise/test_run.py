@@ -51,7 +51,7 @@ def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weigh
         assert deepvm(["run", "--report", "run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["outcome"] == "running"
         assert deepvm(["run", "--resume", "run", "--json"]) == 1
-        assert "that run still goes on" in json.loads(capsys.readouterr().out)["error"]["message"]
+        assert "that run is not over" in json.loads(capsys.readouterr().out)["error"]["message"]
         run.interrupt()
         code, out, err = run.end()
     assert code == 130, err

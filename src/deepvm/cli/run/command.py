@@ -248,6 +248,7 @@ def _report(name: str, *, as_json: bool) -> None:
 
     folder = RunFolder.find(name)
     with Ledger.open(folder.ledger) as ledger:
-        report = make_report(ledger, now_s=time.time() if ledger.being_written else None)
+        now_s = time.time() if ledger.being_written else None
+        report = make_report(ledger.events(), ledger.cluster, now_s, run=ledger.run)
     show_report(report, as_json)
     sys.stdout.flush()
