@@ -76,7 +76,7 @@ class Meter:
         name = event.machine
         if event.kind == "run-started":
             for up in self._up:
-                self._seen_until.setdefault(up, session_until_s)
+                self._seen_until_s.setdefault(up, session_until_s)
         elif name is not None and event.kind in ("machine-asked", "machine-up"):
             known = {key: value for key, value in event.data.items() if value is not None}
             self._facts[name] = {**self._facts.get(name, {}), **known}

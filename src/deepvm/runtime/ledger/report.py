@@ -186,7 +186,9 @@ class ReportBuilder:
 
     def _observe_notice(self, event: Event) -> None:
         machine, data = event.machine or "", event.data
-        decision = {name: _text(data.get(name)) for name in ("choice", "why") if event.kind == "decision"}
+        decision: dict[str, Any] = {
+            name: _text(data.get(name)) for name in ("choice", "why") if event.kind == "decision"
+        }
         index = self.undecided.pop(machine, None) if decision else None
         if index is not None:
             self.notices[index] = replace(self.notices[index], **decision)
