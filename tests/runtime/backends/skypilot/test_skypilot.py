@@ -133,7 +133,7 @@ def test_a_folder_with_any_name_is_sent(job, tmp_path):
     [
         (cluster_with(*WORKERS), {}, {}, "no on-demand machine"),
         (cluster_with(replace(ANCHOR, region=None)), {}, {}, "names no region for anchor/0"),
-        (ANCHORED, {"run": "a b"}, {}, "cannot be called 'a b'"),
+        (ANCHORED, {"run": "a b"}, {}, "'a b' is not a valid run name on SkyPilot"),
         (ANCHORED, {"hub": "nowhere"}, {}, "HOST:PORT"),
         (ANCHORED, {"env": {"A=B": "c"}}, {}, "no name of an environment variable"),
         (ANCHORED, {"env": {"DEEPVM_TOKEN": "c"}}, {}, "leave it out"),
@@ -283,7 +283,7 @@ def test_a_market_that_has_none_says_so_at_the_next_asking(sky, job):
         "deepvm-r1-worker-0", sky.exceptions.ResourcesUnavailableError("\x1b[33mno spot\x1b[0m in us-east-1a\nmore")
     )
     assert seen(backend) == [("worker/0", "down", "lost", None)]
-    with pytest.raises(NoCapacity, match=r"no spot g4dn\.xlarge is to be had for worker/0: no spot in us-east-1a"):
+    with pytest.raises(NoCapacity, match=r"no spot capacity for g4dn\.xlarge \(worker/0\): no spot in us-east-1a"):
         backend.up([WORKERS[0]])
     backend.up([WORKERS[0]])
     backend.poll()
@@ -314,7 +314,7 @@ def test_one_answer_that_fails_ends_no_run_but_five_do(sky, job):
 def test_down_ends_everything_and_tells_what_it_could_not_end(sky, job):
     backend = SkyPilotBackend(job, ANCHORED, QUICK)
     all_up(backend, sky)
-    with pytest.raises(UsageError, match="worker/0 is up or on its way"):
+    with pytest.raises(UsageError, match="worker/0 is up or requested already"):
         backend.up([WORKERS[0]])
     with pytest.raises(UnknownName, match="worker/7"):
         backend.down(["worker/7"])
