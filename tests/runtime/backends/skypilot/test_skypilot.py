@@ -131,11 +131,11 @@ def test_a_folder_with_any_name_is_sent(job, tmp_path):
 @pytest.mark.parametrize(
     ("cluster", "changes", "settings", "told"),
     [
-        (cluster_with(*WORKERS), {}, {}, "no on-demand machine"),
+        (cluster_with(*WORKERS), {}, {}, "the hub needs an on-demand one"),
         (cluster_with(replace(ANCHOR, region=None)), {}, {}, "names no region for anchor/0"),
         (ANCHORED, {"run": "a b"}, {}, "'a b' is not a valid run name on SkyPilot"),
         (ANCHORED, {"hub": "nowhere"}, {}, "HOST:PORT"),
-        (ANCHORED, {"env": {"A=B": "c"}}, {}, "no name of an environment variable"),
+        (ANCHORED, {"env": {"A=B": "c"}}, {}, "not a valid name of an environment variable"),
         (ANCHORED, {"env": {"DEEPVM_TOKEN": "c"}}, {}, "leave it out"),
         (ANCHORED, {}, {"workdir": Path("/nonexistent")}, "is not in /nonexistent"),
     ],

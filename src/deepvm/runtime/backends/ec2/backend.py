@@ -256,7 +256,7 @@ class Ec2Backend(Ec2Run):
                     self._assign(instance, but=set())
 
     def _assign(self, instance: Ec2Instance, *, but: set[str]) -> None:
-        """Assign a new instance of a fleet to a machine of its group that has none. ``but``: machines whose loss must be
+        """Assign a new instance of a fleet to a machine of its group that has none. ``but``: machines whose loss is
         reported first."""
         if instance.id in self._machine_of:
             return

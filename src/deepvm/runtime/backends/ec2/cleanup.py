@@ -1,4 +1,4 @@
-"""A run's name -> everything of it on EC2 ended, found by its tag: fleets, machines, disks, templates, security group."""
+"""A run's name -> all of it on EC2 ended, found by its tag: fleets, machines, disks, templates, security group."""
 
 from __future__ import annotations
 

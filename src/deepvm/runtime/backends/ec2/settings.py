@@ -63,6 +63,6 @@ def end_s(settings: Ec2Settings, cluster: Cluster) -> float | None:
     if hours < SHORTEST_H:
         raise Infeasible(
             f"max_usd is ${settings.max_usd:.2f}, which pays for {hours * 60:.1f} minutes at "
-            f"${cluster.hourly_usd:.4f}/h: the installation takes longer; raise max_usd, or plan with a smaller --budget"
+            f"${cluster.hourly_usd:.4f}/h, less than the installation: raise max_usd, or plan with a smaller --budget"
         )
     return float(int(time.time() + hours * 3600))

@@ -88,8 +88,8 @@ def task_text(
     hub: str,
     all_machines: Sequence[Machine],
 ) -> str:
-    """Return the task of machines of one kind, with consecutive numbers. The machine with the name ``hub`` gets the list
-    of all machines."""
+    """Return the task of machines of one kind, with consecutive numbers. The machine named ``hub`` gets the list of all
+    machines."""
     first = machines[0]
     role, number = first.name.split("/")
     resources: dict[str, Any] = {
