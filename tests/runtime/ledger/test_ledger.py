@@ -272,7 +272,7 @@ with Ledger.open(sys.argv[1]) as ledger:
 
 class TestFilesThatAreNone:
     def test_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="there is no such file"):
+        with pytest.raises(UsageError, match="does not exist"):
             Ledger.open(tmp_path / "ledger.sqlite", write=True)
         assert list(tmp_path.iterdir()) == []
         with pytest.raises(UsageError, match="cannot be created"):
@@ -280,7 +280,11 @@ class TestFilesThatAreNone:
 
     @pytest.mark.parametrize(
         ("content", "why"),
-        [(b"", "it is empty"), (b"a plan, perhaps" * 100, "no ledger"), (b"SQLite format 3\x00" * 99, "no ledger")],
+        [
+            (b"", "it is empty"),
+            (b"a plan, perhaps" * 100, "not a valid ledger"),
+            (b"SQLite format 3\x00" * 99, "no ledger"),
+        ],
     )
     def test_another_file(self, tmp_path: Path, content: bytes, why: str) -> None:
         path = tmp_path / "ledger.sqlite"
@@ -295,7 +299,7 @@ class TestFilesThatAreNone:
         database = sqlite3.connect(path)
         database.execute("CREATE TABLE events(id)")
         database.close()
-        with pytest.raises(MalformedFile, match="an SQLite file, but no ledger"):
+        with pytest.raises(MalformedFile, match="an SQLite file, but not a ledger"):
             Ledger.open(path)
 
     def test_another_version(self, ledger: Ledger, path: Path) -> None:
@@ -327,7 +331,7 @@ class TestFilesThatAreNone:
         ledger.append(steps(1, 2000))
         ledger.close()
         path.write_bytes(path.read_bytes()[: 3 * 4096])
-        with pytest.raises(MalformedFile, match=r"damaged|no ledger"), Ledger.open(path) as reader:
+        with pytest.raises(MalformedFile, match=r"damaged|not a valid ledger"), Ledger.open(path) as reader:
             list(reader.events())
 
     @pytest.mark.parametrize(

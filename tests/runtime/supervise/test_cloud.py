@@ -280,7 +280,7 @@ def test_an_unknown_run_or_one_that_runs_on_this_machine_is_not_ended(
         assert deepvm_command(["run", "--down", "r1"]) == 2
         assert "run r1 is running on this machine" in capsys.readouterr().err
     assert deepvm_command(["run", "--down", "r1"]) == 0
-    assert "nothing of it is left" in capsys.readouterr().err
+    assert "nothing is left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")
 _USAGE = re.compile(r"^\S+: error: ")  # argparse
-# Raised while a script is read or its imports are made: nothing changes when that is done again.
+# Raised while a script is parsed or its imports run: a restart would fail again.
 _HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 
 
