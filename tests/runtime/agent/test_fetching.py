@@ -68,9 +68,7 @@ def test_it_brings_what_is_newest_each_time_it_begins(
     assert step_in(fetching, monkeypatch) == 2
 
 
-def test_without_a_checkpoint_or_a_node_there_is_nothing(
-    node: MemoryNode, fetching: Prefetcher, tmp_path: Path
-) -> None:
+def test_without_a_checkpoint_or_node_nothing_is_there(node: MemoryNode, fetching: Prefetcher, tmp_path: Path) -> None:
     fetching.begin([])
     assert not (tmp_path / "fetch.txt").exists(), "there is nothing to ask"
     fetching.begin([node.address])

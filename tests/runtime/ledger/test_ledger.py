@@ -283,7 +283,7 @@ class TestFilesThatAreNone:
         [
             (b"", "it is empty"),
             (b"a plan, perhaps" * 100, "not a valid ledger"),
-            (b"SQLite format 3\x00" * 99, "no ledger"),
+            (b"SQLite format 3\x00" * 99, "not a valid ledger"),
         ],
     )
     def test_another_file(self, tmp_path: Path, content: bytes, why: str) -> None:

@@ -163,7 +163,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
         (["PLAN", "--workers", "0", "--", TOY], "--workers"),
         (["PLAN", "--memory", "much", "--", TOY], "'much' is not a size"),
         (["PLAN", "--durable", "ftp://x", "--", TOY], "no store is known for ftp://"),
-        (["PLAN", "--durable", "memory://127.0.0.1:7070", "--", TOY], "is memory, too"),
+        (["PLAN", "--durable", "memory://127.0.0.1:7070", "--", TOY], "is not durable"),
         (["PLAN", "--bandwidth", "1Gbit", "--", TOY], "add --isolate"),
         (["PLAN", "--name", "../up", "--", TOY], "is not a valid run name"),
         (["PLAN", "--name", "taken", "--", TOY], "run 'taken' exists already"),

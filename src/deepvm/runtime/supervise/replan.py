@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -103,6 +104,6 @@ def _without(catalog: Catalog, missing: set[tuple[str, str]]) -> Catalog:
     for market, table in catalog.prices.items():
         sold_out = [index[name] for name, where in missing if where == market.value and name in index]
         kept = ~np.isin(table.instance, sold_out)
-        columns = {each.name: getattr(table, each.name) for each in fields(table)}
+        columns: dict[str, Any] = {each.name: getattr(table, each.name) for each in fields(table)}
         prices[market] = Prices(**{name: None if rows is None else rows[kept] for name, rows in columns.items()})
     return replace(catalog, prices=prices)
