@@ -337,7 +337,7 @@ class TestFilesThatAreNone:
     @pytest.mark.parametrize(
         ("kind", "data", "why"),
         [
-            ("later-invention", "{}", "no event is called 'later-invention'"),
+            ("later-invention", "{}", "unknown kind of event: 'later-invention'"),
             ("step", '{"step": ', "Expecting value"),
             ("step", "[1]", r"its data is \[1\]"),
             ("step", "{}, {}", "Extra data"),
