@@ -51,7 +51,7 @@ class Cluster:
     checkpoint_bytes: int | None
     restore_s: float | None  # the plan's forecast of how long training stands still after a loss
     notes: tuple[str, ...] = ()  # how it differs from the plan
-    plan: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the document that it comes from
+    plan: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the plan document
 
     @property
     def hourly_usd(self) -> float:

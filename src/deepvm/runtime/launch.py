@@ -102,7 +102,7 @@ def run(what: Launch) -> None:
             template = stack.enter_context(
                 Template(preload=what.preload, first_path=first_path, label=[what.script, *what.args])
             )
-        elastic = _elastic()  # imports torch here while the template imports it there
+        elastic = _elastic()  # imports torch while the template imports it, too
         if template is not None:
             template.ready()  # raises a refusal before anything else starts
         elastic.run_agent(
@@ -144,11 +144,10 @@ def _count(word: str) -> int:
 
 @contextlib.contextmanager
 def _restored(*, several: bool) -> Iterator[None]:
-    """Restore signal handlers and the variables set here afterwards. Templates and fresh workers inherit the
-    variables."""
+    """Set variables for templates and workers, and restore them and the signal handlers afterwards."""
     chosen = {
-        # torch's agent would keep one store over all restarts: a worker then finds the addresses of the round before,
-        # and fails if it comes before those that are to replace them. Workers of a template do come early.
+        # torch's agent would keep one store over all restarts: an early worker would find the addresses of the last
+        # round there, and fail. Workers of a template are early.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # Several workers on one machine would each start a thread for every core; torchrun does the same.
         **({"OMP_NUM_THREADS": "1"} if several else {}),

@@ -46,7 +46,9 @@ def command(
     batch: Annotated[
         str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
-    durable: Annotated[str | None, typer.Option("--durable", metavar="URL", help="Also keep checkpoints here.")] = None,
+    durable: Annotated[
+        str | None, typer.Option("--durable", metavar="URL", help="A store for durable checkpoints.")
+    ] = None,
     max_restarts: Annotated[
         int, typer.Option("--max-restarts", min=0, help="How often workers that fail by themselves are started again.")
     ] = 3,

@@ -34,10 +34,10 @@ def show_report(report: Report, as_json: bool = False) -> None:
     _show_notices(report)
     _show_restores(report)
     _show_forecast(report)
-    said = [*(f"changed: {change}" for change in report.changes), *(f"note: {note}" for note in report.notes)]
-    if said:
+    sentences = [*(f"changed: {change}" for change in report.changes), *(f"note: {note}" for note in report.notes)]
+    if sentences:
         console.print()
-    for sentence in said:
+    for sentence in sentences:
         console.print(_text(sentence, "dim"))
     for warning in report.warnings[-_ROWS:]:
         console.print(_text(f"warning: {warning}", "yellow"))

@@ -18,7 +18,7 @@ from deepvm.runtime.workers.template import Template
 
 log = logging.getLogger("deepvm.runtime")
 
-EXCUSE_S = 5.0  # for the hub to report which machine failed
+PEER_FAILURE_S = 5.0  # for the hub to report which machine failed
 LOG_S = 1.0  # for output to reach the log; on a full disk it never does
 MONITOR_S = 0.02
 
@@ -48,7 +48,7 @@ class HubGroup:
             self._hub.send("failing", error=self.tail_text(), code=exit_code)
         except HubGone:
             return False
-        by = self._rendezvous.broke(EXCUSE_S)
+        by = self._rendezvous.broke(PEER_FAILURE_S)
         return by is not None and by != self._hub.name
 
     def _await_log(self, what: str) -> None:

@@ -53,7 +53,7 @@ class Forecast:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     run: str
-    outcome: str  # finished, failed, interrupted; running; broken-off where the ledger just ends
+    outcome: str  # finished, failed, interrupted; running; broken-off if the ledger ends without an outcome
     why: str | None
     sessions: int
     started_s: float | None

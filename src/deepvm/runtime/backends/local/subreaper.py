@@ -89,7 +89,7 @@ def _become(command: list[str], namespace: str, keeper: int) -> None:
 
 def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, output: _Output) -> int | None:
     """Wait until the tree must end. Return the command's wait status if it ended by itself."""
-    kill_at_s, heard = math.inf, b""
+    kill_at_s, rest = math.inf, b""
     while (now_s := time.monotonic()) < kill_at_s:
         sources = [control, owner_end, woken, *output.sources]
         ready = select.select(sources, [], [], min(_POLL_S, kill_at_s - now_s))[0]
@@ -109,7 +109,7 @@ def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, out
             got = b""
         if not got:  # the owner closed it
             return None
-        *lines, heard = (heard + got).split(b"\n")
+        *lines, rest = (rest + got).split(b"\n")
         for line in lines:
             word, _, seconds = line.partition(b" ")
             if word == b"terminate":
