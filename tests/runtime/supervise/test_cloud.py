@@ -180,7 +180,7 @@ def test_a_dry_run_on_skypilot_prints_its_task_files(here: Path, capsys: pytest.
         ("ec2", "max-usd=nan", "max_usd is 'nan': it must be a number"),
         ("ec2", "max-usd=-1", "max_usd is -1.0: it must be a number above 0"),
         ("ec2", "image=ubuntu", "the image 'ubuntu' is neither an AMI"),
-        ("skypilot", "disk_gb=0", "need a disk of 1 GB"),
+        ("skypilot", "disk_gb=0", "must be at least 1"),
         ("skypilot", "ask_every_s=inf", "ask_every_s is 'inf': it must be a number"),
         ("skypilot", "spot=yes", "no setting is called 'spot'"),
     ],

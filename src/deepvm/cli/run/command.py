@@ -46,11 +46,9 @@ def command(
     batch: Annotated[
         str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
-    durable: Annotated[
-        str | None, typer.Option("--durable", metavar="URL", help="A store for durable checkpoints.")
-    ] = None,
+    durable: Annotated[str | None, typer.Option("--durable", metavar="URL", help="A durable store.")] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often workers that fail by themselves are started again.")
+        int, typer.Option("--max-restarts", min=0, help="How often failed workers are restarted.")
     ] = 3,
     preempt: Annotated[
         str,

@@ -104,6 +104,7 @@ def _without(catalog: Catalog, missing: set[tuple[str, str]]) -> Catalog:
     for market, table in catalog.prices.items():
         sold_out = [index[name] for name, where in missing if where == market.value and name in index]
         kept = ~np.isin(table.instance, sold_out)
-        columns: dict[str, Any] = {each.name: getattr(table, each.name) for each in fields(table)}
-        prices[market] = Prices(**{name: None if rows is None else rows[kept] for name, rows in columns.items()})
+        columns = {each.name: getattr(table, each.name) for each in fields(table)}
+        rows: dict[str, Any] = {name: column[kept] for name, column in columns.items() if column is not None}
+        prices[market] = Prices(**rows)
     return replace(catalog, prices=prices)

@@ -215,7 +215,7 @@ def test_machines_get_names_in_tags_and_are_told_once(ec2, job):
     addresses = {tags(i)["deepvm:machine"]: i["PrivateIpAddress"] for i in of_run(ec2)}
     assert {c.machine: c.address for c in changes} == addresses
     assert made.poll() == []
-    with pytest.raises(UsageError, match="worker/1 is up already"):
+    with pytest.raises(UsageError, match="worker/1 is up or requested already"):
         made.up([machine("worker/1", "g4dn.xlarge")])
 
 
@@ -263,7 +263,7 @@ def test_what_cannot_run_on_ec2_is_refused_before_any_call(ec2, job, tmp_path):
 def test_a_script_that_user_data_cannot_hold_is_refused(ec2, job, tmp_path):
     large = tmp_path / "large.py"
     large.write_text("\n".join(os.urandom(40).hex() for _ in range(400)))
-    with pytest.raises(UsageError, match="of 16384 that EC2 takes: put most of the code into a package"):
+    with pytest.raises(UsageError, match="of 16384 that EC2 takes: move code into a package"):
         started(ec2, replace(job, script=str(large)))
     assert not ec2.asked("CreateFleet")
 
@@ -444,7 +444,7 @@ def test_what_could_not_be_deleted_is_named_and_tried_again(ec2, job, monkeypatc
     group_id = group["SecurityGroups"][0]["GroupId"]
     subnet = ec2.client.describe_subnets()["Subnets"][0]["SubnetId"]
     foreign = ec2.client.create_network_interface(SubnetId=subnet, Groups=[group_id])["NetworkInterface"]
-    with pytest.raises(SourceFailed, match=rf"{group_id} \(DependencyViolation\).* --down {RUN} again"):
+    with pytest.raises(SourceFailed, match=rf"{group_id} \(DependencyViolation\).* --down {RUN} in some minutes"):
         made.down(within_s=0.01)
     before = len(ec2.asked("DeleteSecurityGroup"))
 

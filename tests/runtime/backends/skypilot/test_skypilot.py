@@ -318,7 +318,7 @@ def test_down_ends_everything_and_tells_what_it_could_not_end(sky, job):
         backend.up([WORKERS[0]])
     with pytest.raises(UnknownName, match="worker/7"):
         backend.down(["worker/7"])
-    with pytest.raises(UsageError, match="cannot be preempted on purpose"):
+    with pytest.raises(UsageError, match="cannot be preempted"):
         backend.preempt("worker/0", notice_s=1)
     backend.down(["worker/0"], within_s=0.1)
     assert seen(backend) == [("worker/0", "down", "stopped", None)]
@@ -363,7 +363,7 @@ def test_a_missing_skypilot_says_what_to_install(monkeypatch, job):
 def test_a_skypilot_without_secrets_is_too_old(sky, job):
     sky.__version__ = "0.9.3"
     del sky.Task.update_secrets
-    with pytest.raises(UsageError, match=r"SkyPilot 0\.9\.3 keeps no secrets"):
+    with pytest.raises(UsageError, match=r"SkyPilot 0\.9\.3 writes secrets into files"):
         SkyPilotBackend(job, ANCHORED)
 
 

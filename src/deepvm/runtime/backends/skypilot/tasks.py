@@ -50,7 +50,10 @@ class SkyPilotSettings:
 
     def __post_init__(self) -> None:
         if self.disk_gb < 1 or self.idle_minutes < 1 or not self.packages:
-            raise UsageError("disk_gb and idle_minutes must be at least 1, and packages must not be empty")
+            raise UsageError(
+                f"disk_gb ({self.disk_gb}) and idle_minutes ({self.idle_minutes}) must be at least 1, "
+                "and packages must not be empty"
+            )
         if min(self.ask_every_s, self.launch_within_s, self.down_within_s) <= 0:
             raise UsageError("ask_every_s, launch_within_s and down_within_s must be above 0")
 
