@@ -16,6 +16,7 @@ from deepvm.runtime.backends.base import NoCapacity
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Machine, load_cluster
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise import local_run
 from tests.support.runtime.machines import runs
 from tests.support.runtime.whole_runs import (
@@ -181,7 +182,7 @@ def test_where_the_market_has_none_another_type_is_taken_or_it_is_asked_again(
     monkeypatch.setattr(local_run, "LocalBackend", type("Market", (Bare,), {"gone": gone}))
     (tmp_path / "out").mkdir()
     cluster = load_cluster(write_plan(tmp_path))
-    settings = local_run.Settings(
+    settings = RunSpec(
         script=TOY, args=("60", str(tmp_path / "out")), policy="every 10 steps", workers=2, memory_bytes=64_000_000,
         preempt="at:step:25:worker/1:notice=0s",
     )  # fmt: skip

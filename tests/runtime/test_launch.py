@@ -216,7 +216,7 @@ def test_a_preload_with_threads_is_refused_before_anything_runs(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"nnodes": "2"}, "have to meet somewhere"),
+        ({"nnodes": "2"}, "need a rendezvous"),
         ({"nnodes": "3:2"}, "no number of nodes"),
         ({"nnodes": "many"}, "no number of nodes"),
         ({"nproc_per_node": 0}, "one or more"),
@@ -239,4 +239,4 @@ def test_a_script_that_is_not_there_is_bad_usage(capsys: pytest.CaptureFixture[s
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert "there is no script 'no-such-script.py'" in capsys.readouterr().err
+    assert "script 'no-such-script.py' not found" in capsys.readouterr().err

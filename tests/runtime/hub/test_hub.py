@@ -153,7 +153,7 @@ def test_strangers_are_refused(hub: Hub, come: Callable[..., HubClient]) -> None
     kwargs: Any = {"address": None, "workers": 1, "connect_s": 2.0}
     with pytest.raises(AccessDenied):
         HubClient.connect(hub.address, token="wrong", machine="worker/1", **kwargs)
-    with pytest.raises(UsageError, match="here already"):
+    with pytest.raises(UsageError, match="connected already"):
         HubClient.connect(hub.address, token=TOKEN, machine="worker/0", **kwargs)
     with pytest.raises(UsageError, match="no machine of this run"):
         HubClient.connect(hub.address, token=TOKEN, machine="worker/9", **kwargs)

@@ -104,7 +104,7 @@ def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -
         else:
             os.rename(folder, tmp_path / "moved")
             shutil.copytree(tmp_path / "moved", folder)
-        journal._look_s = 0.0
+        journal._check_s = 0.0
         journal.check()
         journal.check()
         assert len(said) == 1

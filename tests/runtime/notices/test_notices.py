@@ -374,7 +374,7 @@ def test_other_names_are_unknown(text: str) -> None:
 
 
 def test_a_file_needs_a_path() -> None:
-    with pytest.raises(UsageError, match="names no file"):
+    with pytest.raises(UsageError, match="has no path"):
         open_source("file:")
 
 

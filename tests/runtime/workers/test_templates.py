@@ -236,7 +236,7 @@ def test_closing_ends_everything_and_leaks_no_descriptor(tmp_path: Path) -> None
 
 
 def test_only_functions_that_a_worker_can_find_are_taken(template: Template) -> None:
-    with pytest.raises(TemplateError, match="cannot be found by a worker"):
+    with pytest.raises(TemplateError, match="cannot be imported by a worker"):
         template.start(lambda: None)
     code = template.start(
         "tests.support.runtime.template_jobs:no_such", env=template.env, stderr=os.open(os.devnull, os.O_RDWR)

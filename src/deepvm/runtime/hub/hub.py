@@ -1,7 +1,7 @@
-"""Where the machines of a run meet: machines' messages in; groups, notices and events out.
+"""Machines' messages -> groups, notices and events, for ``supervise`` and machines.
 
-It runs on the on-demand role, which survives the loss of every spot machine. Each machine keeps one connection. A
-killed machine is missed at once, because its connection ends; a silent one after DEAD_S. The hub forms groups
+The hub runs on the on-demand role, which survives the loss of every spot machine. Each machine has one connection. The
+end of a connection shows a killed machine at once; a silent one is lost after DEAD_S. The hub forms groups
 (membership.py) and starts or ends no machine.
 """
 
@@ -23,7 +23,7 @@ from deepvm.policy.loss import parse_after_loss
 from deepvm.policy.notice import at_notice
 from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub.connections import MachineConnection, free_place
+from deepvm.runtime.hub.connections import MachineConnection, assign_name
 from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
 from deepvm.runtime.hub.json_lines import HubGone, Lines, accept_handshake
 from deepvm.runtime.hub.membership import Membership, Round
@@ -32,8 +32,8 @@ from deepvm.runtime.run_spec import RunSpec
 
 log = logging.getLogger("deepvm.runtime")
 
-DEAD_S = 15.0  # machines beat every second, once they have started
-START_S = 300.0  # while they import and fork, they have no thread that could
+DEAD_S = 15.0  # machines send a heartbeat every second, once they have started
+START_S = 300.0  # while they import and fork, they have no thread for heartbeats
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000  # a host may play all machines
 MOST_WORKERS = 1024  # of one machine
@@ -43,19 +43,12 @@ class Hub:
     """Listens at ``address`` when made, and answers after ``start()``. ``events`` are for the ledger; ``failed`` is why
     the run cannot continue."""
 
-    def __init__(
-        self,
-        machines: Sequence[Machine],
-        spec: RunSpec,
-        *,
-        token: str,
-        listen: str = "127.0.0.1:0",
-    ) -> None:
+    def __init__(self, machines: Sequence[Machine], spec: RunSpec, *, token: str, listen: str = "127.0.0.1:0") -> None:
         self.machines = {machine.name: machine for machine in machines}
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.progress = Progress()
         self.failed: str | None = None
-        self.failures: dict[str, str] = {}  # machines whose workers failed for good, and what they said
+        self.failures: dict[str, str] = {}  # by machine, the output of workers that failed
         self.finished = threading.Event()
         self._token, self._spec = token, spec
         self._membership = Membership([m.name for m in machines if m.trains], parse_after_loss(spec.after_loss))
@@ -147,10 +140,8 @@ class Hub:
             self._acceptor.stop()
         with self._lock:
             self._stopping = self._stopping or names is None
-            connections = [
-                connection for name, connection in self._connections.items() if names is None or name in names
-            ]
-        for connection in connections:
+            stopped = [self._connections[name] for name in self._connections if names is None or name in names]
+        for connection in stopped:
             connection.send("stop")
 
     def close(self) -> None:
@@ -162,7 +153,7 @@ class Hub:
         if self._forming.ident is not None:
             self._forming.join(5.0)
 
-    # --- machines come --------------------------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------------------------
 
     def _serve(self, peer: Peer) -> None:
         connection: MachineConnection | None = None
@@ -186,17 +177,17 @@ class Hub:
                         del self._connections[connection.name]
                         self._lose(connection.name)
 
-    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> MachineConnection:
-        asked = str(hello.get("machine"))
+    def _admit(self, hello: Mapping[str, Any], lines: Lines, host: str) -> MachineConnection:
+        workers = strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
         with self._lock:
-            name = free_place(asked, self.machines, self._connections)
-            connection = MachineConnection(name, lines, str(hello.get("address") or peer), _workers(hello))
+            name = assign_name(str(hello.get("machine")), self.machines, self._connections)
+            connection = MachineConnection(name, lines, str(hello.get("address") or host), workers)
             self._connections[name] = connection
             stores = [] if self.progress.saved_step is None else list(self.stores)
             lines.send("welcome", name=name, role=self.machines[name].role, job=self._spec.to_job(), stores=stores)
             return connection
 
-    # --- what they say --------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------------
 
     def _handle(self, connection: MachineConnection, message: dict[str, Any]) -> None:
         what = message["say"]
@@ -232,13 +223,13 @@ class Hub:
             event = Event.from_trainer(str(message["line"]), connection.name)
             self.progress.observe(event)
             self._stepped = self._stepped or event.kind == "step"
-        except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
-            log.info("%s tells what is no event: %s", connection.name, reason)
+        except (KeyError, TypeError, ValueError) as reason:  # a killed trainer may leave half a line
+            log.info("%s sent an invalid event: %s", connection.name, reason)
             return
         self.events.put(event)
 
     def _memory_node_at(self, connection: MachineConnection, address: str) -> None:
-        """Note where a machine's memory node listens. At a new address, a new round must start with it."""
+        """Record the address of a machine's memory node. A new address needs a new round."""
         connection.memory = address
         if address not in self._sent_stores:
             self._broken(self._membership.move(connection.name), f"the memory of {connection.name} is at {address} now")
@@ -261,7 +252,7 @@ class Hub:
         seconds_left = None if at_s is None else max(0.0, float(at_s) - time.time())
         action, source = str(message["action"]), str(message.get("source", ""))
         self._log("notice", connection.name, action=action, source=source, seconds_left=seconds_left)
-        if action == "rebalance":  # a warning, not the end: what it costs to act on it is not known
+        if action == "rebalance":  # a warning that the end is likelier: nothing is done about it
             return
         decision = at_notice(
             seconds_left=seconds_left,
@@ -320,10 +311,6 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (connection := self._connections.get(name)) is not None:
                 connection.send(what, **fields)
-
-
-def _workers(hello: Mapping[str, Any]) -> int:
-    return strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
 
 
 def _accept_failed(error: Exception) -> None:

@@ -216,7 +216,7 @@ def test_a_machine_that_frees_itself_at_its_notice_was_preempted(start: Start, t
 
 def test_what_is_down_cannot_be_preempted_and_a_notice_is_a_time(start: Start) -> None:
     backend = start(python(STAYS))
-    with pytest.raises(UsageError, match="a notice of -1 s: it must be finite and not negative"):
+    with pytest.raises(UsageError, match="notice_s is -1: it must be finite and not negative"):
         backend.preempt("worker/1", notice_s=-1)
     backend.down()
     with pytest.raises(UsageError, match="worker/1 is down already"):

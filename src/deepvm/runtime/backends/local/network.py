@@ -185,7 +185,7 @@ def _subnets_in_use() -> list[ipaddress.IPv4Network]:
 
 
 def _mac(address: str) -> str:
-    """Return a MAC address by the IP address, so that a replacement is found where its predecessor was."""
+    """Return a MAC address by the IP address, so that a replacement has the address of its predecessor."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *ipaddress.IPv4Address(address).packed))
 
 
@@ -198,7 +198,7 @@ def _run(*words: str, stdin: str = "") -> str:
     try:
         done = subprocess.run(words, check=True, capture_output=True, timeout=_COMMAND_S, input=stdin, text=True)
     except (subprocess.SubprocessError, OSError) as error:
-        said = " ".join(str(getattr(error, "stderr", "") or error).split())
+        reason = " ".join(str(getattr(error, "stderr", "") or error).split())
         what = " ".join((*words, *stdin.splitlines()))
-        raise DeepvmError(f"--isolate cannot make its network: `{what}` says {said}") from None
+        raise DeepvmError(f"--isolate cannot create its network: `{what}` failed: {reason}") from None
     return done.stdout
