@@ -116,12 +116,8 @@ class _Analysis:
             for name in asked:
                 if name not in known:
                     raise UnknownName(f"{kind} of this catalogue", name, known)
-        offered = {i.accelerator for i in catalog.instances if i.accelerator is not None}
         for name in request.gpus:
-            found = spellings(name, offered)
-            if not found:
-                raise UnknownName("GPU of this catalogue", name, offered)
-            self.gpus |= found
+            self.gpus |= spellings(name, catalog.accelerators)
 
     def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         is_worker = np.zeros(len(self.catalog.instances), bool)
