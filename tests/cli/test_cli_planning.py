@@ -90,7 +90,7 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         ("plan --budget 3 --checkpoint-size 3XB", 2, "is not a size"),
         ("plan --budget 3 --quota G=1", 2, "write it like G:spot=128"),
         ("plan --budget 3 --work 3h@nothing", 2, "no instance type is called 'nothing'"),
-        ("plan --budget 3 --work 3h@c5.xlarge", 2, "no machine that trains"),
+        ("plan --budget 3 --work 3h@c5.xlarge", 2, "no accelerator of known speed"),
         ("plan --budget 3 --objective cost", 2, "--work"),
         ("plan --budget 3 --architecture tierin", 2, "did you mean tiering"),
         ("plan --budget 3 --catalog /nowhere.json", 2, "cannot be read"),
