@@ -56,7 +56,10 @@ def own_temporary_files(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
 
 
-def test_two_workers_add_up_over_gloo(tmp_path: Path) -> None:
+def test_two_workers_add_up_over_gloo_with_one_thread_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     body = """
         import pickle
         import torch
@@ -86,7 +89,8 @@ def test_two_workers_add_up_over_gloo(tmp_path: Path) -> None:
         assert (seen["total"], seen["world"], seen["local"]) == (3.0, "2", str(rank))
         assert (seen["argv"], seen["file"], seen["main"]) == ([path, str(tmp_path), "--lr", "0.1"], path, "__main__")
         assert (seen["first"], seen["imported"]) == (str(tmp_path), True)
-        assert seen["threads"] == int(os.environ.get("OMP_NUM_THREADS", "1"))
+        assert seen["threads"] == 1
+    assert "OMP_NUM_THREADS is not set" in capsys.readouterr().err
     logs = sorted((tmp_path / "logs").rglob("stdout.log"))
     assert [log.read_text() for log in logs] == ["rank 0 is done\n", "rank 1 is done\n"]
     assert signal.getsignal(signal.SIGTERM) is handlers
