@@ -220,16 +220,10 @@ def test_help_and_version_and_completion_work() -> None:
     assert "deepvm" in deepvm("--show-completion bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout
 
 
-def test_importing_deepvm_is_cheap_and_pulls_in_nothing_heavy() -> None:
+def test_importing_deepvm_pulls_in_nothing_heavy() -> None:
     code = (
-        "import sys, time; t = time.perf_counter(); import deepvm; ms = (time.perf_counter() - t) * 1e3;"
-        "heavy = {'torch', 'boto3', 'botocore', 'matplotlib', 'scipy', 'numpy', 'typer'} & set(sys.modules);"
-        "assert not heavy, heavy; print(ms)"
+        "import sys, deepvm;"
+        "print({'torch', 'boto3', 'botocore', 'matplotlib', 'scipy', 'numpy', 'typer'} & set(sys.modules))"
     )
-    took = [
-        float(
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30).stdout
-        )
-        for _ in range(3)
-    ]
-    assert min(took) < 100
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == "set()\n"

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +75,7 @@ def test_a_restore_begins_while_the_fetcher_still_fills(node_of: NodeOf, run: st
 def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
     node_of: NodeOf, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_reader, "STALL_S", 25.0)  # its death is seen by its lock, long before
+    monkeypatch.setattr(segment_reader, "STALL_S", 3600.0)  # its death is seen by its lock, long before
     with Relay(node_of().address) as relay:
         url = f"memory://{relay.address}?connections=1"
         truth = save(url, run, 1)
@@ -87,10 +86,8 @@ def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
         wait_until(lambda: found.chunks_present >= 2, "a chunk or two")
         killed = threading.Timer(0.2, fetcher.kill)  # while the trainer waits
         killed.start()
-        began = time.monotonic()
         with caplog.at_level(logging.INFO):
             assert restore(url, run) == (1, truth[1])
-        assert time.monotonic() - began < 20
         killed.join()
         assert "the fetcher did not bring" in caplog.text
         assert not fetcher.path.exists()

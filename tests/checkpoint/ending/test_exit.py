@@ -34,8 +34,9 @@ def checkpointer(every, **more):
 """
 # Imports once, and forks for each script that is asked for: a fork ends as every interpreter does.
 FORKING = """
-import json, os, sys, torch, torch._dynamo, deepvm, deepvm.checkpoint
+import gc, json, os, sys, torch, torch._dynamo, deepvm, deepvm.checkpoint
 torch.set_num_threads(1)
+gc.freeze()  # the end of each fork would walk all that was imported, for a second
 for line in sys.stdin:
     code, errors = json.loads(line)
     child = os.fork()

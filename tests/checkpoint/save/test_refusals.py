@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -231,9 +230,9 @@ def check_no_growth(saves: int) -> None:
             before = [figures(pid) for pid in pids]
             save(50, 50 + saves)
             gc.collect()
-            time.sleep(0.2)
+            for pid, then in zip(pids, before, strict=True):
+                wait_until(lambda: figures(pid)["Threads"] <= then["Threads"], "the end of threads", timeout_s=10)  # noqa: B023
             for then, now in zip(before, [figures(pid) for pid in pids], strict=True):
-                assert now["Threads"] <= then["Threads"], (then, now)
                 assert now["fds"] <= then["fds"] + 1, (then, now)  # the log of a poll may be open
                 assert now["VmRSS"] <= then["VmRSS"] + 16 * 1024, (then, now)
             assert ckpt.status().remote == 50 + saves

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -455,7 +454,7 @@ def test_a_block_is_not_reused_while_it_is_being_sent(node: MemoryNode, connect:
 
     for chunk in range(30):  # asked for, and not taken off the wire
         reader.send(frames.encode(Kind.GET, chunk, {"step": 1, "chunk": chunk}))
-    time.sleep(0.1)
+    wait_until(reader.answered, "the first answer")
     for step in (2, 3, 4):
         writer.save(step, content(step, 16 * BLOCK))
     for chunk in range(30):

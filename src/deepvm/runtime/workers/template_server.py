@@ -41,8 +41,6 @@ def main() -> None:
         if refused is not None:
             fd_messages.send(owner, {"refused": refused})
             return
-        gc.collect()
-        gc.freeze()  # else a worker's garbage collector would touch, and so copy, the template's pages
         fd_messages.send(owner, {"ready": True, "import_s": time.monotonic() - began, "modules": len(sys.modules)})
         job = _Server(owner, started_env, torch_seed).serve()
     if job is not None:
@@ -61,8 +59,6 @@ def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int |
                 os.close(int(name))
     if first_path is not None and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = first_path
-    gc.collect()
-    gc.freeze()
     with owner:
         job = _Server(owner, dict(os.environ), torch_seed).serve()
     if job is None:
@@ -90,6 +86,8 @@ def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
         torch = sys.modules.get("torch")
         if torch is not None and torch_seed is None:
             torch_seed = torch.initial_seed()
+    gc.collect()
+    gc.freeze()  # or a fork's garbage collector would copy all pages by looking at them, at its end at the latest
     return None, torch_seed
 
 

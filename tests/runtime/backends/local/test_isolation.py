@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,8 +47,8 @@ with socket.create_server((address, 7070)) as server:
         hub.sendall(f"{count}\\n".encode())
     hub.recv(1)
 """
-AMOUNT = 600_000
-RATE = 8_000_000  # bit/s: 0.6 s for them
+AMOUNT = 300_000
+RATE = 8_000_000  # bit/s
 
 
 def ours() -> set[str]:
@@ -66,6 +65,13 @@ def clean() -> Iterator[None]:
     before = ours()
     yield
     assert ours() <= before
+
+
+def held_up(bits_per_s: int) -> list[int]:
+    """How often each link of this process with this bandwidth had to hold a packet back."""
+    found = json.loads(subprocess.run(["tc", "-s", "-j", "qdisc"], check=True, timeout=20, capture_output=True).stdout)
+    limited = [queue for queue in found if queue["dev"] in ours() and queue["kind"] == "tbf"]
+    return [queue["overlimits"] for queue in limited if queue["options"]["rate"] == bits_per_s // 8]
 
 
 def line(stream: socket.socket) -> str:
@@ -100,11 +106,10 @@ def test_machines_meet_at_the_bridge_and_their_links_are_as_slow_as_they_are_tol
                 talking[name := line(accepted)] = accepted
                 assert address == backend.address_of(name) != backend.hub_address
             assert {change.address for change in changes(backend, 2)} == set(map(backend.address_of, talking))
-            began = time.monotonic()
             talking["worker/0"].sendall(b"serve\n")
             talking["worker/1"].sendall(f"{backend.address_of('worker/0')}\n".encode())
             assert line(talking["worker/1"]) == str(AMOUNT)
-            assert time.monotonic() - began > 0.8 * (AMOUNT * 8 / RATE)
+            assert max(held_up(RATE)) > 0
             for stream in talking.values():
                 stream.close()
             assert [change.why for change in changes(backend, 2)] == ["ended", "ended"]
@@ -204,12 +209,10 @@ import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 numbers = torch.ones(1_000_000)
 dist.all_reduce(numbers)
-began = time.monotonic()
-dist.all_reduce(numbers)
-print("reduced", numbers[0].item(), time.monotonic() - began, flush=True)
+print("reduced", numbers[0].item(), flush=True)
 time.sleep(600)
 """
-REDUCED = re.compile(r"reduced (\S+) (\S+)\n")  # a whole line
+REDUCED = re.compile(r"reduced (\S+)\n")  # a whole line
 
 
 @root
@@ -234,9 +237,8 @@ def test_workers_of_templates_reduce_over_their_links_and_vanish_with_their_mach
         for name in ("worker/0", "worker/1"):
             log = backend.folder_of(name) / "log.txt"
             wait_until(lambda log=log: REDUCED.search(log.read_text(encoding="utf-8")), "a reduction", timeout_s=90)
-            total, seconds = REDUCED.findall(log.read_text(encoding="utf-8"))[0]
-            assert float(total) == 4.0
-            assert float(seconds) > 0.25  # 4 MB at 100 Mbit/s, less a burst
+            assert REDUCED.findall(log.read_text(encoding="utf-8")) == ["2.0"]
+        assert min(held_up(100_000_000)) > 0
         before = len(marked(given))
         changes(backend, 2)
         backend.preempt("worker/1", notice_s=0)
