@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NEWEST := .venv-newest
+PIP := python -m pip --disable-pip-version-check --quiet install
 
-.PHONY: help install demo test chaos check format bench clean
+.PHONY: help install pins newest demo test chaos check format mutate bench clean
 
 help:
 	@echo "make demo     install into $(VENV) and show the main job"
@@ -13,6 +14,9 @@ help:
 	@echo "make chaos    break things for real, for longer: kills, fuzzing, full disks"
 	@echo "make check    format, lint, types, import contract"
 	@echo "make format   rewrite the sources in the project's format"
+	@echo "make mutate   put small faults into a copy of src; list those that no test notices (SEED=1 COUNT=300 JOBS=2)"
+	@echo "make pins     pin the newest of every development package in constraints.txt"
+	@echo "make newest   try the newest of every package in $(NEWEST), and say what broke"
 	@echo "make bench    the long measurements; result tables go to benchmarks/results"
 	@echo "make clean    remove $(VENV) and what was built"
 
@@ -22,9 +26,22 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(PIP) install --constraint constraints.txt torch==2.13.0
-	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/$(PIP) --constraint constraints.txt torch hatchling editables
+	@$(BIN)/$(PIP) --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	@touch $(STAMP)
+
+pins: install
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.10 --extra dev --no-annotate --upgrade \
+		--custom-compile-command "make pins" --output-file constraints.txt pyproject.toml tools/pins.in
+	@git --no-pager diff --stat constraints.txt
+
+newest:
+	@$(PYTHON) -m venv --clear $(NEWEST)
+	@echo "installing into $(NEWEST)"
+	@$(NEWEST)/bin/$(PIP) --constraint tools/pins.in torch hatchling editables
+	@$(NEWEST)/bin/$(PIP) --constraint tools/pins.in --no-build-isolation --editable '.[dev]'
+	@touch $(NEWEST)/.installed
+	@$(NEWEST)/bin/python -m tools.newest $(NEWEST)
 
 demo: install
 	@DEEPVM=$(BIN)/deepvm sh examples/demo.sh
@@ -45,8 +62,11 @@ format: install
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix --quiet .
 
+mutate: install
+	@$(BIN)/python -m tools.mutate
+
 bench: install
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) .mutate build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

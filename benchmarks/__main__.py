@@ -1,7 +1,7 @@
-"""``python -m benchmarks [NAME ...]``: run benchmarks, write benchmarks/results/NAME.md and .json.
+"""``python -m benchmarks [NAME ...]``: run benchmarks, write benchmarks/results/NAME.md, NAME.json and the summary.
 
 Exit code 1 if a target was missed; the results are written all the same. With ``--quick`` the table is printed and
-nothing is written.
+nothing is written. ``python -m benchmarks summary`` writes the summary alone.
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks import (
-    Measurement,
-    Options,
-    Result,
-    Table,
-    checkpoint,
-    curves,
-    flows,
-    planner,
-    recovery,
-    restore,
-    sharing,
-    training,
-    transfer,
-)
+from benchmarks import Measurement, Options, Result, Table, display, summary
+from benchmarks.checkpoint import benchmark as checkpoint
+from benchmarks.checkpoint import sharing
+from benchmarks.curves import benchmark as curves
+from benchmarks.planner import benchmark as planner
+from benchmarks.recovery import benchmark as recovery
+from benchmarks.restore import benchmark as restore
+from benchmarks.training import benchmark as training
+from benchmarks.transfer import benchmark as transfer
+from benchmarks.transfer import flows
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = summary.RESULTS
 BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "planner": lambda _: planner.run(),
     "checkpoint": checkpoint.run,
@@ -52,7 +47,7 @@ PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors",
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, "summary"]))
     parser.add_argument("--quick", action="store_true", help="few repeats; print the table and write nothing")
     parser.add_argument("--rounds", type=int, help="repeats, where a benchmark has rounds")
     parser.add_argument("--no-peers", action="store_true", help="leave out peers that need environments of their own")
@@ -60,9 +55,12 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, nodes and namespaces are cleaned up
     options = Options(quick=given.quick, rounds=given.rounds, peers=not given.no_peers, only=given.only)
+    if given.names == ["summary"]:
+        print(f"written to {summary.write()}", file=sys.stderr)
+        return 0
     unknown = [name for name in given.names if name not in BENCHMARKS]
     if unknown:
-        print(f"no benchmark is called {unknown[0]!r}: known are {', '.join(BENCHMARKS)}", file=sys.stderr)
+        print(f"no benchmark is called {unknown[0]!r}: known are {', '.join(BENCHMARKS)} and summary", file=sys.stderr)
         return 2
     missed = 0
     for name in given.names or list(BENCHMARKS):
@@ -105,6 +103,7 @@ def write(name: str, result: Result, around: dict[str, str]) -> None:
     }
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     (RESULTS / f"{name}.md").write_text(markdown(result, around), encoding="utf-8")
+    summary.write()
 
 
 def markdown(result: Result, around: dict[str, str]) -> str:
@@ -128,18 +127,13 @@ def _table(table: Table) -> list[str]:
 
 
 def _row(m: Measurement) -> str:
-    target = f"< {_value(m.below, m.unit)}" if m.below is not None else ""
-    target = f">= {_value(m.at_least, m.unit)}" if m.at_least is not None else target
+    figures = m.to_json()
     met = "" if m.met is None else ("yes" if m.met else "**no**")
-    spread = f"{_value(m.low, m.unit)} to {_value(m.high, m.unit)}" if m.runs > 1 else ""
     what = f"{m.what} ({m.note})" if m.note else m.what
-    return f"| {what} | {_value(m.median, m.unit)} | {spread} | {m.runs} | {target} | {met} |"
-
-
-def _value(value: float, unit: str) -> str:
-    if unit != "s":
-        return f"{value:,.4g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-    return f"{value * 1000:.4g} ms" if value < 1 else f"{value:.3g} s"
+    return (
+        f"| {what} | {display.value(m.median, m.unit)} | {display.quartiles(figures)} | {m.runs} "
+        f"| {display.target(figures)} | {met} |"
+    )
 
 
 def _commit() -> str:

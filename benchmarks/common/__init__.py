@@ -1,0 +1,1 @@
+"""What several benchmarks use: states to save, limits of the machine, environments of peers, a scratch folder."""

@@ -1,0 +1,1 @@
+"""Saves and restores by bytes, tensors, ranks, checkpoints kept and runs on a node."""

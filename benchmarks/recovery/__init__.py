@@ -1,0 +1,1 @@
+"""From SIGKILL of a machine to the next finished step."""

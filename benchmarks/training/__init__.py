@@ -1,0 +1,1 @@
+"""Training with saves beside training without."""

@@ -1,0 +1,123 @@
+"""Which tests execute which statements: one run of all tests, kept in `.mutate/observed/` per test file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from tools.mutate import scratch
+from tools.mutate.tester import Tester
+
+_FILE_LIMIT_S = 900.0
+
+
+class Observed:
+    """Tests by statement: `tests_at(path, line)` gives ids; `seconds` holds their times."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.failed: list[str] = []
+        self._at: dict[tuple[str, int], set[str]] = defaultdict(set)
+
+    def add(self, test: str, seconds: float, lines: Iterable[tuple[str, int]]) -> None:
+        """Note one test that passed."""
+        self.seconds[test] = seconds
+        for place in lines:
+            self._at[place].add(test)
+
+    def tests_at(self, path: str, line: int) -> set[str]:
+        """Return ids of the tests that execute a statement."""
+        return self._at.get((path, line), set())
+
+
+def digest(names: Iterable[str]) -> str:
+    """Return a short hash of files of the tree."""
+    total = hashlib.sha256()
+    for name in names:
+        total.update(name.encode() + b"\0" + (scratch.ROOT / name).read_bytes())
+    return total.hexdigest()[:16]
+
+
+def observe(cache: Path, work: Path, jobs: int) -> Observed:
+    """Run the test files whose observation is not in `cache` yet, `jobs` at a time, and return all of it."""
+    files = scratch.files_of_tree()
+    tests = [name for name in files if Path(name).name.startswith("test_") and not name.startswith("tests/chaos")]
+    shared = [
+        name for name in files
+        if name.startswith(("src/", "tests/")) and name.endswith(".py") and not Path(name).name.startswith("test_")
+    ]  # fmt: skip
+    common = digest(shared)
+    places = {test: cache / f"{digest([test])}-{common}.json" for test in tests if test.startswith("tests/")}
+    missing = [test for test, place in places.items() if not place.exists()]
+    if missing:
+        print(f"observing {len(missing)} of {len(places)} test files", flush=True)
+        _run(missing, places, work, jobs)
+    return _load(places)
+
+
+def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> None:
+    waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for test in missing:
+        waiting.put(test)
+
+    def serve(number: int) -> None:
+        tester = Tester(work / f"observed-{number}", observed=True)
+        bases = _bases(tester.folder / "tree")
+        while True:
+            try:
+                test = waiting.get_nowait()
+            except queue.Empty:
+                break
+            answer = tester.run([test], limit_s=_FILE_LIMIT_S)
+            for result in answer["results"]:
+                result["lines"] = _by_file(result["lines"], bases)
+            places[test].parent.mkdir(parents=True, exist_ok=True)
+            partial = places[test].with_suffix(".part")
+            partial.write_text(json.dumps(answer["results"]))
+            partial.rename(places[test])
+            seconds = sum(result["seconds"] for result in answer["results"])
+            print(f"  {test}: {len(answer['results'])} tests, {seconds:.1f} s, code {answer['code']}", flush=True)
+        tester.close()
+
+    threads = [threading.Thread(target=serve, args=(number,)) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _bases(tree: Path) -> list[tuple[int, int, str]]:
+    bases, offset = [], 0
+    for path in sorted((tree / "src").rglob("*.py")):
+        size = len(path.read_text(encoding="utf-8").splitlines()) + 1
+        bases.append((offset, offset + size, path.relative_to(tree).as_posix()))
+        offset += size
+    return bases
+
+
+def _by_file(numbers: list[int], bases: list[tuple[int, int, str]]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    position = 0
+    for number in numbers:
+        while number >= bases[position][1]:
+            position += 1
+        start, _, name = bases[position]
+        found.setdefault(name, []).append(number - start)
+    return found
+
+
+def _load(places: dict[str, Path]) -> Observed:
+    observed = Observed()
+    for place in places.values():
+        for result in json.loads(place.read_text()):
+            if result["outcome"] == "passed":
+                lines = ((name, line) for name, numbers in result["lines"].items() for line in numbers)
+                observed.add(result["id"], result["seconds"], lines)
+            elif result["outcome"] == "failed":
+                observed.failed.append(result["id"])
+    return observed

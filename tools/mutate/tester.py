@@ -1,0 +1,53 @@
+"""The parent's end of a `test_process`: one scratch copy, one request at a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from tools.mutate import scratch
+
+
+class Tester:
+    """Runs tests in a scratch copy of the tree; for one thread."""
+
+    def __init__(self, folder: Path, *, observed: bool) -> None:
+        self.folder = scratch.make(folder, observed=observed)
+        self.observed = observed
+        self._process = subprocess.Popen(
+            [folder / "venv/bin/python", folder / "tree/tools/mutate/test_process.py"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
+            stderr=(folder / "stderr").open("w"), start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, tests: list[str], *, limit_s: float, times: dict[str, float] | None = None) -> dict[str, Any]:
+        """Run tests in this order, up to the first failure; an observed run continues after failures."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"tests": tests, "limit_s": limit_s, "times": times or {}, "observe": self.observed}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the test process ended: {(self.folder / 'stderr').read_text()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def write(self, path: str, text: str) -> None:
+        """Replace a source file of the copy, and let no compiled file hide that."""
+        file = self.folder / "tree" / path
+        file.write_text(text, encoding="utf-8")
+        for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+            compiled.unlink()
+
+    def close(self) -> None:
+        """End the test process, and all that it started."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
