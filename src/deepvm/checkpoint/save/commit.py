@@ -14,7 +14,6 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
-from deepvm.checkpoint.save.save_job import poll
 from deepvm.checkpoint.save.sender_threads import Upload
 from deepvm.errors import AccessDenied, CheckpointError, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.protocol.frames import Kind, fingerprint
@@ -29,7 +28,7 @@ log = logging.getLogger("deepvm.checkpoint")
 
 T = TypeVar("T")
 PUBLISH_AGAIN_S = 0.2
-COMMIT_POLL_S = 0.02
+COMMIT_WAIT_S = 1.0  # how long one request waits for a change
 ABORT_S = 1.0
 
 
@@ -251,15 +250,15 @@ class CommitClient:
 
     def await_commit(self, step: int, attempt: int, ends_s: float) -> list[int]:
         """Wait, on ranks other than 0, until rank 0 has committed this very attempt; return the chunks' digests."""
-
-        def committed() -> list[int] | None:
+        watch = self._store.watch(self._run)
+        while (left_s := ends_s - time.monotonic()) > 0:
             with suppress(NotFound, StoreUnavailable):
-                manifest = self._store.manifest(self._run, step)
-                return list(manifest.digests) if manifest.facts.get("save") == self._save_name(attempt) else None
-            return None
-
-        late = f"step {step} was not committed within its deadline: rank 0 did not finish"
-        return poll(committed, ends_s, late, every_s=COMMIT_POLL_S)
+                if watch.states(step):
+                    manifest = self._store.manifest(self._run, step)
+                    if manifest.facts.get("save") == self._save_name(attempt):
+                        return list(manifest.digests)
+            watch.wait(min(left_s, COMMIT_WAIT_S))
+        raise StoreUnavailable(f"step {step} was not committed within its deadline: rank 0 did not finish")
 
     def _save_name(self, attempt: int) -> str:
         return f"{fingerprint(self._store.session)}/{attempt}"

@@ -20,10 +20,12 @@ from deepvm.checkpoint.save.step_order import StepOrder
 from deepvm.errors import StoreError
 from deepvm.store.base import Store
 from deepvm.store.memory.repair import repair
+from deepvm.store.memory.store import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
 
-DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
+CHECK_S = 0.5  # how long one request waits for a change: a newer commit, or the end, is noticed in between
+FURTHER_POLL_S = 0.05  # files and buckets cannot report a change
 REPAIR_S = 1.0  # between two attempts to repair a node that missed a checkpoint
 
 
@@ -110,25 +112,26 @@ class DurabilityWorker:
                 self._retain(store)
             return further[0].url
         nodes = first.memory_nodes()
-        if nodes is None:
-            return None
-        ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
-        while time.monotonic() < min(ends, self._ends_s) and self._committed.empty():
-            if self._ends_s < math.inf and (self._rank != 0 or not nodes.writes_on(self._run)):
+        return None if nodes is None else self._await_nodes(nodes, handle.step, further)
+
+    def _await_nodes(self, nodes: MemoryStore, step: int, further: Sequence[Store]) -> str | None:
+        """Wait until the nodes, or rank 0, have made it durable. Nodes answer when a state changes."""
+        ends_s, watch = time.monotonic() + self._deadline_s, nodes.watch(self._run)
+        while time.monotonic() < min(ends_s, self._ends_s) and self._committed.empty():
+            states = watch.states(step)
+            if self._ends_s < math.inf and (self._rank != 0 or not watch.writes_on):
                 return None
             if further:
-                if all(handle.step in store.steps(self._run) for store in further):
+                if all(step in store.steps(self._run) for store in further):
                     return further[0].url
-            else:
-                states = nodes.states(self._run, handle.step)
-                if not states:  # superseded by a newer one before it was written back
-                    return None
-                if nodes.is_durable(states):
-                    return first.url
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, SLOWEST_POLL_S)
-            if pause_s == SLOWEST_POLL_S:
-                self._repair()
+                time.sleep(FURTHER_POLL_S)
+                continue
+            if not states:  # superseded by a newer one before it was written back
+                return None
+            if nodes.is_durable(states):
+                return nodes.url
+            watch.wait(CHECK_S, node=next((node for node, state in states.items() if state == "remote"), None))
+            self._repair()
         return None
 
     def _repair(self) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from deepvm.checkpoint.handle import SaveHandle
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.state.capture import join
-from deepvm.errors import CheckpointError, StoreUnavailable
+from deepvm.errors import CheckpointError
 
 T = TypeVar("T")
 STATE_FORMAT = "deepvm-state/1"
@@ -40,13 +39,3 @@ class SaveJob:
         if header is None:
             raise HeaderFull("the plain values of the state have outgrown the header: the next save makes room")
         self.snapshot.staging.view[: len(header)] = header
-
-
-def poll(check: Callable[[], T | None], ends_s: float, late: str, *, every_s: float) -> T:
-    """Return what ``check`` finds; StoreUnavailable with the text ``late`` if it finds nothing by the deadline."""
-    while True:
-        if (found := check()) is not None:
-            return found
-        if time.monotonic() > ends_s:
-            raise StoreUnavailable(late)
-        time.sleep(every_s)

@@ -6,14 +6,15 @@ import time
 from collections.abc import Sequence
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.save.save_job import SaveJob, Texts, poll
+from deepvm.checkpoint.save.save_job import SaveJob, Texts
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.state.capture import join
 from deepvm.checkpoint.state.chunk_map import ChunkMap
+from deepvm.errors import StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
 from deepvm.store.memory.buffers import BufferGroup, views_of
 
-COMMIT_POLL_S = 0.05
+COMMIT_POLL_S = 0.05  # files and buckets cannot report a change
 
 
 class StoreTransfer:
@@ -36,11 +37,7 @@ class StoreTransfer:
         snapshot, step, chunk_map = job.snapshot, job.handle.step, job.snapshot.chunk_map
         if self._rank != 0:
             job.handle.advance("staged")
-            late = (
-                f"rank 0 did not write step {step} within its deadline, or ranks do not share {self._store.url}: "
-                "give all ranks the same store"
-            )
-            poll(lambda: step in self._store.steps(self._run) or None, job.ends_s, late, every_s=COMMIT_POLL_S)
+            self._await_commit(step, job.ends_s)
             return
         job.write_header([job.skeleton()])
         size_bytes = chunk_map.layout.size_bytes
@@ -65,6 +62,15 @@ class StoreTransfer:
             writer.abort()
             raise
         job.handle.bytes_sent = size_bytes
+
+    def _await_commit(self, step: int, ends_s: float) -> None:
+        while step not in self._store.steps(self._run):
+            if time.monotonic() > ends_s:
+                raise StoreUnavailable(
+                    f"rank 0 did not write step {step} within its deadline, or ranks do not share {self._store.url}: "
+                    "give all ranks the same store"
+                )
+            time.sleep(COMMIT_POLL_S)
 
     def _put(self, writer: Writer, snapshot: Snapshot, chunk: int) -> int:
         digest = snapshot.digest(chunk)

@@ -26,6 +26,7 @@ _OFFER_BYTES = 4 + 8  # of each chunk: its index and its digest
 _PROOF_BYTES = 32
 _MOST_LISTED_STEPS = 600  # an answer's meta has a limit; beyond it only the newest are listed
 _MOST_LISTED_RUNS = 600
+_CHECK_STOP_S = 0.5  # how often a request that waits checks whether the node is stopping
 
 
 class Requests:
@@ -161,14 +162,21 @@ class Requests:
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _on_steps(self, _meta: Meta, _body: bytes) -> Answer:
-        run = self._find_run()
+    def _on_steps(self, meta: Meta, _body: bytes) -> Answer:
+        run, writes_on = self._find_run(), bool(self._node.writeback.workers)
         if run is None:
-            return {"steps": []}
+            return {"steps": [], "writes_on": writes_on, "version": 0}
+        if "after" in meta:
+            self._await_change(run, fields.integer(meta, "after", 0, MOST_STEP), fields.timeout_s(meta))
         with run.lock:
-            found = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:]
+            found, version = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:], run.version
         rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]
-        return {"steps": rows, "writes_on": bool(self._node.writeback.workers)}
+        return {"steps": rows, "writes_on": writes_on, "version": version}
+
+    def _await_change(self, run: Run, version: int, timeout_s: float) -> None:
+        ends_s = time.monotonic() + timeout_s
+        while run.version == version and not self._node.stopping and (left_s := ends_s - time.monotonic()) > 0:
+            run.wait_for_change(version, min(left_s, _CHECK_STOP_S))
 
     def _on_manifest(self, meta: Meta, _body: bytes) -> bytes:
         return self.checkpoint(meta).document

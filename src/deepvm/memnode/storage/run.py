@@ -48,6 +48,8 @@ class Run:
         self.uploads: dict[int, Upload] = {}
         self.checkpoints: dict[int, Checkpoint] = {}
         self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self.version = 0  # counts changes of its list of checkpoints and their states
         self._beginning = threading.Lock()
         self.users = 0  # connections that have it open
         self._superseded: dict[int, int] = {}  # step of a dropped upload -> the step that it was dropped for
@@ -56,6 +58,17 @@ class Run:
     @property
     def empty(self) -> bool:
         return not self.checkpoints and not self.uploads and not self.users
+
+    def mark_changed(self) -> None:
+        """Wake those that wait for a change of the list of checkpoints, or of a checkpoint's state."""
+        with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    def wait_for_change(self, version: int, timeout_s: float) -> None:
+        """Wait while the list of checkpoints is still that of a version."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != version, timeout_s)
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
@@ -264,6 +277,7 @@ class Run:
                 before.evict()
             self.trim(buffers)
             self._counters.add(saves=1)
+            self.mark_changed()
             self._outlet.offer(self, checkpoint)
             more = max(0, buffers - sum(found.in_memory for found in self.checkpoints.values()))
         self._arena.prefault(self._arena.used + more * upload.taken)  # the next saves will take as many again
@@ -302,6 +316,7 @@ class Run:
                 found.delete()
                 self._outlet.remove(self, found)
                 found.evict()
+                self.mark_changed()
 
 
 def _superseded(step: int, later: int) -> RequestRefused:

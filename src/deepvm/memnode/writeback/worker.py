@@ -186,5 +186,6 @@ class WritebackWorker:
             self._source = None
         self._abandoned = False
         self.written += 1
+        run.mark_changed()
         taken_s = round(time.monotonic() - started_s, 4)
         self._log.info(self.sink.name, run=run.name, step=checkpoint.step, taken_s=taken_s)

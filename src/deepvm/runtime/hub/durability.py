@@ -54,7 +54,7 @@ class Durability:
                     return store.url if step in store.steps(self._run) else None
             if nodes:
                 with closing(MemoryStore(nodes, token=self._token, key=os.environ.get(variables.RUN_KEY, ""))) as node:
-                    return node.url if node.is_durable(node.states(self._run, step)) else None
+                    return node.url if node.is_durable(node.watch(self._run).states(step)) else None
         except DeepvmError:  # a node that does not answer now may answer the next time
             pass
         return None

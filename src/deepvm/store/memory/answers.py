@@ -37,6 +37,12 @@ def step_rows(answer: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
         return rows
 
 
+def list_version(answer: Mapping[str, Any], node: str) -> int:
+    """Check the answer to STEPS; return the version of the node's list."""
+    with _readable(node):
+        return strict.integer(strict.member(answer, "version"), "version", 0, MOST_STEP)
+
+
 def rank_states(body: bytes, world_size: int, node: str) -> list[object]:
     try:
         found = strict.loads(body, most_bytes=MOST_DOCUMENT_BYTES, most_depth=_MOST_DEPTH)

@@ -10,7 +10,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -26,6 +26,7 @@ from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import CONNECT_S, Connection
 from deepvm.store.memory.health import GREET_S, Health
 from deepvm.store.memory.upload import MemoryWriter
+from deepvm.store.memory.watch import RunWatch
 
 log = logging.getLogger("deepvm.store")
 
@@ -132,9 +133,15 @@ class MemoryStore(Store):
         Connection(node, token=self._token, tls=self._tls, connect_s=GREET_S, progress_s=GREET_S).close()
 
     def call(
-        self, node: str, run: str | None, kind: Kind, meta: dict[str, object] | None = None
+        self,
+        node: str,
+        run: str | None,
+        kind: Kind,
+        meta: dict[str, object] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, object], bytearray]:
-        return self._ask(node, run, lambda connection: connection.call(kind, meta))
+        return self._ask(node, run, lambda connection: connection.call(kind, meta, timeout_s=timeout_s))
 
     def _ask(self, node: str, run: str | None, question: Callable[[Connection], T]) -> T:
         """Call ``question`` with a connection, and keep it for the next time. An idle connection may have died
@@ -179,7 +186,7 @@ class MemoryStore(Store):
 
     # --- the contract -------------------------------------------------------------------------------------------
 
-    def _each(
+    def call_each(
         self, run: str | None, kind: Kind, meta: dict[str, object] | None = None
     ) -> tuple[dict[str, tuple[dict[str, object], bytearray]], StoreError | None]:
         """Return the answers of the nodes that have one, and why another has none; raise that if all have none."""
@@ -195,7 +202,7 @@ class MemoryStore(Store):
         return answers, failure
 
     def runs(self) -> list[str]:
-        answers, _ = self._each(None, Kind.RUNS)
+        answers, _ = self.call_each(None, Kind.RUNS)
         return sorted({run for node, (answer, _) in answers.items() for run in run_names(answer, node)})
 
     def steps(self, run: str) -> list[int]:
@@ -233,34 +240,27 @@ class MemoryStore(Store):
         return False
 
     def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
-        answers, failure = self._each(run, Kind.STEPS)
+        answers, failure = self.call_each(run, Kind.STEPS)
         held: dict[int, list[str]] = {}
         for node, (answer, _) in answers.items():
             for row in step_rows(answer, node):
                 held.setdefault(row["step"], []).append(node)
         return held, failure
 
-    def states(self, run: str, step: int) -> list[str]:
-        """Return the state of a checkpoint at each reachable node: remote, spilled or durable."""
-        answers, _ = self._each(run, Kind.STEPS)
-        rows = (row for node, (answer, _) in answers.items() for row in step_rows(answer, node))
-        return [row["state"] for row in rows if row["step"] == step]
+    def watch(self, run: str) -> RunWatch:
+        return RunWatch(self, run)
 
-    def writes_on(self, run: str) -> bool:
-        """True if the nodes write committed checkpoints back to a disk or a durable store by themselves."""
-        answers, _ = self._each(run, Kind.STEPS)
-        return any(answer.get("writes_on") for answer, _ in answers.values())
-
-    def is_durable(self, states: Sequence[str]) -> bool:
+    def is_durable(self, states: Mapping[str, str]) -> bool:
         """True if, by a checkpoint's states at the nodes, every chunk is on a disk or in object storage."""
-        return "durable" in states or states.count("spilled") >= minimum_nodes(len(self.nodes), self.replicas)
+        held = list(states.values())
+        return "durable" in held or held.count("spilled") >= minimum_nodes(len(self.nodes), self.replicas)
 
     def manifest(self, run: str, step: int) -> Manifest:
         return self.newest_manifest(run, step)[0]
 
     def newest_manifest(self, run: str, step: int) -> tuple[Manifest, bytes]:
         """Return the newest manifest: of a step saved twice, a node that missed the second save has the first."""
-        answers, failure = self._each(run, Kind.MANIFEST, {"step": step})
+        answers, failure = self.call_each(run, Kind.MANIFEST, {"step": step})
         found: list[tuple[Manifest, bytes]] = []
         for node, (_, body) in answers.items():
             try:
