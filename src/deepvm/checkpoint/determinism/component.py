@@ -50,7 +50,7 @@ class Determinism:
             if sentence not in self._logged:
                 self._logged.add(sentence)
                 log.warning("%s: give it to the Checkpointer", sentence)
-        self._captured = {
+        captured = {
             "version": VERSION,
             "rank": self._rank,
             "pieces": kinds(self._state),
@@ -59,7 +59,9 @@ class Determinism:
             "forgotten": untracked,
             "draws": self._draws.typical(),
         }
-        return self._captured
+        names = rng_state.names(captured["generators"])  # not their state, which would stay on the trainer's heap
+        self._captured = {**captured, "generators": names}
+        return captured
 
     def facts(self) -> dict[str, Any]:
         """Return what the last save captured, as people read it in the manifest. For the sending thread."""
@@ -74,7 +76,7 @@ class Determinism:
             "loaders": [name for name, kind in pieces.items() if kind == "loader"],
             "loaders_outside": self._loaders_outside,
             "positions": self._positions,
-            "generators": rng_state.names(captured["generators"]),
+            "generators": captured["generators"],
         }
 
     # --- restoring ----------------------------------------------------------------------------------------------
