@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from deepvm.checkpoint.dcp.file_plan import RankShare
 from deepvm.checkpoint.dcp.rank_region import Region, RegionSegment
@@ -18,37 +18,17 @@ from deepvm.store.base import Manifest, Store
 from deepvm.store.memory.store import MemoryStore
 
 
-class Transport(Protocol):
-    def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
-        """Send this rank's region to the store. Nothing becomes visible."""
-        ...
-
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        """Send the header, wait until all ranks' bytes have arrived, and publish the checkpoint."""
-        ...
-
-    def abort(self) -> None:
-        """Leave nothing behind. Never raises."""
-        ...
-
-
-def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
-    nodes = store.memory_nodes()
-    if nodes is None:
-        return _IntoStore(store, run, share)
-    nodes.session = share.session
-    return _IntoNodes(nodes, run, share, deadline_s)
-
-
-class _IntoNodes:
+class NodeTransport:
     def __init__(self, store: MemoryStore, run: str, share: RankShare, deadline_s: float) -> None:
         self._store, self._run, self._share, self._deadline_s = store, run, share, deadline_s
 
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
+        """Send this rank's region. Nothing becomes visible."""
         with self._transfer() as transfer:
             return self._send(transfer, segments, base, time.monotonic() + self._deadline_s, offering=base is None)
 
     def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        """Send the header, wait until all ranks' bytes have arrived, and publish the checkpoint."""
         share, ends = self._share, time.monotonic() + self._deadline_s
         with self._transfer() as transfer:
             sent = self._send(transfer, [header], None, ends, offering=False)
@@ -56,6 +36,7 @@ class _IntoNodes:
             transfer.commit(ChunkMap(layout, share.chunk_bytes), share.step, facts, gone, ends)
 
     def abort(self) -> None:
+        """Leave nothing behind. Never raises."""
         with suppress(StoreError), self._transfer() as transfer:
             transfer.block_bytes()  # connects
             transfer.abort(self._share.step)
@@ -80,7 +61,9 @@ class _IntoNodes:
         return closing(MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size))
 
 
-class _IntoStore:
+class StoreTransport:
+    """The same methods, for one process and any store."""
+
     def __init__(self, store: Store, run: str, share: RankShare) -> None:
         self._run, self._share = run, share
         self._digests: dict[int, int] = {}
@@ -111,3 +94,14 @@ class _IntoStore:
 
     def abort(self) -> None:
         self._writer.abort()
+
+
+Transport: TypeAlias = NodeTransport | StoreTransport
+
+
+def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
+    nodes = store.memory_nodes()
+    if nodes is None:
+        return StoreTransport(store, run, share)
+    nodes.session = share.session
+    return NodeTransport(nodes, run, share, deadline_s)
