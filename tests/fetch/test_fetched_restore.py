@@ -108,7 +108,7 @@ def test_a_fetcher_that_stalls_is_not_waited_for_without_end(
         assert restore(url, run) == (1, truth[1])
         code, said = fetcher.end()  # it sees that nobody wants more, and ends
         assert code == 0
-        assert "no longer needed" in said
+        assert "nothing needs it" in said
 
 
 def test_a_trainer_waits_for_a_fetcher_that_has_not_chosen_yet(

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(options, stop)
     except Unwanted:
-        print("deepvm-fetch: stopped before the checkpoint was whole: it is no longer needed", file=sys.stderr)
+        print("deepvm-fetch: stopped before the checkpoint was whole: nothing needs it any longer", file=sys.stderr)
         return INTERRUPTED if stop.is_set() else 0
     except DeepvmError as error:
         print(f"deepvm-fetch: {error}", file=sys.stderr)

@@ -42,7 +42,7 @@ class Copies:
 
     def read(self, chunk: int, into: memoryview) -> None:
         """Read a chunk, verified. A store that does not answer is asked last from then on."""
-        failure: StoreError = StoreUnavailable("there is no store to read from")
+        failure: StoreError = StoreUnavailable("no store is left to read from")
         for store in self._stores:
             try:
                 store.read_chunk(self.manifest_at(store), chunk, into)

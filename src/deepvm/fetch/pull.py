@@ -24,7 +24,7 @@ END_S = 1.0  # a thread may wait for a node that does not answer; it ends with t
 
 
 class Unwanted(Exception):
-    """The checkpoint is no longer wanted: its readers removed it, or this process got a signal to end."""
+    """Nothing needs the checkpoint any longer: its readers removed it, or this process got a signal to end."""
 
 
 @dataclass(frozen=True, kw_only=True)

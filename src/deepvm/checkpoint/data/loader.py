@@ -117,7 +117,7 @@ class ResumableLoader:
             log.info(
                 "workers start again: their augmentation is repeatable only with deepvm.checkpoint.per_sample_seed"
             )
-        self.sampler.go_to(**{name: state[name] for name in ("seed", "epoch", "consumed", "samples")})
+        self.sampler.seek(**{name: state[name] for name in ("seed", "epoch", "consumed", "samples")})
         self._pass = None
 
     def __getattr__(self, name: str) -> Any:

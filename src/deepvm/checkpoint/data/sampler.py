@@ -36,24 +36,24 @@ class Division:
     even: bool = True
 
     @property
-    def whole(self) -> int:
+    def full_batch(self) -> int:
         """Samples in a full global batch."""
         return self.world_size * self.batch_size if self.global_batch is None else self.global_batch
 
-    def taken(self, left: int) -> int:
+    def next_count(self, left: int) -> int:
         """Return how many samples all ranks together take next; 0 at the end of the epoch."""
-        whole = self.whole
+        whole = self.full_batch
         if self.drop_last:
             return whole if left >= whole else 0
         return (left + 1) // 2 if self._halves(left) else min(left, whole)
 
     def _halves(self, left: int) -> bool:
         """True if the last two global batches share their samples, so that every rank has one in the last."""
-        return 0 < left - self.whole < self.world_size <= left // 2
+        return 0 < left - self.full_batch < self.world_size <= left // 2
 
-    def stretch(self, taken: int, rank: int) -> range:
-        """Return which of the taken samples are this rank's. Shares differ by one sample at most."""
-        each, more = divmod(taken, self.world_size)
+    def rank_range(self, count: int, rank: int) -> range:
+        """Return which of the next samples are this rank's. Shares differ by one sample at most."""
+        each, more = divmod(count, self.world_size)
         if each == 0 and rank >= more:  # fewer samples than ranks
             return range(rank % more, rank % more + 1) if self.even and more else range(0)
         start = rank * each + min(rank, more)
@@ -61,11 +61,11 @@ class Division:
 
     def batches(self, left: int, rank: int) -> int:
         """Return how many batches this rank will take: the same for all ranks, except for the last if not ``even``."""
-        full, rest = divmod(left, self.whole)
+        full, rest = divmod(left, self.full_batch)
         if self.drop_last or not rest:
             return full
-        alone = rest < self.world_size and (full == 0 or not self._halves(self.whole + rest))
-        return full + bool(self.stretch(rest, rank) if alone else rest)
+        alone = rest < self.world_size and (full == 0 or not self._halves(self.full_batch + rest))
+        return full + bool(self.rank_range(rest, rank) if alone else rest)
 
 
 class ResumableSampler(Sampler[list[int]]):
@@ -161,7 +161,7 @@ class ResumableSampler(Sampler[list[int]]):
     def advance(self) -> None:
         """Count one more global batch as consumed."""
         _, division = self._division()
-        self.consumed += division.taken(self.samples - self.consumed)
+        self.consumed += division.next_count(self.samples - self.consumed)
 
     def finish(self) -> None:
         """End the epoch and begin the next one."""
@@ -176,7 +176,7 @@ class ResumableSampler(Sampler[list[int]]):
                 "is unknown: use the same samples, or leave the loader out of the state to begin again"
             )
 
-    def go_to(self, *, seed: int, epoch: int, consumed: int, samples: int) -> None:
+    def seek(self, *, seed: int, epoch: int, consumed: int, samples: int) -> None:
         """Continue at the position of a sampler that had ``samples`` samples."""
         self.check(consumed=consumed, samples=samples)
         found = len(self.dataset)
@@ -215,10 +215,10 @@ def shuffled(samples: int, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[An
 
 
 def _batches(order: _Order, at: int, rank: int, division: Division) -> Iterator[list[int]]:
-    while taken := division.taken(len(order) - at):
-        own = division.stretch(taken, rank)
+    while count := division.next_count(len(order) - at):
+        own = division.rank_range(count, rank)
         if not own:
             return
         chosen = order[at + own.start : at + own.stop]
         yield list(chosen) if isinstance(chosen, range) else chosen.tolist()
-        at += taken
+        at += count

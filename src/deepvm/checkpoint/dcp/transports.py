@@ -5,57 +5,36 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from deepvm.checkpoint.dcp.file_plan import RankShare
 from deepvm.checkpoint.dcp.rank_region import Region, RegionSegment
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResult
 from deepvm.checkpoint.save.sender_threads import Base, Upload
-from deepvm.checkpoint.state.layout import Layout
 from deepvm.errors import StoreError
 from deepvm.store.base import Manifest, Store
 from deepvm.store.memory.store import MemoryStore
 
 
-class Transport(Protocol):
-    def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
-        """Send this rank's region to the store. Nothing becomes visible."""
-        ...
-
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        """Send the header, wait until all ranks' bytes have arrived, and publish the checkpoint."""
-        ...
-
-    def abort(self) -> None:
-        """Leave nothing behind. Never raises."""
-        ...
-
-
-def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
-    nodes = store.memory_nodes()
-    if nodes is None:
-        return _IntoStore(store, run, share)
-    nodes.session = share.session
-    return _IntoNodes(nodes, run, share, deadline_s)
-
-
-class _IntoNodes:
+class NodeTransport:
     def __init__(self, store: MemoryStore, run: str, share: RankShare, deadline_s: float) -> None:
         self._store, self._run, self._share, self._deadline_s = store, run, share, deadline_s
 
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
+        """Send this rank's region. Nothing becomes visible."""
         with self._transfer() as transfer:
             ends = time.monotonic() + self._deadline_s
             return self._send(transfer, segments, base, ends, offering=base is None)[1]
 
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        del layout
+    def commit(self, header: RegionSegment, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        """Send the header, wait until all ranks' bytes have arrived, and publish the checkpoint."""
         ends = time.monotonic() + self._deadline_s
         with self._transfer() as transfer:
             upload, sent = self._send(transfer, [header], None, ends, offering=False)
             transfer.commit(upload, facts, sorted({*down, *sent.nodes_down}), ends)
 
     def abort(self) -> None:
+        """Leave nothing behind. Never raises."""
         with suppress(StoreError), self._transfer() as transfer:
             transfer.prepare()  # connects
             transfer.abort(self._share.step)
@@ -81,7 +60,9 @@ class _IntoNodes:
         return closing(MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size))
 
 
-class _IntoStore:
+class StoreTransport:
+    """The same methods, for one process and any store."""
+
     def __init__(self, store: Store, run: str, share: RankShare) -> None:
         self._run, self._share = run, share
         self._digests: dict[int, int] = {}
@@ -96,8 +77,8 @@ class _IntoStore:
             region.sent(chunk)
         return TransferResult(digests=[])
 
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        del layout, down
+    def commit(self, header: RegionSegment, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        del down
         self.send([header], None)
         manifest = Manifest(
             run=self._run,
@@ -112,3 +93,14 @@ class _IntoStore:
 
     def abort(self) -> None:
         self._writer.abort()
+
+
+Transport: TypeAlias = NodeTransport | StoreTransport
+
+
+def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
+    nodes = store.memory_nodes()
+    if nodes is None:
+        return StoreTransport(store, run, share)
+    nodes.session = share.session
+    return NodeTransport(nodes, run, share, deadline_s)

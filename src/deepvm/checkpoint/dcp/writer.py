@@ -171,7 +171,7 @@ class DeepvmWriter(StepFromId, StorageWriter):
         with self._stack:
             try:
                 header = filled(0, self._header(file, metadata, written))
-                transport.commit(header, file.layout, {"torch": torch.__version__, "format": FORMAT}, down)
+                transport.commit(header, {"torch": torch.__version__, "format": FORMAT}, down)
             except BaseException:
                 transport.abort()
                 raise

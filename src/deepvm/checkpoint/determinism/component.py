@@ -50,7 +50,7 @@ class Determinism:
             if sentence not in self._logged:
                 self._logged.add(sentence)
                 log.warning("%s: give it to the Checkpointer", sentence)
-        captured = {
+        captured: dict[str, Any] = {
             "version": VERSION,
             "rank": self._rank,
             "pieces": kinds(self._state),
@@ -93,7 +93,8 @@ class Determinism:
             if not isinstance(saved, Mapping) or not isinstance(saved.get(name), kind):
                 raise Corrupt(f"the saved generators and environment cannot be read: {name} is not a {kind.__name__}")
         for name, texts in (("forgotten", saved), ("devices", saved["circumstances"])):
-            if not _are_texts(texts.get(name, [])):
+            found = texts.get(name, [])
+            if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
                 raise Corrupt(f"the saved generators and environment cannot be read: {name} is not a list of texts")
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -159,10 +160,6 @@ def _kind(component: Any) -> str:
     if isinstance(component, torch.amp.GradScaler):
         return "scaler"
     return "loader" if is_loader(component) else "values"
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _missing(saved: Mapping[str, str], now: Mapping[str, str], facts: Mapping[str, Any]) -> list[str]:

@@ -47,7 +47,7 @@ def put(saved: Saved) -> list[str]:
     if python["version"] == _PYTHON_VERSION:
         random.setstate((_PYTHON_VERSION, _PYTHON.unpack(python["words"]), python["gauss"]))
     else:
-        problems.append(f"Python's generator has version {python['version']} in the checkpoint, here {_PYTHON_VERSION}")
+        problems.append(f"Python's generator was saved with version {python['version']}, not {_PYTHON_VERSION}")
     try:
         torch.set_rng_state(_tensor_of(saved["torch"]))
     except (RuntimeError, TypeError) as error:  # the state of another torch version may differ
@@ -62,9 +62,13 @@ def put(saved: Saved) -> list[str]:
 def derive(saved: Saved, rank: int) -> None:
     """Seed the generators of a rank that is not in the checkpoint from those of one that is."""
     seed = xxhash.xxh3_64_intdigest(saved["torch"], seed=rank)
+    seed_all(seed, with_numpy="numpy" in saved or "numpy.random" in sys.modules)
+
+
+def seed_all(seed: int, *, with_numpy: bool) -> None:
     random.seed(seed)
-    torch.manual_seed(seed)  # CUDA's, too
-    if "numpy" in saved or "numpy.random" in sys.modules:
+    torch.manual_seed(seed)  # CUDA's, too, at once or when it starts
+    if with_numpy:
         import numpy.random
 
         numpy.random.seed(seed % 2**32)

@@ -6,7 +6,6 @@ If one differs after a restore, the run continues, but not bit for bit; ``compon
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -52,7 +51,7 @@ def take(world_size: int, *, with_cuda: bool | None = None) -> dict[str, Any]:
         "interop_threads": torch.get_num_interop_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "torch": str(torch.__version__),
-        "python": _python(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "numpy": getattr(sys.modules.get("numpy"), "__version__", None),
         "devices": list(_devices(rng_state.cuda_in_use() if with_cuda is None else with_cuda)),
         "deterministic": ("off", "warn", "on")[torch.get_deterministic_debug_mode()],
@@ -75,11 +74,6 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         before, after = (_shown(values[name]) for values in (saved, now))
         found.append(f"{_LABELS.get(name, name)} was {before} and is {after}: {consequence.format(saved=saved[name])}")
     return found
-
-
-@cache
-def _python() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
 
 
 @cache

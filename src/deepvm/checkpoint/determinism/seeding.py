@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from deepvm.checkpoint.determinism.rng_state import cuda_in_use
+from deepvm.checkpoint.determinism.rng_state import cuda_in_use, seed_all
 from deepvm.errors import UsageError
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -67,15 +66,10 @@ def deterministic(seed: int, *, threads: int | None = None) -> DeterminismReport
 
 
 def _seed(seed: int, done: list[str], not_done: list[str]) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)  # every GPU's, too, at once or when CUDA starts
-    seeded = "Python, torch" + (", CUDA" if torch.cuda.is_available() else "")
-    if "numpy" in sys.modules:
-        import numpy.random  # numpy imports it at its first use, and it would be unseeded then
-
-        numpy.random.seed(seed)
-        seeded += ", NumPy"
-    else:
+    with_numpy = "numpy" in sys.modules  # it imports numpy.random at its first use
+    seed_all(seed, with_numpy=with_numpy)
+    seeded = "Python, torch" + (", CUDA" if torch.cuda.is_available() else "") + (", NumPy" if with_numpy else "")
+    if not with_numpy:
         not_done.append("NumPy's generator: numpy is not imported yet; numpy.random.seed(seed) when it is")
     done.append(f"generators: {seeded}")
 

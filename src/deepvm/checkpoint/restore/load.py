@@ -27,9 +27,9 @@ def load(selected: Selection, tensors: TensorViews) -> None:
     with Undo() as undo:
         for name, state in ready.items():
             load_component(selected, name, state, undo)
-        given, replaced = _give_memory(selected, owned) if tensors.memory.own else (set(), [])
+        adopted, replaced = _adopt_memory(selected, owned) if tensors.memory.own else (set(), [])
         for name, own in selected.own.items():
-            load_rest(selected.components[name], own, selected.skeleton[name], tensors, given)
+            load_rest(selected.components[name], own, selected.skeleton[name], tensors, adopted)
     owned.release_others()
     if replaced:
         with suppress(RuntimeError):  # no thread can be started: then this call frees them
@@ -59,7 +59,7 @@ def load_component(selected: Selection, name: str, state: Any, undo: Undo) -> No
                 component.copy_(state)  # of another type
 
 
-def _give_memory(selected: Selection, owned: OwnedTensors) -> tuple[set[int], list[torch.Tensor]]:
+def _adopt_memory(selected: Selection, owned: OwnedTensors) -> tuple[set[int], list[torch.Tensor]]:
     """Let parameters use the checkpoint's memory instead of their own, as Module.to() does. Returns their ids and the
     memory they had. Small ones are copied, and those whose memory has other users, now or after this restore."""
     parts = Counter(name for skeleton in selected.skeleton.values() for name in names_of_tensors(skeleton))
@@ -69,7 +69,7 @@ def _give_memory(selected: Selection, owned: OwnedTensors) -> tuple[set[int], li
         if not is_compiled(module):
             found.update(plain_parameters(module, own, selected.skeleton[name], owned.views))
     takers = Counter(name for _, name in found.values())
-    given: set[int] = set()
+    adopted: set[int] = set()
     replaced: list[torch.Tensor] = []
     for parameter, name in found.values():
         if parameter.nbytes < KEEP_BYTES:
@@ -78,8 +78,8 @@ def _give_memory(selected: Selection, owned: OwnedTensors) -> tuple[set[int], li
         if alone and is_aligned(owned.views[name]) and owns_memory(parameter):
             replaced.append(parameter.data)
             parameter.data = owned[name]
-            given.add(id(parameter))
-    return given, replaced
+            adopted.add(id(parameter))
+    return adopted, replaced
 
 
 class OwnedTensors(LaidOut, dict[str, torch.Tensor]):
