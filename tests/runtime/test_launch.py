@@ -213,8 +213,8 @@ def test_a_preload_with_threads_is_refused_before_anything_runs(tmp_path: Path) 
     ("wrong", "told"),
     [
         ({"nnodes": "2"}, "need a rendezvous"),
-        ({"nnodes": "3:2"}, "no number of nodes"),
-        ({"nnodes": "many"}, "no number of nodes"),
+        ({"nnodes": "3:2"}, "not a valid number of nodes"),
+        ({"nnodes": "many"}, "not a valid number of nodes"),
         ({"nproc_per_node": 0}, "one or more"),
         ({"nproc_per_node": "some"}, "some"),
         ({"max_restarts": -1}, "zero or more"),

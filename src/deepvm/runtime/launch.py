@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from deepvm.errors import DeepvmError, MissingExtra, UsageError
+from deepvm.runtime.workers.forked_worker import script_folder
 from deepvm.runtime.workers.template import DEFAULT_PRELOAD, Template
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # the agent sets handlers of its own
@@ -98,7 +99,7 @@ def run(what: Launch) -> None:
         log_dir = what.log_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="deepvm-launch-"))
         template = None
         if what.template:
-            first_path = os.getcwd() if what.module else os.path.dirname(os.path.realpath(what.script))
+            first_path = script_folder(what.script, what.module)
             template = stack.enter_context(
                 Template(preload=what.preload, first_path=first_path, label=[what.script, *what.args])
             )

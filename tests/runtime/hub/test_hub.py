@@ -153,7 +153,7 @@ def test_strangers_are_refused(hub: Hub, come: Callable[..., HubClient]) -> None
         HubClient.connect(hub.address, token="wrong", machine="worker/1", **kwargs)
     with pytest.raises(UsageError, match="connected already"):
         HubClient.connect(hub.address, token=TOKEN, machine="worker/0", **kwargs)
-    with pytest.raises(UsageError, match="no machine of this run"):
+    with pytest.raises(UsageError, match="not a machine of this run"):
         HubClient.connect(hub.address, token=TOKEN, machine="worker/9", **kwargs)
     assert come("worker/auto").name == "worker/1"
     with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ def fill(disk: Path) -> Path:
 def test_a_full_disk_is_said_once_and_nothing_is_missing_when_there_is_space_again(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
     said: list[str] = []
     with Ledger.create(small_disk / "ledger.sqlite", run="run", cluster=CLUSTER) as ledger:
         journal = Journal(ledger, said.append)
@@ -80,7 +80,7 @@ def test_memory_is_bounded_and_what_is_rare_is_kept(small_disk: Path, monkeypatc
     with Ledger.create(small_disk / "ledger.sqlite", run="run", cluster=CLUSTER) as ledger:
         journal = Journal(ledger, said.append)
         full = fill(small_disk)
-        monkeypatch.setattr(journal_module, "AGAIN_S", 0.0)
+        monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
         journal.append([Event(at_s=0.0, kind="machine-up", machine="worker/0", data={"words": "x" * 100_000})])
         for first in range(1, 10_001, 100):
             journal.append(steps(first, first + 99))
@@ -104,7 +104,7 @@ def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -
         else:
             os.rename(folder, tmp_path / "moved")
             shutil.copytree(tmp_path / "moved", folder)
-        journal._check_s = 0.0
+        journal._check_at_s = 0.0
         journal.check()
         journal.check()
         assert len(said) == 1

@@ -23,6 +23,7 @@ from deepvm.errors import MalformedFile, UsageError
 from deepvm.events import KINDS, LATEST_S, Event
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.ledger.ledger import Ledger, LedgerError
+from deepvm.runtime.ledger.sqlite_file import being_written
 
 CLUSTER = Cluster(
     machines=(
@@ -148,6 +149,7 @@ def test_another_process_reads_while_it_is_written(ledger: Ledger, path: Path) -
     follow = """
 import sys, time
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.sqlite_file import being_written
 seen, deadline = 0, time.monotonic() + 60
 with Ledger.open(sys.argv[1]) as ledger:
     print("ready", flush=True)
@@ -155,7 +157,7 @@ with Ledger.open(sys.argv[1]) as ledger:
         for event in ledger.events(after=seen):
             seen += 1
             assert event.data["step"] == seen, (seen, event)
-print(seen, ledger.being_written)
+print(seen, being_written(ledger.path))
 """
     reader = subprocess.Popen([sys.executable, "-c", follow, str(path)], stdout=subprocess.PIPE, text=True)
     try:
@@ -186,7 +188,7 @@ for n in itertools.count(1):
         assert writer.stdout is not None
         told = [writer.stdout.readline() for _ in range(200)]
         with Ledger.open(path) as reader:
-            assert reader.being_written
+            assert being_written(reader.path)
         os.kill(writer.pid, signal.SIGKILL)
         told += writer.stdout.readlines()
         writer.stdout.close()
@@ -195,7 +197,7 @@ for n in itertools.count(1):
         writer.wait(timeout=10)
     with Ledger.open(path) as reader:
         found = [event.data["step"] for event in reader.events()]
-        assert not reader.being_written
+        assert not being_written(reader.path)
     assert found == list(range(1, len(found) + 1))
     assert len(found) - len(told) in (0, 1)  # killed between the append and the word about it
     with Ledger.open(path, write=True) as again:
@@ -211,7 +213,7 @@ def test_a_second_writer_is_refused_while_the_first_one_lives(
         Ledger.open(path, write=True)
     ledger.close()
     with Ledger.open(path, write=True) as second:
-        assert second.being_written
+        assert being_written(second.path)
 
 
 def test_threads_append_and_read_at_once(ledger: Ledger) -> None:
@@ -250,10 +252,11 @@ def test_a_ledger_in_a_folder_that_cannot_be_written_is_read() -> None:
     read = """
 import os, sys
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.sqlite_file import being_written
 if os.getuid() == 0:  # who may write everywhere
     os.setuid(65534)
 with Ledger.open(sys.argv[1]) as ledger:
-    print(len(list(ledger.events())), ledger.being_written, os.access(os.path.dirname(sys.argv[1]), os.W_OK))
+    print(len(list(ledger.events())), being_written(ledger.path), os.access(os.path.dirname(sys.argv[1]), os.W_OK))
 """
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are in one that is closed to other users
         path = Path(folder, "ledger.sqlite")

@@ -179,7 +179,7 @@ def test_a_trace_that_is_not_there_or_says_nothing_is_refused(tmp_path: Path) ->
         ("poisson:0/h", "'0/h' is not a valid rate"),
         ("poisson:-3/h", "'-3/h' is not a valid rate"),
         ("poisson:inf/h", "'inf/h' is not a valid rate"),
-        ("poisson:1e9/s", "at most once a second"),
+        ("poisson:1e9/s", "at most 1/s"),
         ("at:5s:worker/1:notice=x", "--preempt 'at:5s:worker/1:notice=x': 'x' is not a duration"),
         ("at:5s:worker/1,notice=-2s", "--preempt 'notice=-2s': '-2s' is not a duration"),
     ],

@@ -260,11 +260,12 @@ def _report(name: str, *, as_json: bool) -> None:
     from deepvm.cli.run.report import show_report
     from deepvm.runtime.ledger.ledger import Ledger
     from deepvm.runtime.ledger.report import make_report
+    from deepvm.runtime.ledger.sqlite_file import being_written
     from deepvm.runtime.supervise.run_folder import RunFolder
 
     folder = RunFolder.find(name)
     with Ledger.open(folder.ledger) as ledger:
-        now_s = time.time() if ledger.being_written else None
+        now_s = time.time() if being_written(folder.ledger) else None
         report = make_report(ledger.events(), ledger.cluster, now_s, run=ledger.run)
     show_report(report, as_json)
     sys.stdout.flush()

@@ -34,6 +34,7 @@ from deepvm.runtime.log_tail import Tail
 from deepvm.runtime.notices.base import NoticeSource
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
+from deepvm.runtime.workers.forked_worker import script_folder
 from deepvm.runtime.workers.template import Template
 
 log = logging.getLogger("deepvm.runtime")
@@ -195,10 +196,9 @@ class MachineAgent:
             self._fetch()
             if math.isinf(parse_after_loss(self.spec.after_loss).wait_s):  # else survivors train meanwhile
                 self.hub.join()  # the group is formed, and survivors start their workers, during the import
-            first_path = os.getcwd() if self.spec.module else os.path.dirname(os.path.realpath(self.spec.script))
+            first_path = script_folder(self.spec.script, self.spec.module)
             self._template = Template.fork_here(first_path=first_path, in_fork=self.hub.forget)
-            return self._template is not None
-        return True
+        return self.hub.role == "memory" or self._template is not None
 
     def _train(self, tail: Tail) -> int:
         from deepvm.runtime.agent.train import train

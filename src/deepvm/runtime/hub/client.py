@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deepvm.errors import StoreUnavailable, UsageError
 from deepvm.protocol.addresses import split_address
@@ -20,6 +20,7 @@ CONNECT_S = 60.0  # the hub's machine may still be starting
 WELCOME_S = 10.0
 RETRY_S = 0.2
 STOPPED = "the run is stopped"
+T = TypeVar("T")
 FOREVER_S = 7 * 86400.0
 HUB_DEAD_S = FOREVER_S  # a dead hub's connection ends; a hub may be silent for long
 
@@ -100,10 +101,7 @@ class HubClient:
 
     def await_group(self, after: int, timeout_s: float) -> Group | None:
         """Return the first round after this one; None if there is none in time."""
-        found: Group | None = self._await(
-            lambda: self._group if self._group and self._group.number > after else None, timeout_s
-        )
-        return found
+        return self._await(lambda: self._group if self._group and self._group.number > after else None, timeout_s)
 
     def await_endpoint(self, number: int, timeout_s: float) -> str | None:
         """Return the address of a round's store; None if the round broke first."""
@@ -112,8 +110,7 @@ class HubClient:
 
     def await_broken(self, number: int, timeout_s: float) -> str | None:
         """Return the machine that broke a round; None if it did not break in time."""
-        found: str | None = self._await(lambda: self._broken.get(number), timeout_s)
-        return found
+        return self._await(lambda: self._broken.get(number), timeout_s)
 
     def await_over(self, number: int) -> bool:
         """Wait for a round's end: True if all of its machines finished, False if it broke before."""
@@ -123,7 +120,7 @@ class HubClient:
     def broken(self, number: int) -> bool:
         return number in self._broken
 
-    def _await(self, find: Callable[[], Any], timeout_s: float) -> Any:
+    def _await(self, find: Callable[[], T | None], timeout_s: float) -> T | None:
         with self._changed:
             self._changed.wait_for(lambda: find() is not None or self.ended is not None, timeout_s)
             return find()

@@ -12,7 +12,7 @@ from deepvm.events import Event
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.sqlite_file import LedgerError
 
-AGAIN_S = 1.0  # between two attempts
+RETRY_S = 1.0  # between two attempts
 CHECK_S = 1.0  # between two checks that the file exists
 MOST_WAITING = 200_000  # events that wait for space: some 100 MB
 
@@ -25,22 +25,22 @@ class Journal:
         self.waiting: list[Event] = []  # not written yet
         self._problem: str | None = None
         self._dropped = 0
-        self._again_s = self._check_s = 0.0
+        self._retry_at_s = self._check_at_s = 0.0
         self._file = _identity(ledger)
         self.gone = False  # it was deleted or replaced
 
     def append(self, events: Iterable[Event]) -> None:
         """Write events, now or when there is space again."""
         self.waiting += events
-        if self.waiting and (self._problem is None or time.monotonic() >= self._again_s):
+        if self.waiting and (self._problem is None or time.monotonic() >= self._retry_at_s):
             self._write()
 
     def check(self) -> None:
         """Retry failed writes, and detect a ledger that was deleted; call it often."""
         self.append(())
-        if self.gone or time.monotonic() < self._check_s:
+        if self.gone or time.monotonic() < self._check_at_s:
             return
-        self._check_s = time.monotonic() + CHECK_S
+        self._check_at_s = time.monotonic() + CHECK_S
         if _identity(self._ledger) != self._file:
             self.gone = True
             self._warn(
@@ -50,7 +50,7 @@ class Journal:
 
     def close(self) -> int:
         """Try a last time. Return how many events the ledger lacks."""
-        self._again_s = 0.0
+        self._retry_at_s = 0.0
         self.append(())
         return len(self.waiting) + self._dropped
 
@@ -58,7 +58,7 @@ class Journal:
         try:
             self._ledger.append(self.waiting)
         except (LedgerError, MalformedFile) as error:
-            self._again_s = time.monotonic() + AGAIN_S
+            self._retry_at_s = time.monotonic() + RETRY_S
             self._thin_out()
             if self._problem is None:
                 self._problem = str(error)

@@ -21,14 +21,7 @@ from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.events import Event, is_time
 from deepvm.runtime.cluster import MOST_PLAN_BYTES, Cluster, Machine
-from deepvm.runtime.ledger.sqlite_file import (
-    FORMAT,
-    LedgerError,
-    being_written,
-    create_database,
-    open_database,
-    take_lock,
-)
+from deepvm.runtime.ledger.sqlite_file import FORMAT, LedgerError, create_database, open_database, take_lock
 
 _ROWS = 10_000  # read at once: a longer transaction would delay the checkpoint of the write-ahead log
 
@@ -125,11 +118,6 @@ class Ledger:
             except (ValueError, TypeError, RecursionError) as error:
                 raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
         raise MalformedFile(self.path, f"events from {rows[0][0]} on cannot be read")
-
-    @property
-    def being_written(self) -> bool:
-        """True if a process has it open for writing now, this one included."""
-        return being_written(self.path)
 
     def close(self) -> None:
         with self._mutex:

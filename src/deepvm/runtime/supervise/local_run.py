@@ -13,7 +13,7 @@ from typing import Any
 from deepvm.errors import UsageError
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.backends.local.backend import LocalBackend
-from deepvm.runtime.backends.local.network import Isolation
+from deepvm.runtime.backends.local.network import Network
 from deepvm.runtime.cluster import Cluster, cluster_of, scaled
 from deepvm.runtime.hub.durability import Durability
 from deepvm.runtime.hub.hub import Hub
@@ -122,9 +122,9 @@ def _run(
         memory_bytes=spec.memory_bytes or _memory_bytes(cluster),
         env={} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)},
     )
-    isolate = Isolation(bandwidth_bits_per_s=spec.bandwidth_bits_per_s) if spec.isolate else None
     with contextlib.ExitStack() as stack:
-        backend = LocalBackend(started, isolate=isolate)
+        network = Network.create(spec.bandwidth_bits_per_s) if spec.isolate else None
+        backend = LocalBackend(started, network=network)
         stack.callback(backend.down)
         token = read_token(folder.token_file) or ""
         hub = Hub(cluster.machines, started, token=token, listen=f"{backend.hub_address}:0").start()

@@ -34,8 +34,7 @@ def main() -> None:
     started_env = dict(os.environ)
     with socket.socket(fileno=descriptor) as owner:
         owner.set_inheritable(False)
-        if settings["first_path"] is not None and not getattr(sys.flags, "safe_path", False):
-            sys.path[0] = settings["first_path"]
+        forked_worker.put_first(settings["first_path"])
         began = time.monotonic()
         refused, torch_seed = preload(settings["preload"])
         if refused is not None:
@@ -57,8 +56,7 @@ def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int |
         if int(name) > 2 and int(name) != owner.fileno():
             with contextlib.suppress(OSError):
                 os.close(int(name))
-    if first_path is not None and not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = first_path
+    forked_worker.put_first(first_path)
     with owner:
         job = _Server(owner, dict(os.environ), torch_seed).serve()
     if job is None:

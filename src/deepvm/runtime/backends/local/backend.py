@@ -16,7 +16,7 @@ from deepvm.fetch import segment
 from deepvm.runtime.agent.interfaces import VARIABLES
 from deepvm.runtime.agent.prefetch import segment_of
 from deepvm.runtime.backends.base import Change
-from deepvm.runtime.backends.local.network import INTERFACE, Isolation, Network
+from deepvm.runtime.backends.local.network import INTERFACE, Network
 from deepvm.runtime.backends.local.process_tree import ProcessTree
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.notices.files import write_notice
@@ -42,13 +42,13 @@ class LocalBackend:
         self,
         spec: RunSpec,
         *,
-        isolate: Isolation | None = None,
+        network: Network | None = None,
         command: Callable[[Machine], Sequence[str]] | None = None,
     ) -> None:
         """``command`` returns what a machine runs, instead of deepvm's agent."""
         self.spec = spec  # read by up(); replaced before that, when the hub's address is known
         self._command = command or self.machine_command
-        self._network = None if isolate is None else Network(isolate)
+        self._network = network
         self._machines: dict[str, _LocalMachine] = {}
         self._changes: list[Change] = []
         self._stopping_now = False
