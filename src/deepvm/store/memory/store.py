@@ -200,7 +200,7 @@ class MemoryStore(Store):
 
     def steps(self, run: str) -> list[int]:
         """Return the steps whose manifest some node has, and whose every chunk some reachable node should have. If
-        there are none and a node does not answer, raise: that node may have them."""
+        none is found and a node does not answer, raise: that node may have them."""
         held, failure = self._held(run)
         whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes))
         if failure is not None and not whole:
