@@ -286,12 +286,15 @@ class Connection:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Give the connection up after a frame that is not valid: what follows it cannot be read."""
+        """Mark the connection as broken after an invalid or incomplete frame: what follows cannot be read."""
         try:
             yield
         except frames.ProtocolError as error:
             self._channel.broken = True
-            raise frames.ProtocolError(f"memory node {self.address} sent what cannot be read: {error}") from None
+            raise frames.ProtocolError(f"memory node {self.address} sent an invalid frame: {error}") from None
+        except BaseException:
+            self._channel.broken = True
+            raise
 
 
 def _is_greeting(hello: dict[str, Any]) -> bool:
