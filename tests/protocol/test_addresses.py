@@ -63,6 +63,6 @@ def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
 
 def test_a_name_that_nobody_knows_is_a_sentence() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        Connection("no-such-host.invalid:1", connect_s=5)
+        Connection.connect("no-such-host.invalid:1", connect_s=5)
     with pytest.raises(DeepvmError, match="no hub answers"):
         dial_link("no-such-host.invalid:1")
