@@ -36,7 +36,7 @@ def dial_link(address: str) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize(
     "reader",
-    [split_address, Connection, dial_link, lambda text: MemoryStore([text]),
+    [split_address, Connection.connect, dial_link, lambda text: MemoryStore([text]),
      lambda text: Settings(listen=text, capacity_bytes=2**24)],
 )  # fmt: skip
 def test_what_is_not_an_address_is_a_sentence_wherever_it_is_given(reader: Callable[[str], object], text: str) -> None:
