@@ -27,7 +27,7 @@ def test_a_chunk_that_comes_more_slowly_than_readers_are_woken_is_waited_for(
     manifest = store.manifest(run, 1)
     store.close()
     with Relay(node.address) as relay:
-        connection = Connection(relay.address, progress_s=PROGRESS_S)
+        connection = Connection.connect(relay.address, progress_s=PROGRESS_S)
         connection.open(run)
         relay.pause_s = PROGRESS_S / 2  # after 64 KiB: a quarter of what wakes a reader, in two thirds of its patience
         into = memoryview(bytearray(manifest.span(1)[1]))

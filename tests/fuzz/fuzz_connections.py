@@ -240,7 +240,7 @@ HELLO = {"version": wire.VERSION, "block_bytes": BLOCK, "nonce": NONCE, "token":
 def ask_bad_node(words: bytes) -> None:
     bad_node().words = words
     try:
-        connection = Connection(bad_node().address, connect_s=WAIT_S, progress_s=WAIT_S)
+        connection = Connection.connect(bad_node().address, connect_s=WAIT_S, progress_s=WAIT_S)
         with contextlib.closing(connection):
             connection.open("run-a", key="key")
             step_rows(connection.call(Kind.STEPS)[0], "n:1")

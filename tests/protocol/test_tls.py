@@ -145,7 +145,7 @@ def test_nodes_fetch_from_each_other_over_tls(start_node: Any, pair: tuple[Path,
 
 def test_who_speaks_plainly_to_a_node_with_tls_is_not_understood(node: NodeProcess) -> None:
     with pytest.raises(StoreError):
-        Connection(node.address, token="t", connect_s=0.5)
+        Connection.connect(node.address, token="t", connect_s=0.5)
 
 
 def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp_path: Path, pair: Any) -> None:

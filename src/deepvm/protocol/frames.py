@@ -44,21 +44,21 @@ VERSION = auth.VERSION
 class Kind(IntEnum):
     # the node sends first
     HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool}
-    AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty where the node has no token
+    AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty if the node has no token
     # answers
     OK = 10
     ERROR = 11  # {"code", "message"}
     DATA = 12  # a body that was asked for
     # of a run; OPEN must be first
     OPEN = 20  # {"run", "session", "write": bool, "proof" or "verifier"}
-    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
-    # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
+    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, if nodes share the chunks,
+    # {"nodes", "node_index", "replicas"}: then room is reserved for this node's share only; {"attempt"}: a higher one
     # of the same step begins anew; {"repair": true}: only while no save is under way
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that the node must have -> DATA: their digests u64
-    PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
+    PUBLISH = 27  # {"step"} and, if nodes share the chunks, {"node_index"} + body: the manifest
     ABORT = 28  # {"step"} and {"attempt"}: later attempts continue
     STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
     MANIFEST = 31  # {"step"} -> DATA

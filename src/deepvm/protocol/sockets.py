@@ -18,13 +18,13 @@ def listen_at(address: str) -> socket.socket:
     """Listen on ``HOST:PORT`` and nowhere else."""
     host, port = split_address(address, listen=True)
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise UsageError(f"{address} is not an address of this machine: {error.strerror or error}") from None
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
+        listener.bind(target)
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "deepvm-checkpoint/1"
 DEFAULT_CHUNK_BYTES = 4 * 2**20
 MOST_CHUNK_BYTES = 256 * 2**20  # readers hold several in memory
-MOST_CHUNKS = 2**22  # 16 TiB in chunks of 4 MiB; a manifest that says more is not ours
+MOST_CHUNKS = 2**22  # 16 TiB in chunks of 4 MiB; a manifest with more is not ours
 MOST_STEP = 2**63 - 1
 MOST_WORLD_SIZE = 2**20
 MOST_NODES = 4096
@@ -131,7 +131,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Parse a manifest; there is no other parser. Raise Corrupt if anything is wrong with it."""
+        """Parse a manifest: the only parser. Raise Corrupt if anything is wrong with it."""
         try:
             found = strict.loads(
                 data, most_bytes=MOST_MANIFEST_BYTES, most_depth=_MOST_DEPTH, most_values=2 * MOST_FACTS + MOST_NODES

@@ -46,8 +46,8 @@ def header_bytes(start: bytes | memoryview, size_bytes: int) -> int:
 
 
 def parse_header(start: bytes | memoryview, size_bytes: int) -> Header:
-    """Parse a header; there is no other parser. Raise Corrupt unless it is JSON of exactly the format's form, tensors
-    fill the rest of the file without gaps, and each is as large as its shape says."""
+    """Parse a header: the only parser. Raise Corrupt unless it is JSON of exactly the format's form, tensors
+    fill the rest of the file without gaps, and each is as large as its shape."""
     end = header_bytes(start, size_bytes)
     if len(start) < end:
         raise Corrupt(f"the safetensors header has {end} bytes, {len(start)} are there")

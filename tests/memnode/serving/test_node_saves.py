@@ -248,7 +248,7 @@ def test_a_manifest_that_does_not_fit_publishes_nothing(node: MemoryNode, client
         client.publish(good)
     with pytest.raises(StoreError, match="the manifest is of run 'other', step 1"):
         client.publish(manifest_of(data, "other", 1))
-    with pytest.raises(StoreError, match="the manifest says"):
+    with pytest.raises(StoreError, match="the manifest has"):
         client.publish(manifest_of(data + b"x", "run", 1))
     with pytest.raises(StoreError, match="cannot be read"):
         client.ask(Kind.PUBLISH, {"step": 1}, b"{}")

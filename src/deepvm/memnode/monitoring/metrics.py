@@ -12,12 +12,12 @@ from deepvm.protocol.addresses import join_address, split_address
 
 _TIMEOUT_S = 5.0
 
-# status field -> name, kind, help; a field that is not here is not a figure
+# status field -> name, kind, help; other fields are not metrics
 _FIGURES: Mapping[str, tuple[str, str, str]] = {
     "uptime_s": ("uptime_seconds", "gauge", "Seconds since the node started."),
     "capacity_bytes": ("capacity_bytes", "gauge", "Memory for checkpoints."),
     "used_bytes": ("used_bytes", "gauge", "Memory that holds chunks."),
-    "reserved_bytes": ("reserved_bytes", "gauge", "Memory set aside for uploads in progress."),
+    "reserved_bytes": ("reserved_bytes", "gauge", "Memory reserved for uploads in progress."),
     "free_bytes": ("free_bytes", "gauge", "Memory that a new upload may take."),
     "touched_bytes": ("touched_bytes", "gauge", "Memory whose pages exist."),
     "runs": ("runs", "gauge", "Runs that are kept."),

@@ -34,7 +34,7 @@ class Dedup:
         self._counters.add(offered_chunks=len(chunks))
         lengths = [upload.length(chunk) for chunk in chunks]
         known = self._arena.contains(zip(digests, lengths, strict=True))
-        return [chunk for chunk, here in zip(chunks, known, strict=True) if here]
+        return [chunk for chunk, found in zip(chunks, known, strict=True) if found]
 
     def link(self, upload: Upload, offers: Iterable[tuple[int, int, bytes]]) -> list[int]:
         """Share the blocks of chunks whose proofs fit; return those chunks. An offer is chunk, digest and proof."""

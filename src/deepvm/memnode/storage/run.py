@@ -1,4 +1,4 @@
-"""One run: requests of its sessions in, uploads and committed checkpoints out, which go on to writeback/."""
+"""One run: requests of its sessions in, uploads and committed checkpoints out, for writeback/."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Peers:
             if address in self._failed:
                 raise self._failed[address]
             self._rule.check(address)
-            connection = Connection(
+            connection = Connection.connect(
                 address, token=self._token, tls=self._tls, connect_s=_CONNECT_S, progress_s=_TIMEOUT_S
             )
             self._connections[address] = connection

@@ -153,7 +153,7 @@ def lock_if_free(fd: int) -> bool:
     """Lock a file without waiting; return False if another process holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # a file system without locks: then nobody else can lock it either
+    except OSError as error:  # a file system without locks: then no other process can lock it either
         return error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN)
     return True
 
@@ -192,6 +192,6 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def _start_writeback(fd: int, offset: int, length: int) -> None:
-    """Let the disk write while further chunks come: saves with fsync take about half the time. A hint: fsync judges."""
+    """Let the disk write while further chunks arrive: saves with fsync take about half the time."""
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, length, _SYNC_FILE_RANGE_WRITE)

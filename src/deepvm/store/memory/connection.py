@@ -13,12 +13,11 @@ import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.protocol import frames
-from deepvm.protocol.addresses import split_address
 from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Frame, Kind
 from deepvm.store.base import Manifest
 from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
-from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket
+from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket, dial
 
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # for the way there and back, if the request has a deadline of its own
@@ -31,8 +30,19 @@ HandOver = Callable[[int, int, Send], int]  # chunk, offset
 class Connection:
     """Not for several threads at once."""
 
-    def __init__(
-        self,
+    def __init__(self, address: str, channel: NodeSocket, token: str | None) -> None:
+        self.address, self._channel, self._token = address, channel, token
+        self.block_bytes: Any = None
+        self._requests = 0
+        self._answers = 0
+        self._outstanding = 0
+        self._held = b""  # small parts, which leave together with the next bytes
+        self._head = b""  # header and meta of the last answer
+        self._tags = Tags()  # empty until the handshake is over
+
+    @classmethod
+    def connect(
+        cls,
         address: str,
         *,
         token: str | None = None,
@@ -41,32 +51,19 @@ class Connection:
         progress_s: float = PROGRESS_S,
         pace_bytes_per_s: int | None = None,
         stalled: Callable[[str], None] | None = None,
-    ) -> None:
+    ) -> Connection:
         """Connect and authenticate. ``stalled`` is called with the address when no byte of a wait moves for a while; it
         raises StoreUnavailable to end the wait."""
-        self.address = address
-        self.block_bytes: Any = None
-        self._token = token
-        self._requests = 0
-        self._answers = 0
-        self._outstanding = 0
-        self._held = b""  # small parts, which leave together with the next bytes
-        self._head = b""  # header and meta of the last answer
-        self._tags = Tags()  # empty until the handshake is over
-        self._channel = NodeSocket(
-            address,
-            split_address(address),
-            tls=tls,
-            connect_s=connect_s,
-            progress_s=min(progress_s, connect_s),
-            pace_bytes_per_s=pace_bytes_per_s,
-        )
+        sock = dial(address, tls=tls, connect_s=connect_s, pace_bytes_per_s=pace_bytes_per_s)
+        channel = NodeSocket(address, sock, progress_s=min(progress_s, connect_s))
+        connection = cls(address, channel, token)
         try:
-            self._handshake(time.monotonic() + connect_s)
-            self._channel.progress_s, self._channel.stalled = progress_s, stalled
+            connection._handshake(time.monotonic() + connect_s)
         except BaseException:
-            self.close()
+            connection.close()
             raise
+        channel.progress_s, channel.stalled = progress_s, stalled
+        return connection
 
     @property
     def broken(self) -> bool:
@@ -286,12 +283,15 @@ class Connection:
 
     @contextmanager
     def _breaking(self) -> Iterator[None]:
-        """Give the connection up after a frame that is not valid: what follows it cannot be read."""
+        """Mark the connection as broken after an invalid or incomplete frame: what follows cannot be read."""
         try:
             yield
         except frames.ProtocolError as error:
             self._channel.broken = True
-            raise frames.ProtocolError(f"memory node {self.address} sent what cannot be read: {error}") from None
+            raise frames.ProtocolError(f"memory node {self.address} sent an invalid frame: {error}") from None
+        except BaseException:
+            self._channel.broken = True
+            raise
 
 
 def _is_greeting(hello: dict[str, Any]) -> bool:

@@ -108,7 +108,7 @@ class MemoryStore(Store):
             self.health.check(node)
         began = time.monotonic()
         try:
-            connection = Connection(
+            connection = Connection.connect(
                 node,
                 token=self._token,
                 tls=self._tls,
@@ -130,7 +130,7 @@ class MemoryStore(Store):
         return connection
 
     def _greet(self, node: str) -> None:
-        Connection(node, token=self._token, tls=self._tls, connect_s=GREET_S, progress_s=GREET_S).close()
+        Connection.connect(node, token=self._token, tls=self._tls, connect_s=GREET_S, progress_s=GREET_S).close()
 
     def call(
         self,
@@ -207,7 +207,7 @@ class MemoryStore(Store):
 
     def steps(self, run: str) -> list[int]:
         """Return the steps whose manifest some node has, and whose every chunk some reachable node should have. If
-        there are none and a node does not answer, raise: that node may have them."""
+        none is found and a node does not answer, raise: that node may have them."""
         held, failure = self._held(run)
         whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes))
         if failure is not None and not whole:
@@ -312,7 +312,7 @@ class MemoryStore(Store):
             log.warning("%s and cannot be replaced: %s", what, error)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> MemoryWriter:
-        return MemoryWriter(self, run, step, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+        return MemoryWriter(self, run, step, size_bytes=size_bytes, chunk_bytes=chunk_bytes).begin()
 
     def delete(self, run: str, step: int) -> None:
         """Delete on every node that answers; raise if one does not. A session that writes the run keeps it."""

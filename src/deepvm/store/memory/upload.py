@@ -108,14 +108,20 @@ class MemoryWriter:
         self._uploaded = UploadCheck(run, step, size_bytes, chunk_bytes)
         self._lock = threading.Lock()
         self._connections: list[Connection] = []
+
+    def begin(self) -> MemoryWriter:
+        """Connect to every node, and begin the upload there."""
+        uploaded = self._uploaded
         try:
-            for node in store.nodes:
-                connection = store.connect(node, run, write=True)
+            for node in self._store.nodes:
+                connection = self._store.connect(node, uploaded.run, write=True)
                 self._connections.append(connection)
-                begin(connection, step, size_bytes, chunk_bytes, share=store.share_of(node))
+                share = self._store.share_of(node)
+                begin(connection, self._step, uploaded.size_bytes, uploaded.chunk_bytes, share=share)
         except BaseException:
             self.abort()
             raise
+        return self
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
         store = self._store

@@ -273,7 +273,7 @@ def _store_error(error: Exception, url: str, missing: str | None) -> StoreError:
     if reason in ("NoSuchBucket", "ContainerNotFound"):
         return NotFound(f"{scheme}://{bucket} does not exist: create the bucket, or correct the URL")
     if number == 416:
-        return Corrupt(f"{url}: an object is shorter than its manifest says: use another step")
+        return Corrupt(f"{url}: an object is shorter than in its manifest: use another step")
     if isinstance(error, FileNotFoundError):
         return NotFound(missing or f"{url}: not found ({reason})")
     if number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError"):
