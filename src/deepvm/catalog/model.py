@@ -146,15 +146,11 @@ class Prices:
     seen: IndexColumn  # proleptic days (date.toordinal)
 
     @classmethod
-    def from_rows(cls, rows: Iterable[tuple[int, int, float, date]]) -> Prices:
-        """Make columns of (instance, place, USD an hour, day seen)."""
-        instance, place, usd, seen = tuple(zip(*rows, strict=True)) or ((), (), (), ())
-        return cls(
-            instance=np.array(instance, dtype=np.int32),
-            place=np.array(place, dtype=np.int32),
-            usd_per_hour=np.array(usd, dtype=np.float64),
-            seen=np.array([day.toordinal() for day in seen], dtype=np.int32),
-        )
+    def from_rows(cls, rows: Iterable[tuple[int, int, float, int]]) -> Prices:
+        """Make columns of (instance, place, USD an hour, day seen as an ordinal)."""
+        types = {"instance": np.int32, "place": np.int32, "usd_per_hour": np.float64, "seen": np.int32}
+        table = np.fromiter(rows, dtype=list(types.items()))
+        return cls(**{name: table[name].copy() for name in types})
 
     def __len__(self) -> int:
         return len(self.instance)

@@ -23,6 +23,7 @@ class Moment:
     notice_s_left: float | None = None  # seconds until this machine is preempted, after a notice
     noticed_s: float | None = None  # when the notice arrived
     save_cost_s: float | None = None  # training time that one save takes, as measured
+    restore_cost_s: float | None = None
     hazard_per_s: float | None = None  # preemptions that stop the run, per second
     save_took_s: float | None = None  # from the start of a save until it is safe elsewhere, as measured
     under_way_for_s: float | None = None  # since the start of a save that is not safe yet; it counts as the last one

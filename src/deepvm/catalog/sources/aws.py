@@ -240,10 +240,10 @@ def _catalog(
             places=places,
             prices={
                 Market.ON_DEMAND: Prices.from_rows(
-                    sorted((index[t], 0, *p) for t, p in on_demand.items() if t in index)
+                    sorted((index[t], 0, usd, day.toordinal()) for t, (usd, day) in on_demand.items() if t in index)
                 ),
                 Market.SPOT: Prices.from_rows(
-                    sorted((index[t], place[z], *p) for (t, z), p in spot.items() if t in index)
+                    sorted((index[t], place[z], usd, d.toordinal()) for (t, z), (usd, d) in spot.items() if t in index)
                 ),
             },
             quotas=quotas,

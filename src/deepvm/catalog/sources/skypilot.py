@@ -67,7 +67,8 @@ def parse(
     origin: str,
 ) -> tuple[Catalog, ImportReport]:
     """Parse a file's content. Errors name it ``source``, the catalogue's description ``origin``."""
-    types, table = _rows(content, source, provider, region)
+    types, table = InstanceTypes(provider), _Table(seen)
+    _read_rows(content, source, region, types, table)
     instances, completed = _complete(types.instances, provider)
     note = "SkyPilot's file has neither bandwidths nor interruption rates"
     note += f"; those of {completed} types are from {library.DEFAULT}." if completed else "."
@@ -77,7 +78,7 @@ def parse(
         description=description(provider, origin, region),
         instances=instances,
         places=tuple(table.places),
-        prices={m: Prices.from_rows((*row, seen) for row in rows) for m, rows in table.prices.items()},
+        prices={market: Prices.from_rows(rows) for market, rows in table.prices.items()},
         notes=(note,),
     )
     report = ImportReport(
@@ -95,12 +96,12 @@ def parse(
 class _Table:
     """The price rows and the report, while rows are read."""
 
-    def __init__(self) -> None:
-        self.rows = 0
+    def __init__(self, seen: date) -> None:
+        self.rows, self.day = 0, seen.toordinal()
         self.places: dict[Place, int] = {}
         self.kept: set[tuple[int, int]] = set()
         self.flagged, self.left_out = Reasons(), Reasons()
-        self.prices: dict[Market, list[tuple[int, int, float]]] = {market: [] for market in Market}
+        self.prices: dict[Market, list[tuple[int, int, float, int]]] = {market: [] for market in Market}
         self._amounts: dict[str, float] = {"": math.nan}
 
     def amount(self, text: str) -> float:
@@ -116,9 +117,8 @@ class _Table:
         return found
 
 
-def _rows(content: bytes, source: Path | str, provider: str, region: str | None) -> tuple[InstanceTypes, _Table]:
+def _read_rows(content: bytes, source: Path | str, region: str | None, types: InstanceTypes, table: _Table) -> None:
     reader = csv.reader(io.StringIO(_text(content, source), newline=""), strict=True)
-    types, table = InstanceTypes(provider), _Table()
     other_regions: set[str] = set()
     try:
         header = next(reader, [])
@@ -150,7 +150,6 @@ def _rows(content: bytes, source: Path | str, provider: str, region: str | None)
         if not first:
             raise MalformedFile(source, "has column names but no rows", line=1)
         raise MalformedFile(source, f"holds no usable row: {first[0].reason}", line=first[0].first_line)
-    return types, table
 
 
 def _add_offers(
@@ -190,13 +189,13 @@ def _add_offers(
     if free_spot:
         table.flagged.add("spot price of zero (read as missing)", line)
     if usd == usd:
-        table.prices[Market.ON_DEMAND].append((index, place_index, usd))
+        table.prices[Market.ON_DEMAND].append((index, place_index, usd, table.day))
         if spot_usd >= usd:
             table.flagged.add("spot at or above on-demand", line)
     else:
         table.flagged.add("no on-demand price", line)
     if spot_usd == spot_usd:
-        table.prices[Market.SPOT].append((index, place_index, spot_usd))
+        table.prices[Market.SPOT].append((index, place_index, spot_usd, table.day))
     else:
         table.flagged.add("no spot price", line)
     return None
