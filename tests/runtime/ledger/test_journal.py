@@ -115,8 +115,8 @@ def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -
 def test_a_run_goes_on_over_a_full_disk_and_then_without_its_folder_to_a_whole_report(
     small_disk: Path, tmp_path: Path
 ) -> None:
-    options = ["--json", "--save", "every 1000 steps", "--workers", "1"]
-    words = words_for(tmp_path, "run", 150, "--step-s", "0.05", options=options)
+    options = ["--json", "--save", "every 1000 steps"]
+    words = words_for(tmp_path, "run", 150, "--step-s", "0.05", options=options, workers=1)
     env = {"env_more": {"DEEPVM_RUNS": str(small_disk / "runs")}}
     with running(tmp_path, words, name="run", **env) as run:
         run.folder = small_disk

@@ -46,7 +46,7 @@ class Silent:
     def asked(self) -> int:
         """How many connections were made so far."""
         with suppress(BlockingIOError):
-            while True:
+            while self._listener.fileno() >= 0:
                 self._asked.append(self._listener.accept()[0])
         return len(self._asked)
 
