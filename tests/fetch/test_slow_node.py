@@ -13,14 +13,14 @@ from deepvm.store.memory.store import MemoryStore
 from tests.support.fetcher import MIB, PATIENCE_S
 from tests.support.relay import Relay
 
-PROGRESS_S = 0.3
+PROGRESS_S = 0.2
 
 
 def test_a_chunk_that_comes_more_slowly_than_readers_are_woken_is_waited_for(
     node_of: Callable[..., MemoryNode], run: str
 ) -> None:
-    node = node_of(block_bytes=MIB)
-    saved = {"ramp": torch.arange(MIB, dtype=torch.float32)}
+    node = node_of(block_bytes=MIB // 2)
+    saved = {"ramp": torch.arange(MIB // 2, dtype=torch.float32)}
     with Checkpointer(saved, f"memory://{node.address}", run=run, on_error="raise") as ckpt:
         ckpt.save(1).wait("remote", PATIENCE_S)
     store = MemoryStore([node.address])

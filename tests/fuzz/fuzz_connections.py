@@ -196,8 +196,8 @@ def one_conversation(data: bytes) -> None:
                 length = len(body)
                 head = wire.HEADER.pack(wire.MAGIC, kind, 0, 0, number, len(meta), length, digest_of(body))
                 client.send(head + meta + body)
-            client._sock.shutdown(socket.SHUT_WR)
-            while client._sock.recv(65536):
+            client.sock.shutdown(socket.SHUT_WR)
+            while client.sock.recv(65536):
                 pass
     except TimeoutError:
         raise

@@ -78,10 +78,10 @@ def test_requests_are_answered_in_order_before_the_next_is_awaited(start_node: A
 def test_what_is_malformed_is_answered_with_request_0_and_the_end(node: MemoryNode, connect: Any) -> None:
     client = connect(node.address, "run")
     client.send(client.head_of(Kind.BEGIN, {"step": True}))
-    header = frames.decode_header(client._exactly(frames.HEADER.size))
+    header = frames.decode_header(client.exactly(frames.HEADER.size))
     assert (header.kind, header.request) == (Kind.ERROR, 0)
-    client._exactly(header.meta_bytes)
-    assert client._sock.recv(1) == b""
+    client.exactly(header.meta_bytes)
+    assert client.sock.recv(1) == b""
 
 
 def test_a_document_whose_digest_is_wrong_is_corrupt_and_the_connection_goes_on(start_node: Any, connect: Any) -> None:

@@ -273,8 +273,8 @@ def test_hundreds_of_saves_of_three_runs_leave_no_reference_behind(node: MemoryN
         for step in list(client.steps()):
             client.ask(Kind.DELETE, {"step": step})
     assert (used(node), node.arena.reserved) == (0, 0)
-    assert not node.arena._contents
-    assert not node.arena._by_content
+    runs[0].begin(101, len(BASE))
+    assert runs[0].offer(101, dict(enumerate(map(digest_of, chunks_of(BASE))))) == [], "its contents are forgotten, too"
 
 
 def test_offers_find_nothing_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:
