@@ -163,7 +163,7 @@ class Bare(LocalBackend):
         for machine in machines:
             if not hasattr(self, "asked"):
                 self.asked = []
-            again = machine.name in self._places
+            again = machine.name in self._machines
             self.asked.append((time.monotonic(), machine.instance))
             if again and machine.instance in self.gone:
                 if len([1 for _, instance in self.asked if instance == machine.instance]) > 4:
