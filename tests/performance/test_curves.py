@@ -277,3 +277,23 @@ def test_every_curve_of_the_built_in_catalogues_can_be_read() -> None:
 def test_importing_the_room_does_not_import_scipy() -> None:
     program = "import sys, deepvm.performance; sys.exit('scipy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed", "refused"),
+    [
+        ("compute_s", [1e-9, 5.0], [0.0, -1.0]),
+        ("gradient_bytes", [0.0, 1.0], [-1e-9]),
+        ("sustained_gbps", [1e-9, 0.5], [0.0]),
+        ("latency_s", [0.0, 0.5], [-1e-9]),
+        ("overlap", [0.0, 1.0], [-1e-9, 1.001]),
+        ("efficiency", [1e-9, 1.0], [0.0, 1.001]),
+    ],
+)
+def test_all_reduce_takes_what_its_formula_can_use(name: str, allowed: list[float], refused: list[float]) -> None:
+    usual = {"compute_s": 0.2, "gradient_bytes": 50e6, "sustained_gbps": 5.0}
+    for value in allowed:
+        assert getattr(AllReduce(**{**usual, name: value}), name) == value
+    for value in refused:
+        with pytest.raises(UsageError, match=name):
+            AllReduce(**{**usual, name: value})

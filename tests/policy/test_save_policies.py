@@ -211,3 +211,11 @@ def test_retention_keeps_the_newest_and_every_nth(steps: list[int], keep_last: i
     else:
         assert all(step in kept for step in steps if step % keep_every == 0)
     assert retention.expired(kept) == []
+
+
+@pytest.mark.parametrize("policy", [EverySeconds(10), YoungDaly(fallback_s=10)], ids=str)
+def test_time_alone_is_no_reason_to_save_what_is_saved(policy: SavePolicy) -> None:
+    unchanged = Moment(step=5, now_s=1000, last_saved_step=5, last_saved_s=0)
+
+    assert not policy.due(unchanged)
+    assert policy.due(dataclasses.replace(unchanged, step=6))

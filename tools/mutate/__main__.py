@@ -1,5 +1,7 @@
 """`SEED=1 COUNT=300 JOBS=2 make mutate`: sample faults, run the tests that execute them, print those unnoticed.
 
+`ONLY="policy/saving.py:107: store/memory/repair.py" make mutate` tries every fault of these lines or files instead.
+
 Results are kept in `.mutate/`, so an interrupted run continues, and a fault that was noticed is not tried again. Exit
 1 if less than 95 % were noticed.
 """
@@ -11,6 +13,7 @@ import os
 import queue
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -26,6 +29,9 @@ from tools.mutate.tester import Tester
 _KEPT = scratch.ROOT / ".mutate"
 _WANTED_SHARE = 0.95
 _BATCHES_S = (2.0, 10.0, 50.0)  # of tests, fastest first; after the last one a fault counts as unnoticed
+_SCRIPTS = {  # run without site-packages, so not observed: what starts them
+    "src/deepvm/runtime/backends/local/subreaper.py": "src/deepvm/runtime/backends/local/process_tree.py",
+}
 _FILES_FIRST = 5  # test files of the first batch: importing them takes longer than their tests
 
 
@@ -41,12 +47,17 @@ class Outcome:
 def main() -> int:
     """Run what the environment asks for, and return the exit code."""
     seed, count, jobs = (int(os.environ.get(name, d)) for name, d in (("SEED", "1"), ("COUNT", "300"), ("JOBS", "2")))
-    only = os.environ.get("ONLY", "")  # part of a path: faults of these files alone
+    only = os.environ.get("ONLY", "").split()  # parts of `path:line:`: every fault there instead of a sample
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copies are removed
     started = time.monotonic()
     texts = _sources()
-    sampled = sample(
-        [fault for name in texts for fault in faults_of(name, texts[name]) if only in name], texts, seed, count
-    )
+    faults = [
+        fault
+        for name in texts
+        for fault in faults_of(name, texts[name])
+        if not excluded.reason(fault, texts[name]) and (not only or any(part in fault.key for part in only))
+    ]
+    sampled = faults if only else sample(faults, seed, count)
     work = Path(tempfile.mkdtemp(prefix="deepvm-mutate-"))
     try:
         seen = observed.observe(_KEPT / "observed", work, jobs)
@@ -58,12 +69,11 @@ def main() -> int:
     return report(sampled, outcomes, time.monotonic() - started)
 
 
-def sample(faults: list[Fault], texts: dict[str, str], seed: int, count: int) -> list[Fault]:
+def sample(faults: list[Fault], seed: int, count: int) -> list[Fault]:
     """Choose lines of src by the seed, and one fault of each."""
     by_line: dict[tuple[str, int], list[Fault]] = defaultdict(list)
     for fault in faults:
-        if not excluded.reason(fault, texts[fault.path]):
-            by_line[fault.path, fault.line].append(fault)
+        by_line[fault.path, fault.line].append(fault)
     chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
     lines = chance.sample(sorted(by_line), min(count, len(by_line)))
     return [chance.choice(by_line[line]) for line in lines]
@@ -83,7 +93,9 @@ class Selection:
 
     def tests(self, fault: Fault) -> list[str]:
         """Return ids of tests, fastest first."""
-        if fault.statements:
+        if starter := _SCRIPTS.get(fault.path):
+            places = {(starter, line) for line in self._lines[starter]}
+        elif fault.statements:
             places = {(fault.path, line) for line in fault.statements}
         else:
             places = {place for name in fault.names for place in self._mentions[name]}
@@ -184,7 +196,7 @@ def _try_all(
         if tester:
             tester.close()
 
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(jobs)]
+    threads = [threading.Thread(target=serve, args=(number,), daemon=True) for number in range(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:

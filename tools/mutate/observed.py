@@ -74,6 +74,10 @@ def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> 
             except queue.Empty:
                 break
             answer = tester.run([test], limit_s=_FILE_LIMIT_S)
+            failed = [result["id"] for result in answer["results"] if result["outcome"] == "failed"]
+            if failed:  # perhaps from the load of the machine
+                again = {result["id"]: result for result in tester.run(failed, limit_s=_FILE_LIMIT_S)["results"]}
+                answer["results"] = [again.get(result["id"], result) for result in answer["results"]]
             for result in answer["results"]:
                 result["lines"] = _by_file(result["lines"], bases)
             places[test].parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +88,7 @@ def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> 
             print(f"  {test}: {len(answer['results'])} tests, {seconds:.1f} s, code {answer['code']}", flush=True)
         tester.close()
 
-    threads = [threading.Thread(target=serve, args=(number,)) for number in range(jobs)]
+    threads = [threading.Thread(target=serve, args=(number,), daemon=True) for number in range(jobs)]
     for thread in threads:
         thread.start()
     for thread in threads:

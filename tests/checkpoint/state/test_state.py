@@ -152,3 +152,18 @@ def test_a_header_that_puts_tensors_elsewhere_is_refused() -> None:
     text = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
     with pytest.raises(Corrupt, match="begins at byte"):
         read_header(len(text).to_bytes(8, "little") + text, 8 + len(text) + 12)
+
+
+@pytest.mark.parametrize(
+    ("header_bytes", "next_bytes"), [(4096, 8192), (8192, 16384), (2**22, 2**23), (2**23, 3 * 2**22)]
+)
+def test_a_header_is_full_before_it_grows(header_bytes: int, next_bytes: int) -> None:
+    spec = spec_of("a", torch.zeros(2))
+    rest = len(bytes(make_layout([spec], {"x": ""}, 0).header({"x": ""}) or b"").rstrip())
+
+    full = {"x": "a" * (header_bytes - rest)}
+    layout = make_layout([spec], full, 0)
+    assert layout.header_bytes == header_bytes
+    assert len(bytes(layout.header(full) or b"").rstrip()) == header_bytes
+    assert make_layout([spec], {"x": full["x"] + "a"}, 0).header_bytes == next_bytes
+    assert make_layout([spec], full, 1).header_bytes == next_bytes
