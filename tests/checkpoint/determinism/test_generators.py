@@ -374,5 +374,5 @@ def test_a_checkpoint_without_generators_is_restored_and_it_is_said(tmp_path: Pa
 
 
 def test_names_of_our_own_are_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="are our own"):
+    with pytest.raises(UsageError, match="are reserved"):
         Checkpointer({"deepvm.determinism": 1}, url)

@@ -181,7 +181,7 @@ def test_a_name_of_ours_that_is_added_later_is_refused(tmp_path: Path) -> None:
     state: dict[str, Any] = {"a": 1}
     with Checkpointer(state, f"file://{tmp_path}") as ckpt:
         state["deepvm.determinism"] = 2
-        with pytest.raises(CheckpointError, match="are our own"):
+        with pytest.raises(CheckpointError, match="are reserved"):
             ckpt.save(1).wait("remote", WAIT_S)
         del state["deepvm.determinism"]
 
