@@ -95,7 +95,7 @@ def test_no_proxy_of_the_environment_is_asked(
 
 @pytest.mark.parametrize("url", ["169.254.169.254", "https://127.0.0.1", "http://", "http://[::1", "http://host:port"])
 def test_what_is_no_address_of_a_service_is_refused(make: Callable[[str], NoticeSource], url: str) -> None:
-    with pytest.raises(UsageError, match=r"is no address .* http://169\.254\.169\.254"):
+    with pytest.raises(UsageError, match=r"is not a valid URL .* http://169\.254\.169\.254"):
         make(url)
 
 

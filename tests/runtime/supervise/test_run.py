@@ -151,7 +151,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["PLAN", "--", "nothing.py"], "no script 'nothing.py'"),
+        (["PLAN", "--", "nothing.py"], "script 'nothing.py' not found"),
         (["OLD", "--", TOY], "its format is 'deepvm-plan/0'"),
         (["nothing.json", "--", TOY], "cannot be read"),
         (["PLAN"], "no plan or script given"),
