@@ -158,7 +158,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
         (["PLAN", "--preempt", "at:soon:worker/1", "--", TOY], "'soon' is not a duration"),
         (["PLAN", "--preempt", "at:3s:worker/7", "--", TOY], "no machine is called 'worker/7'"),
         (["PLAN", "--save", "often", "--", TOY], "'often' is not a valid save policy"),
-        (["PLAN", "--after-loss", "weep", "--", TOY], "'weep' does not say"),
+        (["PLAN", "--after-loss", "weep", "--", TOY], "'weep' is not a valid policy"),
         (["PLAN", "--batch", "large", "--", TOY], "unknown batch policy 'large'"),
         (["PLAN", "--workers", "0", "--", TOY], "--workers"),
         (["PLAN", "--memory", "much", "--", TOY], "'much' is not a size"),
