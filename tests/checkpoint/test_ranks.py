@@ -141,7 +141,7 @@ RULE = "every rank creates the Checkpointer and calls restore(), step(), save() 
 @pytest.mark.parametrize(
     ("calls", "said"),
     [
-        (["step 2", "nothing"], "rank 1 did not come to save(2) within 1 s"),  # `if rank == 0: ckpt.step(n)`
+        (["step 2", "nothing"], "rank 1 did not reach save(2) within 1 s"),  # `if rank == 0: ckpt.step(n)`
         (["restore", "close"], "rank 1 has left (its Checkpointer is closed), and rank 0 is at restore()"),
         (["close", "save 1"], "rank 0 has left (its Checkpointer is closed), and others are at save(1)"),
         (["save 8", "step 9"], None),  # a save that one rank leaves out; the other waits until it has left
