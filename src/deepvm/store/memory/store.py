@@ -21,7 +21,7 @@ from deepvm.protocol.credentials import client_tls
 from deepvm.protocol.frames import Kind
 from deepvm.protocol.placement import minimum_nodes, replica_nodes
 from deepvm.store.base import Manifest, Store, check_run
-from deepvm.store.chunks import read_manifest
+from deepvm.store.chunks import check_length, read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import CONNECT_S, Connection
 from deepvm.store.memory.health import GREET_S, Health
@@ -274,6 +274,7 @@ class MemoryStore(Store):
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         """From the first node that has it as it was saved. A copy that is not is replaced, and said so."""
+        check_length(manifest, chunk, into)
         nodes = self._addresses(manifest)
         homes = [nodes[home] for home in replica_nodes(chunk, len(nodes), manifest.replicas)]
         others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in homes]  # may have spilled it all
