@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from deepvm.checkpoint.handle import SaveHandle
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.state.capture import join
 from deepvm.errors import CheckpointError
 
-T = TypeVar("T")
 STATE_FORMAT = "deepvm-state/1"
 Texts = dict[str, bytearray]  # a rank's plain values, as JSON by component
 

@@ -21,7 +21,7 @@ from deepvm.protocol.credentials import client_tls
 from deepvm.protocol.frames import Kind
 from deepvm.protocol.placement import Share, minimum_nodes, replica_nodes
 from deepvm.store.base import Manifest, Store, check_run
-from deepvm.store.chunks import read_manifest
+from deepvm.store.chunks import check_length, read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import CONNECT_S, Connection
 from deepvm.store.memory.health import GREET_S, Health
@@ -273,6 +273,7 @@ class MemoryStore(Store):
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         """Read from the first node whose replica is good. Damaged replicas are replaced, with a warning."""
+        check_length(manifest, chunk, into)
         nodes = self._addresses(manifest)
         replicas = [nodes[index] for index in replica_nodes(chunk, len(nodes), manifest.replicas)]
         others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in replicas]  # may have spilled it
