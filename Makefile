@@ -10,7 +10,7 @@ PIP := python -m pip --disable-pip-version-check --quiet install
 
 help:
 	@echo "make demo     install into $(VENV) and show the main job"
-	@echo "make test     install and run every test"
+	@echo "make test     install, run every test, and print the share of statements and branches that ran"
 	@echo "make chaos    break things for real, for longer: kills, fuzzing, full disks"
 	@echo "make check    format, lint, types, import contract"
 	@echo "make format   rewrite the sources in the project's format"
@@ -47,7 +47,7 @@ demo: install
 	@DEEPVM=$(BIN)/deepvm sh examples/demo.sh
 
 test: install
-	@$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	@$(BIN)/python -m tools.coverage $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 chaos: install
 	@$(BIN)/python -m pytest -m chaos --numprocesses 2 --dist worksteal
@@ -69,4 +69,4 @@ bench: install
 	@$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(NEWEST) .mutate build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(NEWEST) .mutate .hits build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from deepvm.errors import UsageError
 from deepvm.runtime.run_spec import RunSpec
 
 SPEC = RunSpec(
@@ -43,3 +46,37 @@ def test_a_job_that_lacks_a_field_is_refused(missing: str) -> None:
     document = {name: value for name, value in SPEC.to_job().items() if name != missing}
     with pytest.raises(KeyError, match=missing):
         RunSpec.from_job(document)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"cwd": "/no/such/folder"}, "does not exist"),
+        ({"batch": "smaller"}, "batch"),
+        ({"workers": 0}, "workers"),
+        ({"bandwidth_bits_per_s": 1e9}, "isolate"),
+        ({"durable": "memory://10.0.0.1:1"}, "memory"),
+        ({"durable": "ftp://nowhere"}, "durable"),
+        ({"script": "missing.py"}, "missing.py"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    tmp_path: Path, wrong: dict[str, object], says: str
+) -> None:
+    (tmp_path / "x.py").touch()
+    spec = RunSpec(script="x.py", cwd=str(tmp_path), workers=1, durable=str(tmp_path / "kept"))
+    assert spec.check() is spec
+    with pytest.raises(UsageError, match=says):
+        replace(spec, **wrong).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("script", "module", "stem"),
+    [
+        ("some/digits.py", False, "digits"), ("a.b", True, "a-b"), ("x/ü!.py", False, "run"),
+        ("-a b-.py", False, "a-b"), (f"{'n' * 50}.py", False, "n" * 40),
+    ],
+)  # fmt: skip
+def test_a_new_name_is_the_script_and_the_time(script: str, module: bool, stem: str) -> None:
+    name = RunSpec(script=script, module=module).new_name()
+    assert re.fullmatch(rf"{re.escape(stem)}-\d{{8}}-\d{{6}}", name)

@@ -48,9 +48,10 @@ def observe(cache: Path, work: Path, jobs: int) -> Observed:
     files = scratch.files_of_tree()
     tests = [name for name in files if Path(name).name.startswith("test_") and not name.startswith("tests/chaos")]
     shared = [
-        name for name in files
-        if name.startswith(("src/", "tests/")) and name.endswith(".py") and not Path(name).name.startswith("test_")
-    ]  # fmt: skip
+        name
+        for name in files
+        if name.endswith(".py") and (name.startswith(("src/", "tests/support/")) or Path(name).name == "conftest.py")
+    ]
     common = digest(shared)
     places = {test: cache / f"{digest([test])}-{common}.json" for test in tests if test.startswith("tests/")}
     missing = [test for test, place in places.items() if not place.exists()]
@@ -67,7 +68,7 @@ def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> 
 
     def serve(number: int) -> None:
         tester = Tester(work / f"observed-{number}", observed=True)
-        bases = _bases(tester.folder / "tree")
+        assert tester.recorder is not None
         while True:
             try:
                 test = waiting.get_nowait()
@@ -79,7 +80,10 @@ def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> 
                 again = {result["id"]: result for result in tester.run(failed, limit_s=_FILE_LIMIT_S)["results"]}
                 answer["results"] = [again.get(result["id"], result) for result in answer["results"]]
             for result in answer["results"]:
-                result["lines"] = _by_file(result["lines"], bases)
+                hits = tester.recorder.lines(result["lines"])
+                result["lines"] = {
+                    Path(name).relative_to(tester.folder / "tree").as_posix(): ran for name, (ran, _) in hits.items()
+                }
             places[test].parent.mkdir(parents=True, exist_ok=True)
             partial = places[test].with_suffix(".part")
             partial.write_text(json.dumps(answer["results"]))
@@ -93,26 +97,6 @@ def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> 
         thread.start()
     for thread in threads:
         thread.join()
-
-
-def _bases(tree: Path) -> list[tuple[int, int, str]]:
-    bases, offset = [], 0
-    for path in sorted((tree / "src").rglob("*.py")):
-        size = len(path.read_text(encoding="utf-8").splitlines()) + 1
-        bases.append((offset, offset + size, path.relative_to(tree).as_posix()))
-        offset += size
-    return bases
-
-
-def _by_file(numbers: list[int], bases: list[tuple[int, int, str]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    position = 0
-    for number in numbers:
-        while number >= bases[position][1]:
-            position += 1
-        start, _, name = bases[position]
-        found.setdefault(name, []).append(number - start)
-    return found
 
 
 def _load(places: dict[str, Path]) -> Observed:

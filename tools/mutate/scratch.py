@@ -12,8 +12,9 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tools.recorder import Recorder
+
 ROOT = Path(__file__).parents[2]
-_HERE = Path(__file__).parent
 _COMMANDS = {"deepvm": "deepvm.cli:main", "deepvm-fetch": "deepvm.fetch.command:main"}
 
 
@@ -26,7 +27,7 @@ def files_of_tree() -> list[str]:
     return sorted(name for name in listed.splitlines() if (ROOT / name).is_file())
 
 
-def make(folder: Path, *, observed: bool) -> Path:
+def make(folder: Path, *, observed: bool) -> Recorder | None:
     """Copy the tree into `folder`, with an interpreter in `folder/venv`; `observed` records executed lines."""
     for name in files_of_tree():
         target = folder / "tree" / name
@@ -36,16 +37,10 @@ def make(folder: Path, *, observed: bool) -> Path:
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "venv" / "lib" / version / "site-packages"
     lines = [str(folder / "tree" / "src"), f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})"]
+    recorder = None
     if observed:
-        sizes = {
-            str(path): len(path.read_text(encoding="utf-8").splitlines()) + 1
-            for path in sorted((folder / "tree" / "src").rglob("*.py"))
-        }
-        text = (_HERE / "line_hits.py").read_text(encoding="utf-8")
-        text += f"\nstart({str(folder / 'hits')!r}, {sizes!r})\n"
-        (folder / "hits").write_bytes(bytes(sum(sizes.values())))
-        (packages / "deepvm_line_hits.py").write_text(text, encoding="utf-8")
-        lines.append("import deepvm_line_hits")
+        recorder = Recorder(folder / "recorder", folder / "tree" / "src", module="deepvm_line_hits")
+        lines += [str(recorder.folder), "import deepvm_line_hits"]
     (packages / "0_deepvm_scratch.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for command, entry in _COMMANDS.items():
         module, function = entry.split(":")
@@ -59,4 +54,4 @@ def make(folder: Path, *, observed: bool) -> Path:
         beside = folder / "venv" / "bin" / program.name
         if not beside.exists():
             beside.symlink_to(program)
-    return folder
+    return recorder

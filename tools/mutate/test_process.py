@@ -119,7 +119,7 @@ class _Plugin:
         self.failed: dict[str, str] = {}
         self.hits: mmap.mmap | None = None
         if self.observe:
-            with (_FOLDER / "hits").open("r+b") as file:
+            with (_FOLDER / "recorder" / "hits").open("r+b") as file:
                 self.hits = mmap.mmap(file.fileno(), 0)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:

@@ -14,7 +14,8 @@ class Tester:
     """Runs tests in a scratch copy of the tree; for one thread."""
 
     def __init__(self, folder: Path, *, observed: bool) -> None:
-        self.folder = scratch.make(folder, observed=observed)
+        self.folder = folder
+        self.recorder = scratch.make(folder, observed=observed)
         self.observed = observed
         self._process = subprocess.Popen(
             [folder / "venv/bin/python", folder / "tree/tools/mutate/test_process.py"],

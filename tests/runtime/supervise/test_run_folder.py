@@ -1,0 +1,73 @@
+"""The folder that a run leaves."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from deepvm.errors import MalformedFile, UnknownName, UsageError
+from deepvm.runtime.supervise.run_folder import RunFolder, all_runs, runs_folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def test_runs_are_kept_where_the_variable_says_or_with_the_users_data(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert runs_folder() == runs
+    monkeypatch.delenv("DEEPVM_RUNS")
+    assert runs_folder().parts[-2:] == ("deepvm", "runs")
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a/b", "a" * 65, "a b", "ä"])
+def test_a_name_that_is_no_name_is_refused(runs: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="name"):
+        RunFolder.create(name, {})
+    with pytest.raises(UnknownName):
+        RunFolder.find(name or "none")
+
+
+def test_what_is_kept_is_found_by_name_and_by_path_and_private(runs: Path) -> None:
+    assert all_runs() == []
+    folder = RunFolder.create("a" * 64, {"script": "x.py"})
+
+    assert RunFolder.find(folder.name).settings()["script"] == "x.py"
+    assert RunFolder.find(str(folder.path)).path == folder.path.resolve()
+    assert [found.name for found in all_runs()] == [folder.name]
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.token_file.stat().st_mode) == 0o600
+    assert len(folder.token_file.read_text()) == 64
+
+    folder.keep({"script": "y.py"})
+    assert folder.settings()["script"] == "y.py"
+    folder.remove()
+    assert all_runs() == []
+
+
+def test_a_second_run_of_a_name_is_refused(runs: Path) -> None:
+    RunFolder.create("a", {})
+    with pytest.raises(UsageError, match="already"):
+        RunFolder.create("a", {})
+
+
+def test_a_folder_that_cannot_be_made_or_written_says_why(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs.write_text("a file")
+    monkeypatch.setenv("DEEPVM_RUNS", str(runs / "below"))
+    with pytest.raises(UsageError, match="cannot be made"):
+        RunFolder.create("a", {})
+    with pytest.raises(UsageError, match="cannot be written"):
+        RunFolder(runs / "a").keep({})
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"format": "of another deepvm"}'])
+def test_settings_of_another_format_are_refused(runs: Path, text: str) -> None:
+    folder = RunFolder.create("a", {})
+    (folder.path / "settings.json").write_text(text)
+    with pytest.raises(MalformedFile, match="format"):
+        folder.settings()
