@@ -47,10 +47,10 @@ demo: install
 	@DEEPVM=$(BIN)/deepvm sh examples/demo.sh
 
 test: install
-	@$(BIN)/python -m tools.coverage $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	@$(BIN)/python -m tools.coverage $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 chaos: install
-	@$(BIN)/python -m pytest -m chaos --numprocesses 2 --dist loadfile
+	@$(BIN)/python -m pytest -m chaos --numprocesses 2 --dist worksteal
 
 check: install
 	@$(BIN)/ruff format --check --quiet . || { echo "run 'make format'"; exit 1; }

@@ -13,6 +13,7 @@ pytest_plugins = ["tests.support.nodes"]
 
 settings.register_profile("deepvm", suppress_health_check=[HealthCheck.too_slow])  # machines are shared and noisy
 settings.load_profile("deepvm")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several processes would spin for the same cores
 os.environ.pop("COLUMNS", None)  # a process that runs tests beside others has 80, and rich would keep to it for good
 
 

@@ -52,3 +52,49 @@ def test_architecture_names_every_folder() -> None:
     backends = ("runtime/backends/",)  # one line for all of them
     missing = [name for name in folders if f"`{name}/`" not in page and not name.startswith(backends)]
     assert missing == []
+
+
+def defined(body: list[ast.stmt]) -> dict[str, ast.stmt]:
+    """What a module or a class defines: classes, functions and assigned names."""
+    found: dict[str, ast.stmt] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = node
+        elif isinstance(node, ast.Assign):
+            found |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    return found
+
+
+def exists(dotted: str) -> bool:
+    """True if ``package.module.Class.method`` is in the tree, by its source alone: importing it could need torch."""
+    path, names = PACKAGE, dotted.split(".")
+    while names and (path / names[0]).is_dir():
+        path /= names.pop(0)
+    if not names:
+        return True
+    module = path / f"{names[0]}.py"
+    if not module.is_file():
+        return False
+    body = ast.parse(module.read_text(encoding="utf-8")).body
+    for name in names[1:]:
+        node = defined(body).get(name)
+        if node is None:
+            return False
+        body = node.body if isinstance(node, ast.ClassDef) else []
+    return True
+
+
+def test_every_name_in_the_walks_of_architecture_exists() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    walks = page[page.index("## A save") : page.index("## Invariants")]
+    named = re.findall(r"`([a-z_]+(?:\.\w+)+)`", walks)
+    assert len(named) > 30
+    assert [name for name in named if not exists(name)] == []
+
+
+@pytest.mark.parametrize("name", ["plan.decide.nothing", "plan.nothing.plan", "plan.search.space.Space.nothing"])
+def test_a_name_that_the_tree_lacks_is_noticed(name: str) -> None:
+    assert not exists(name)
+    assert exists("plan.search.space.Space.best")

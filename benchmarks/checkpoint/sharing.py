@@ -109,7 +109,7 @@ def _layers(count: int = LAYERS) -> torch.nn.Module:
 def _look(ckpt: deepvm.Checkpointer, wanted: bool) -> None:
     """What a run decides by itself, decided for it."""
     assert isinstance(ckpt._transfer, MemoryTransfer)
-    offers: Any = ckpt._transfer._offers
+    offers: Any = ckpt._transfer._dedup
     offers.begin = lambda _: wanted
 
 

@@ -22,7 +22,7 @@ DeepvmError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -40,6 +40,17 @@ class DeepvmError(Exception):
 
     def __str__(self) -> str:
         return printable(super().__str__())
+
+
+def describe(error: BaseException) -> str:
+    """Return an error's text, with its class if it is not a DeepvmError."""
+    return str(error) if isinstance(error, DeepvmError) else f"{type(error).__name__}: {error}"
+
+
+def listed(names: Sequence[str], separator: str = "; ", most: int = 8) -> str:
+    """Join names into one text of bounded length, for an error."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more
 
 
 class UsageError(DeepvmError):

@@ -1,19 +1,19 @@
-"""The events of a run, one flat record each: from trainers and machines to the ledger.
+"""The events of a run, one flat record each, as lines of JSON: from trainers and machines to the ledger.
 
 | kind | sender | data |
 |---|---|---|
 | run-started | supervisor | resumed: bool, script, settings |
 | run-ended | supervisor | outcome: finished, failed or interrupted; why |
 | machine-asked | supervisor | role, instance, market, usd_per_hour, on_demand_usd_per_hour |
-| machine-up | supervisor | the same; it is paid from now on |
+| machine-up | supervisor | the same; the machine costs money from now on |
 | machine-down | supervisor | why: preempted, lost, failed, left, ended or stopped; exit_code |
 | notice | machine | seconds_left, source, action: terminate or rebalance |
 | decision | machine | choice: save, finish or rely; why |
 | group | supervisor | round, world_size, machines; took_s since the last one broke |
-| replanned | supervisor | changes: what is different now, as sentences |
-| restored | trainer | step, place, seconds; fetched: it was on the trainer's machine before |
+| replanned | supervisor | changes: sentences |
+| restored | trainer | step, place, seconds; fetched: it was prefetched to the trainer's machine |
 | step | trainer, rank 0 | step, seconds since the step before or since the restore, world_size |
-| worker-failed | hub | error: the workers' last output; final: they are not started again |
+| worker-failed | hub | error: the workers' last output; final: they are not restarted |
 | warning | supervisor | text: a sentence for the user |
 | save | trainer, rank 0 | step, state: remote, durable, skipped or failed; stall_s, seconds, bytes, place, why |
 """
@@ -40,7 +40,7 @@ KINDS = frozenset(
 TRAINERS_KINDS = frozenset({"restored", "step", "save"})
 MOST_LINE_BYTES = 2**20
 
-LATEST_S = 1e11  # some three thousand years from 1970: a later time is not valid
+LATEST_S = 1e11  # some three thousand years after 1970: a later time is not valid
 
 
 def is_time(at_s: float) -> bool:
@@ -57,7 +57,7 @@ class Event:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UsageError(f"no event is called {self.kind!r}")
+            raise UsageError(f"unknown kind of event: {self.kind!r}")
 
     @staticmethod
     def now(kind: str, machine: str | None = None, *, at_s: float | None = None, **data: Any) -> Event:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 
 from deepvm.errors import UsageError
 
@@ -20,27 +21,21 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*([A-Za
 
 def parse_bytes(text: str | int) -> int:
     """Parse a size: ``300MB`` is 300,000,000 bytes, ``300MiB`` is 314,572,800, ``300`` is 300."""
-    value = _quantity(text, _BYTES, "a size", "300MB, 1.5GiB")
-    if value < 0:
-        raise UsageError(f"{text!r} is not a size: it must not be negative")
-    return round(value)
+    return round(_quantity(text, _BYTES, "a size", "300MB, 1.5GiB"))
 
 
 def parse_gpu_gb(text: str | float) -> float:
     """Parse the size that a GPU is sold by: ``24``, ``24GB`` and ``24GiB`` all mean the cards of 24 GB."""
     factors = {"": 1.0, "g": 1.0, "gb": 1.0, "gib": 1.0, "m": 1e-3, "mb": 1e-3, "mib": 1 / 1024, "t": 1e3, "tb": 1e3}
     value = _quantity(text, factors, "a size of GPU memory", "24 or 24GB")
-    if value <= 0:
+    if value == 0:
         raise UsageError(f"{text!r} is not a size of GPU memory: it must be above zero")
     return value
 
 
 def parse_seconds(text: str | float) -> float:
     """Parse a duration: ``90``, ``90s``, ``1.5min``, ``2h``, ``250ms``."""
-    value = _quantity(text, {"": 1.0, **_SECONDS}, "a duration", "90s, 15min, 2h")
-    if value < 0:
-        raise UsageError(f"{text!r} is not a duration: it must not be negative")
-    return value
+    return _quantity(text, {"": 1.0, **_SECONDS}, "a duration", "90s, 15min, 2h")
 
 
 def parse_usd(text: str | float) -> float:
@@ -55,13 +50,13 @@ def parse_usd(text: str | float) -> float:
     return value
 
 
-def _quantity(text: str | float, factors: dict[str, float] | dict[str, int], what: str, like: str) -> float:
+def _quantity(text: str | float, factors: Mapping[str, float], what: str, example: str) -> float:
     match = _QUANTITY.match(str(text))
     if match is None or match[2].lower() not in factors:
-        raise UsageError(f"{text!r} is not {what}: write it like {like}")
+        raise UsageError(f"{text!r} is not {what}: write it like {example}")
     value = float(match[1]) * factors[match[2].lower()]
-    if not math.isfinite(value):
-        raise UsageError(f"{text!r} is not {what} that any machine could hold")
+    if not math.isfinite(value) or value < 0:
+        raise UsageError(f"{text!r} is not {what}: it must be finite and not negative")
     return value
 
 
@@ -81,14 +76,9 @@ def format_usd(usd: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.3g} min"
-    if seconds < 172_800:
-        return f"{seconds / 3600:.3g} h"
+    for below, unit_s, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < below:
+            return f"{seconds / unit_s:.3g} {unit}"
     return f"{seconds / 86400:.3g} d"
 
 

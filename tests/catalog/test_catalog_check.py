@@ -57,7 +57,7 @@ def test_a_sound_catalogue_has_no_findings():
 @pytest.mark.parametrize(
     ("severity", "problem", "broken"),
     [
-        ("error", "nothing is offered", catalog(on_demand=prices(), spot=prices())),
+        ("error", "no prices at all", catalog(on_demand=prices(), spot=prices())),
         ("error", "listed twice", catalog(instances=(GPU, CPU, GPU), spot=prices((2, 0, 0.2)))),
         ("error", "sustained bandwidth above burst", gpu(sustained_gbps=30)),
         ("error", "interruption range", gpu(interruption_percent=(20, 10))),
@@ -66,26 +66,26 @@ def test_a_sound_catalogue_has_no_findings():
         ("error", "outside its own range", catalog(spot=prices((0, 1, 0.2), low=[0.25]))),
         ("error", "outside its own range", catalog(spot=prices((0, 1, 0.2), high=[0.1]))),
         ("error", "in the future", catalog(spot=prices((0, 1, 0.2), seen=DAY + timedelta(days=3)))),
-        ("error", "no amount above zero", catalog(spot=prices((0, 1, np.nan)))),
+        ("error", "price not above zero", catalog(spot=prices((0, 1, np.nan)))),
         ("warning", "no price in any market", catalog(on_demand=prices((0, 0, 1)), spot=prices((0, 0, 0.2)))),
-        ("warning", "in no table", gpu(accelerator="Abacus")),
+        ("warning", "accelerator unknown and no measured", gpu(accelerator="Abacus")),
         ("warning", "vCPUs unknown", gpu(vcpus=None)),
         ("warning", "memory unknown", catalog(instances=(GPU, dataclasses.replace(CPU, memory_gib=None)))),
         ("warning", "bandwidth unknown", gpu(sustained_gbps=None, burst_gbps=None)),
         ("warning", "older than 31 days", catalog(spot=prices((0, 1, 0.2), seen=DAY - timedelta(days=32)))),
         ("warning", "spot above on-demand", catalog(spot=prices((0, 1, 0.6)))),
-        ("warning", "spot: a bid floor", catalog(spot=prices((0, 1, 0.012)))),
-        ("warning", "on-demand: a bid floor", catalog(on_demand=prices((0, 0, 0.01), (1, 0, 0.2)))),
+        ("warning", "spot: bid floor", catalog(spot=prices((0, 1, 0.012)))),
+        ("warning", "on-demand: bid floor", catalog(on_demand=prices((0, 0, 0.01), (1, 0, 0.2)))),
         ("warning", "exactly 10 %", catalog(spot=prices((0, 1, 0.05)))),
         ("warning", "exactly 10 %", catalog(on_demand=prices((1, 0, 0.17232)), spot=prices((1, 1, 0.0172)))),
         ("warning", "GPU memory disagrees", gpu(accelerator_memory_gib=0.078)),
         ("warning", "GPU memory disagrees", gpu(accelerator_count=8, accelerator_memory_gib=128)),
-        ("note", "as dear as on-demand", catalog(spot=prices((0, 1, 0.5)))),
+        ("note", "as expensive as on-demand", catalog(spot=prices((0, 1, 0.5)))),
         ("note", "fraction", gpu(accelerator_count=0.125)),
-        ("note", "no type here", catalog(quotas=(Quota(families=("P",), market=Market.SPOT, vcpus=1),))),
+        ("note", "families without a type", catalog(quotas=(Quota(families=("P",), market=Market.SPOT, vcpus=1),))),
         (
             "warning",
-            "region that nothing",
+            "region without offers",
             catalog(quotas=(Quota(families=("G",), market=Market.SPOT, vcpus=1, region="mars"),)),
         ),
         (
@@ -147,8 +147,8 @@ def test_a_summary_shows_the_cheapest_place_of_each_market():
     here = catalog(on_demand=prices((0, 0, 0.5), (0, 3, 0.4)), spot=prices((0, 1, 0.3), (0, 2, 0.2), (1, 2, 0.1)))
     first, second = summarize(here)
     assert (first.instance, second.instance) == (GPU, CPU)
-    assert (first.on_demand.usd_per_hour, first.on_demand.region, first.on_demand.places) == (0.4, "r2", 2)
-    assert (first.spot.usd_per_hour, first.spot.zone, first.spot.seen) == (0.2, "r1b", DAY)
+    assert (first.on_demand.offer.usd_per_hour, first.on_demand.offer.region, first.on_demand.places) == (0.4, "r2", 2)
+    assert (first.spot.offer.usd_per_hour, first.spot.offer.zone, first.spot.offer.seen) == (0.2, "r1b", DAY)
     assert second.on_demand is None
 
 

@@ -114,14 +114,14 @@ def test_without_a_name_a_catalogue_is_called_after_where_it_is_from(source, tmp
     assert {"skypilot-aws", "skypilot-aws-us-east-1", "skypilot-gcp"} <= set(library.names())
 
 
-def test_changes_are_told(source):
+def test_changes_are_listed(source):
     run(source)
     source.rows("c5.xlarge,,,4,8,,0.17,0.14,us-east-1,a", "r5.xlarge,,,4,32,,0.25,0.1,us-east-1,b")
     changes = run(source, force=True).changes
     (move,) = changes.moves
     assert (move.instance, move.zone, move.market) == ("c5.xlarge", "a", Market.SPOT)
     assert (move.usd_before, move.usd_after, round(move.ratio, 6)) == (0.07, 0.14, 2)
-    assert (changes.came, changes.went) == (("r5.xlarge",), ("m5.xlarge",))
+    assert (changes.added, changes.removed) == (("r5.xlarge",), ("m5.xlarge",))
     assert (changes.offers_before, changes.offers_after) == (4, 4)
 
 
@@ -140,7 +140,7 @@ def fail_to_write(*_):
         lambda s, m: s.rows("c5.xlarge,,,4,8,,,,us-east-1,a"),
         lambda s, m: setattr(s, "missing", 100),
         lambda s, m: m.setattr(files.os, "fsync", fail_to_write),
-        lambda s, m: m.setattr(updates.os, "replace", fail_to_write),
+        lambda s, m: m.setattr(files.os, "replace", fail_to_write),
         lambda s, m: m.setattr(updates.files, "dumps", lambda _: '{"format": "deepvm-catalog/1", "na'),
         lambda s, m: m.setattr(updates.files, "dumps", lambda _: "\0" * 100),
     ],
@@ -171,7 +171,7 @@ def test_an_interrupt_in_the_middle_leaves_the_last_good_catalogue(source, monke
     with monkeypatch.context() as context:
         context.setattr(updates.files, "read", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            updates.keep(dataclasses.replace(library.load("paper-virtual"), name="sky"), path)
+            updates.write_checked(dataclasses.replace(library.load("paper-virtual"), name="sky"), path)
     assert path.read_bytes() == before
     assert os.listdir(path.parent) == ["sky.json"]
 
@@ -181,8 +181,8 @@ def test_an_unsound_catalogue_does_not_take_the_place_of_a_sound_one(source):
     before = path.read_bytes()
     paper = library.load("paper-virtual")
     empty = dataclasses.replace(paper, name="sky", prices={})
-    with pytest.raises(SourceFailed, match="unsound: nothing is offered"):
-        updates.keep(empty, path)
+    with pytest.raises(SourceFailed, match="has errors: no prices at all"):
+        updates.write_checked(empty, path)
     assert path.read_bytes() == before
 
 
@@ -215,9 +215,9 @@ def test_a_folder_that_cannot_be_written_is_told(source, tmp_path, monkeypatch):
         (["azure"], {}, UnknownName, "no source of catalogues is called 'azure'"),
         (["aws"], {}, UsageError, "--region"),
         (["aws"], {"region": "us-east-1", "url": "http://x/"}, UsageError, "--url"),
-        (["skypilot"], {"url": "file:///etc/passwd"}, UsageError, "not of the web"),
+        (["skypilot"], {"url": "file:///etc/passwd"}, UsageError, "not a web address"),
         (["skypilot"], {"name": "aws-2026-08"}, UsageError, "built in"),
-        (["skypilot"], {"name": "../x"}, UsageError, "cannot name"),
+        (["skypilot"], {"name": "../x"}, UsageError, "not a valid catalogue name"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_read(source, arguments, options, error, told):
@@ -231,5 +231,5 @@ def test_bad_requests_are_refused_before_anything_is_read(source, arguments, opt
 def test_a_catalogue_differs_not_from_itself():
     catalog = library.load("aws-2026-08")
     changes = compare(catalog, catalog)
-    assert (changes.moves, changes.came, changes.went) == ((), (), ())
+    assert (changes.moves, changes.added, changes.removed) == ((), (), ())
     assert changes.offers_before == changes.offers_after == 82

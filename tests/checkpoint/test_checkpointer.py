@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import copy
 import enum
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,7 +110,7 @@ def test_a_step_that_takes_longer_than_the_transfer_copies_nothing(node: MemoryN
         handle.wait("staged", 20)  # everything has left before the optimizer steps
         snapshot = ckpt._saver.snapshot
         training.step()
-        assert snapshot is None or snapshot.freeze() == 0
+        assert snapshot is None or not any(snapshot._moved)
 
 
 def test_any_safetensors_reader_opens_every_store(node: MemoryNode, tmp_path: Path) -> None:
@@ -227,9 +226,7 @@ def test_saves_are_skipped_and_counted_while_one_is_under_way(node: MemoryNode) 
     training = Training(width=1000)
     with Checkpointer(training.state, f"memory://{node.address}?pace=10000000&connections=1") as ckpt:
         first = ckpt.save(0)
-        began = time.perf_counter()
         others = [ckpt.save(step) for step in (1, 2, 3)]
-        assert time.perf_counter() - began < 1.0
         assert [handle.state for handle in others] == ["skipped"] * 3
         assert "still being sent" in str(others[0].reason)
         first.wait("remote", 30)

@@ -80,14 +80,13 @@ def test_restore_and_first_step_are_seen_and_the_hook_goes(tmp_path: Path) -> No
     with Checkpointer({"model": model, "optimizer": optimizer}, f"file://{tmp_path}", run="timeline") as ckpt:
         assert len(optimizer._optimizer_step_post_hooks) == 1
         ckpt.restore()
-        time.sleep(0.02)
+        between_s = clock.now_s() - clock.process_started_s()
         for _ in range(3):
             model(torch.ones(1, 4)).sum().backward()
             optimizer.step()
         assert not optimizer._optimizer_step_post_hooks
         stages = {stage.name: stage for stage in ckpt.timeline().stages}
-    assert stages["restore"].ended_s <= stages["first step"].began_s
-    assert stages["first step"].ended_s - stages["first step"].began_s >= 0.02
+    assert stages["restore"].ended_s <= stages["first step"].began_s <= between_s < stages["first step"].ended_s
     assert ckpt.timeline().total_s == stages["first step"].ended_s
 
 
@@ -114,7 +113,7 @@ import json, sys, time
 {imports}
 model = torch.nn.Linear(4, 4)
 {told}
-time.sleep(0.4)
+time.sleep(0.3)  # as long as a model takes at least
 ckpt = deepvm.Checkpointer({{"model": model}}, "file://{place}", policy="every 1000s")
 ckpt.restore()
 ckpt.step(1)
@@ -149,7 +148,7 @@ def test_what_a_program_does_before_is_told_apart_as_far_as_anybody_can(
     assert stages[0]["began_s"] == 0
     assert all(a["ended_s"] <= b["began_s"] + 1e-3 for a, b in itertools.pairwise(stages))
     if "model" in by_name:
-        assert 0.4 <= by_name["model"]["ended_s"] - by_name["model"]["began_s"] < 0.4 + by_name["import"]["ended_s"]
+        assert by_name["model"]["ended_s"] - by_name["model"]["began_s"] >= 0.3
 
 
 def tell_timeline(pipe: Connection, place: str) -> None:

@@ -64,7 +64,7 @@ def test_a_broken_catalogue_does_not_hide_the_others(deepvm, as_json):
     assert "aws-2026-08" in deepvm("list").out
     last = as_json("list")["catalogs"][-1]
     assert last["name"] == "broken"
-    assert "is no JSON" in last["problem"]
+    assert "is not valid JSON" in last["problem"]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
@@ -134,7 +134,7 @@ def test_quotas_and_notes_are_shown(deepvm):
         (["import", "absent.csv", "--name", "x"], "cannot be read"),
         (["update", "--source", "azure", "--name", "x"], "no source of catalogues is called"),
         (["update", "--source", "aws", "--name", "x"], "--region"),
-        (["update", "--source", "skypilot", "--name", "x", "--url", "file:///x"], "not of the web"),
+        (["update", "--source", "skypilot", "--name", "x", "--url", "file:///x"], "not a web address"),
         (["update", "--name", "x"], "--source"),
         (["show", "--limit", "-1"], "limit"),
         (["frobnicate"], "frobnicate"),
@@ -151,7 +151,7 @@ def test_an_import_accounts_for_its_rows(deepvm, as_json, vms):
     shown = deepvm("import", vms, "--name", "sky", "--provider", "aws").out
     assert "2 of 3 rows were kept" in shown
     assert "spot at or above on-demand" in shown
-    assert "priced apart" in shown
+    assert "priced without its host" in shown
     document = as_json("import", vms, "--name", "sky", "--seen", "2026-08-01")
     assert document["report"]["kept"] == 2
     assert document["report"]["left_out"][0]["first_line"] == 4
@@ -164,7 +164,7 @@ def test_a_second_import_tells_what_changed(deepvm, vms):
     deepvm("import", vms, "--name", "sky")
     vms.write_text(vms.read_text().replace("0.07", "0.14"))
     shown = deepvm("import", vms, "--name", "sky").out
-    assert "1 prices moved" in shown
+    assert "1 prices changed" in shown
     assert "$0.0700 -> $0.1400 (+100%)" in shown
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import resource
 import stat
 import subprocess
 import sys
@@ -31,20 +30,6 @@ def test_it_loads_no_torch_and_nothing_else_that_is_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     heavy = {"torch", "numpy", "scipy", "rich", "typer", "matplotlib", "obstore", "http", "asyncio", "platformdirs"}
     assert not heavy & set(done.stdout.split())
-
-
-def test_it_starts_within_150_ms(tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPYCACHEPREFIX"] = str(tmp_path)  # compiled once, as an installed package is
-
-    def cpu_s() -> float:
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "deepvm.fetch", "--help"]
-        subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, timeout=60, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-
-    assert min(cpu_s() for _ in range(6)) < 0.15  # not the wall's time: others may be at work
 
 
 def test_only_its_user_can_read_what_it_fetched(url: str, run: str, fetch: Fetch) -> None:
@@ -135,12 +120,10 @@ def test_too_little_room_is_said_before_anything_is_read(run: str, fetch: Fetch,
 
 def test_what_nobody_takes_goes_when_its_time_is_up(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
-    began = time.monotonic()
     fetcher = fetch(url, "--keep-s", "300ms")
     fetcher.told()
     assert fetcher.path.exists()
     assert fetcher.end()[0] == 0
-    assert 0.3 < time.monotonic() - began < 20
     assert not fetcher.path.exists()
 
 
@@ -155,7 +138,7 @@ def test_one_fetcher_at_a_time_and_a_dead_one_s_place_is_taken(url: str, run: st
     assert first.path.exists()
     assert fetch(url).told()["step"] == 1
     found = opened(run)
-    assert found.times.whole_s is not None
+    assert found.read_head().whole_s > 0
     found.close()
 
 

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,13 +59,13 @@ def test_a_restore_begins_while_the_fetcher_still_fills(node_of: NodeOf, run: st
         fetch(url)
         found = opened(run)
         relay.hold_after = None
-        wait_until(lambda: found.chunks_there >= 2, "a chunk or two")
+        wait_until(lambda: found.chunks_present >= 2, "a chunk or two")
         results: list[Any] = []
         trainer = threading.Thread(target=lambda: results.append(restore(url, run)))
         trainer.start()
         trainer.join(0.3)
         assert not results, "the trainer did not wait for what was to come"
-        assert 0 < found.chunks_there < len(found.about.manifest.digests)
+        assert 0 < found.chunks_present < len(found.about.manifest.digests)
         relay.release()
         trainer.join(20)
         assert results == [(1, truth[1])]
@@ -76,7 +75,7 @@ def test_a_restore_begins_while_the_fetcher_still_fills(node_of: NodeOf, run: st
 def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
     node_of: NodeOf, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_reader, "STALL_S", 25.0)  # its death is seen by its lock, long before
+    monkeypatch.setattr(segment_reader, "STALL_S", 3600.0)  # its death is seen by its lock, long before
     with Relay(node_of().address) as relay:
         url = f"memory://{relay.address}?connections=1"
         truth = save(url, run, 1)
@@ -84,13 +83,11 @@ def test_a_fetcher_killed_in_the_middle_leaves_the_rest_to_the_trainer(
         fetcher = fetch(url)
         found = opened(run)
         relay.hold_after = None  # for the trainer's own connections
-        wait_until(lambda: found.chunks_there >= 2, "a chunk or two")
+        wait_until(lambda: found.chunks_present >= 2, "a chunk or two")
         killed = threading.Timer(0.2, fetcher.kill)  # while the trainer waits
         killed.start()
-        began = time.monotonic()
         with caplog.at_level(logging.INFO):
             assert restore(url, run) == (1, truth[1])
-        assert time.monotonic() - began < 20
         killed.join()
         assert "the fetcher did not bring" in caplog.text
         assert not fetcher.path.exists()
@@ -111,17 +108,21 @@ def test_a_fetcher_that_stalls_is_not_waited_for_without_end(
         assert restore(url, run) == (1, truth[1])
         code, said = fetcher.end()  # it sees that nobody wants more, and ends
         assert code == 0
-        assert "nobody wants" in said
+        assert "nothing needs it" in said
 
 
-def test_a_trainer_waits_for_a_fetcher_that_has_not_chosen_yet(node_of: NodeOf, run: str, fetch: Fetch) -> None:
+def test_a_trainer_waits_for_a_fetcher_that_has_not_chosen_yet(
+    node_of: NodeOf, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Relay(node_of().address) as relay:
         url = f"memory://{relay.address}?connections=1"
         save(url, run, 1)
         relay.hold_after = 0
         fetcher = fetch(url)
         wait_until(fetcher.path.exists)
-        assert segment_reader.find_segment(run, wait_s=0.1) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(segment_reader, "CHOOSE_S", 0.1)
+            assert segment_reader.find_segment(run) is None
         threading.Timer(0.2, relay.release).start()
         opened(run).close()
 
@@ -299,7 +300,7 @@ def test_the_bytes_can_be_used_in_place_and_changed(
         found.read(BLOCK, buffer)
         found.close()
         assert buffer == into[BLOCK : 2 * BLOCK]
-    store.done()
+    store.release()
     store.close()
     assert fetcher.path.exists() == (ranks > 1)  # the other rank has yet to come
     assert mapped[BLOCK] == 0xFF  # stays valid
@@ -329,7 +330,7 @@ def test_a_fetcher_killed_under_a_reader_in_place_leaves_the_rest_to_the_stores(
             store.read_chunk(manifest, chunk, mapped[offset : offset + length])
             stores[0].read_chunk(manifest, chunk, buffer[:length])
             assert mapped[offset : offset + length] == buffer[:length]
-        store.done()
+        store.release()
         store.close()
         stores[0].close()
 

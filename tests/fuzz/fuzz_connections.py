@@ -196,8 +196,8 @@ def one_conversation(data: bytes) -> None:
                 length = len(body)
                 head = wire.HEADER.pack(wire.MAGIC, kind, 0, 0, number, len(meta), length, digest_of(body))
                 client.send(head + meta + body)
-            client._sock.shutdown(socket.SHUT_WR)
-            while client._sock.recv(65536):
+            client.sock.shutdown(socket.SHUT_WR)
+            while client.sock.recv(65536):
                 pass
     except TimeoutError:
         raise
@@ -240,12 +240,12 @@ HELLO = {"version": wire.VERSION, "block_bytes": BLOCK, "nonce": NONCE, "token":
 def ask_bad_node(words: bytes) -> None:
     bad_node().words = words
     try:
-        connection = Connection(bad_node().address, connect_s=WAIT_S, progress_s=WAIT_S)
+        connection = Connection.connect(bad_node().address, connect_s=WAIT_S, progress_s=WAIT_S)
         with contextlib.closing(connection):
             connection.open("run-a", key="key")
             step_rows(connection.call(Kind.STEPS)[0], "n:1")
             read_manifest(bytes(connection.call(Kind.MANIFEST, {"step": 12})[1]), "run-a", 12, "n:1")
-            connection.read_into(Kind.GET, {"step": 12, "chunk": 0}, memoryview(bytearray(128)), 1)
+            connection.read_chunk(manifest(), 0, memoryview(bytearray(128)))
     except DeepvmError as error:
         check_told(error)
         if "did not answer in time" in str(error):

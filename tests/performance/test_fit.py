@@ -129,7 +129,7 @@ def test_measured_points_are_kept_as_they_are() -> None:
         ([1, 2], [2.0, 1.0], "at least 3"),
         ([], [], "at least 3"),
         ([1, 2, 4], [2.0, 1.0], "2 times"),
-        ([2, 4, 8], [3.0, 2.0, 1.0], "measure one too"),
+        ([2, 4, 8], [3.0, 2.0, 1.0], "measure one machine too"),
         ([1, 2, 2], [3.0, 2.0, 2.0], "twice"),
         ([1, 2, 4], [3.0, 2.0, 0.0], "above 0"),
         ([1, 2, 4], [3.0, 2.0, -1.0], "above 0"),

@@ -239,7 +239,7 @@ def test_infeasible_at_any_price_names_the_constraints() -> None:
     )  # fmt: skip
     with pytest.raises(Infeasible, match="at any price"):
         planning.plan(market, Request(budget_usd=100))
-    with pytest.raises(Infeasible, match="no GPU type is left"):
+    with pytest.raises(Infeasible, match="no GPU type fits"):
         planning.plan(small_catalog([cpu("c")], [(0, 0, 0.1)], []), Request(budget_usd=1))
 
 

@@ -100,7 +100,7 @@ def test_the_reason_is_one_line(left_s: float | None, facts: dict[str, Any]) -> 
         (90, 7, None, "save", "saving 7 steps should take 10 s, and 90 s are left"),
         (15.5, 1, None, "save", "saving 1 step should take 10 s"),
         (15.4, 1, None, "rely", "15.4 s are left and a save needs 10 s: 1.5 times that and 500 ms"),
-        (120, 0, None, "rely", "the last checkpoint is of this very step"),
+        (120, 0, None, "rely", "the last checkpoint has this step"),
         (23.1, 3, 5.0, "save", "saving 3 steps should take 10 s after the 5 s of the save under way"),
         (22.9, 3, 5.0, "finish", "take 5 s more, and 22.9 s are left, too few for another of 10 s"),
         (90, 0, 5.0, "finish", "the save under way should take 5 s more, and 90 s are left"),

@@ -36,7 +36,7 @@ def dial_link(address: str) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize(
     "reader",
-    [split_address, Connection, dial_link, lambda text: MemoryStore([text]),
+    [split_address, Connection.connect, dial_link, lambda text: MemoryStore([text]),
      lambda text: Settings(listen=text, capacity_bytes=2**24)],
 )  # fmt: skip
 def test_what_is_not_an_address_is_a_sentence_wherever_it_is_given(reader: Callable[[str], object], text: str) -> None:
@@ -63,6 +63,6 @@ def test_no_text_makes_the_parser_fail_otherwise(text: str) -> None:
 
 def test_a_name_that_nobody_knows_is_a_sentence() -> None:
     with pytest.raises(StoreUnavailable, match="cannot be reached"):
-        Connection("no-such-host.invalid:1", connect_s=5)
+        Connection.connect("no-such-host.invalid:1", connect_s=5)
     with pytest.raises(DeepvmError, match="no hub answers"):
         dial_link("no-such-host.invalid:1")

@@ -78,10 +78,10 @@ def test_requests_are_answered_in_order_before_the_next_is_awaited(start_node: A
 def test_what_is_malformed_is_answered_with_request_0_and_the_end(node: MemoryNode, connect: Any) -> None:
     client = connect(node.address, "run")
     client.send(client.head_of(Kind.BEGIN, {"step": True}))
-    header = frames.decode_header(client._exactly(frames.HEADER.size))
+    header = frames.decode_header(client.exactly(frames.HEADER.size))
     assert (header.kind, header.request) == (Kind.ERROR, 0)
-    client._exactly(header.meta_bytes)
-    assert client._sock.recv(1) == b""
+    client.exactly(header.meta_bytes)
+    assert client.sock.recv(1) == b""
 
 
 def test_a_document_whose_digest_is_wrong_is_corrupt_and_the_connection_goes_on(start_node: Any, connect: Any) -> None:
@@ -151,7 +151,35 @@ def test_a_node_tells_whether_checkpoints_become_more_than_remote(
 ) -> None:
     for fields, expected in (({}, False), ({"spill": tmp_path}, True)):
         answer = connect(start_node(**fields).address, "run").ask(Kind.STEPS)[1]
-        assert answer == {"steps": [], "writes_on": expected}
+        assert answer == {"steps": [], "writes_on": expected, "version": 0}
+
+
+def test_a_node_holds_an_answer_back_until_the_list_or_a_state_changes(
+    start_node: Any, connect: Callable[..., Client], tmp_path: Path
+) -> None:
+    node = start_node(spill=tmp_path)
+    writer, reader = connect(node.address, "run"), connect(node.address, "run")
+    version = reader.ask(Kind.STEPS)[1]["version"]
+    seen = []
+    reader.send(reader.head_of(Kind.STEPS, {"after": version, "timeout_s": 60}))
+    writer.save(1, content(1, SIZE))
+    while (answer := reader.answer()[1])["steps"][0]["state"] != "spilled":
+        seen.append(answer["version"])
+        reader.send(reader.head_of(Kind.STEPS, {"after": answer["version"], "timeout_s": 60}))
+    reader.send(reader.head_of(Kind.STEPS, {"after": answer["version"], "timeout_s": 60}))
+    writer.ask(Kind.DELETE, {"step": 1})
+    last = reader.answer()[1]
+    assert last["steps"] == []
+    assert version < seen[0] < answer["version"] < last["version"]
+
+
+def test_a_node_answers_at_once_if_the_list_has_changed_and_after_the_timeout_if_not(
+    node: MemoryNode, connect: Callable[..., Client]
+) -> None:
+    client = connect(node.address, "run")
+    client.save(1, content(1, SIZE))
+    version = client.ask(Kind.STEPS, {"after": 0, "timeout_s": 60})[1]["version"]
+    assert client.ask(Kind.STEPS, {"after": version, "timeout_s": 0.01})[1]["version"] == version
 
 
 def test_a_verifier_is_not_readable_on_the_wire_where_there_is_a_token(start_node: Any, connect: Any) -> None:

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deepvm.cli.app import run as deepvm
 from deepvm.errors import StoreError, UsageError
+from deepvm.memnode import MemoryNode
 from deepvm.store import open_store
 from deepvm.store.base import Store
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
 from tests.support.certificates import make_certificate
-from tests.support.memnode.client import BLOCK, DEEPVM, NodeProcess, content, manifest_of
+from tests.support.memnode.client import BLOCK, NodeProcess, content, manifest_of
 
 DATA = content(1, 3 * 2**16 + 77)
+Status = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +30,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def node(tmp_path: Path, pair: tuple[Path, Path]) -> Iterator[NodeProcess]:
-    certificate, key = pair
-    with NodeProcess(tmp_path, "--tls-cert", str(certificate), "--tls-key", str(key), DEEPVM_TOKEN="t") as node:
-        yield node
+def node(start_node: Any, pair: tuple[Path, Path]) -> MemoryNode:
+    return start_node(token="t", tls_cert=pair[0], tls_key=pair[1])
 
 
 def save(store: Store) -> None:
@@ -51,17 +51,24 @@ def read(store: Store) -> bytes:
     return bytes(found)
 
 
-def dialled(node: NodeProcess, host: str) -> str:
+def dialled(node: MemoryNode, host: str) -> str:
     return f"{host}:{node.address.rpartition(':')[2]}"
 
 
-def status(address: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [DEEPVM, "memory-node", "--status", address, "--json", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={"DEEPVM_TOKEN": "t"}, check=False)
+@pytest.fixture
+def status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Status:
+    """Ask a node as the command does: its exit code, stdout and stderr."""
+    monkeypatch.setenv("DEEPVM_TOKEN", "t")
+
+    def ask(address: str, *words: str) -> tuple[int, str, str]:
+        code = deepvm(["memory-node", "--status", address, "--json", *words])
+        return code, *capsys.readouterr()
+
+    return ask
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_store_by_url_saves_and_reads_over_tls(node: NodeProcess, pair: tuple[Path, Path], host: str) -> None:
+def test_a_store_by_url_saves_and_reads_over_tls(node: MemoryNode, pair: tuple[Path, Path], host: str) -> None:
     url = f"memory://{dialled(node, host)}?tls={pair[0]}"
     with closing(open_store(url, token="t", key="k")) as store:
         save(store)
@@ -69,30 +76,38 @@ def test_a_store_by_url_saves_and_reads_over_tls(node: NodeProcess, pair: tuple[
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_status_is_asked_over_tls(node: NodeProcess, pair: tuple[Path, Path], host: str) -> None:
-    done = status(dialled(node, host), "--tls-cert", str(pair[0]))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert '"connections": 1' in done.stdout
+def test_status_is_asked_over_tls(node: MemoryNode, pair: tuple[Path, Path], host: str, status: Status) -> None:
+    code, out, err = status(dialled(node, host), "--tls-cert", str(pair[0]))
+    assert (code, err) == (0, "")
+    assert '"connections": 1' in out
+
+
+def test_a_node_by_command_is_asked_over_tls(tmp_path: Path, pair: tuple[Path, Path], status: Status) -> None:
+    certificate, key = map(str, pair)
+    with NodeProcess(tmp_path, "--tls-cert", certificate, "--tls-key", key, DEEPVM_TOKEN="t") as node:
+        assert status(node.address, "--tls-cert", certificate)[0] == 0
+        assert status(node.address)[0] == 1
 
 
 @pytest.mark.parametrize(
     ("names", "host"), [("DNS:localhost", "127.0.0.1"), ("IP:127.0.0.1", "localhost"), (None, "127.0.0.1")]
 )
-def test_a_certificate_of_other_names_is_refused_alike_by_all(tmp_path: Path, names: str | None, host: str) -> None:
+def test_a_certificate_of_other_names_is_refused_alike_by_all(
+    tmp_path: Path, start_node: Any, names: str | None, host: str, status: Status
+) -> None:
     certificate, key = make_certificate(tmp_path / "other", names)
-    with NodeProcess(tmp_path, "--tls-cert", str(certificate), "--tls-key", str(key), DEEPVM_TOKEN="t") as node:
-        address = dialled(node, host)
-        done = status(address, "--tls-cert", str(certificate))
-        assert done.returncode == 1
-        assert f"not valid for '{host}'" in " ".join(done.stderr.split())
-        with (
-            closing(open_store(f"memory://{address}?tls={certificate}", token="t")) as store,
-            pytest.raises(StoreError, match=f"not valid for '{re.escape(host)}'"),
-        ):
-            store.runs()
+    address = dialled(start_node(token="t", tls_cert=certificate, tls_key=key), host)
+    code, out, err = status(address, "--tls-cert", str(certificate))
+    assert code == 1
+    assert f"not valid for '{host}'" in " ".join((out + err).split())
+    with (
+        closing(open_store(f"memory://{address}?tls={certificate}", token="t")) as store,
+        pytest.raises(StoreError, match=f"not valid for '{re.escape(host)}'"),
+    ):
+        store.runs()
 
 
-def test_another_certificate_is_not_trusted(node: NodeProcess, tmp_path: Path) -> None:
+def test_another_certificate_is_not_trusted(node: MemoryNode, tmp_path: Path) -> None:
     other, _ = make_certificate(tmp_path / "other")
     with (
         closing(open_store(f"memory://{node.address}?tls={other}", token="t")) as store,
@@ -114,7 +129,7 @@ def test_the_system_certificates_are_not_trusted_beside_the_given_one(pair: tupl
 
 
 @pytest.mark.parametrize("kind", ["missing", "garbage", "empty", "directory", "blank"])
-def test_a_certificate_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path, kind: str) -> None:
+def test_a_certificate_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path, kind: str, status: Status) -> None:
     path = tmp_path / kind
     if kind in ("garbage", "empty"):
         path.write_bytes(b"\x00\xff nothing\n" if kind == "garbage" else b"")
@@ -125,8 +140,8 @@ def test_a_certificate_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Pat
         open_store(f"memory://127.0.0.1:7070?tls={given}")
     assert "_ssl.c" not in str(refused.value)
     if kind != "blank":
-        done = status("127.0.0.1:1", "--tls-cert", str(path))
-        assert (done.returncode, done.stderr.count("\n") <= 3, "Traceback" in done.stderr) == (2, True, False)
+        code, _, err = status("127.0.0.1:1", "--tls-cert", str(path))
+        assert (code, err.count("\n") <= 3, "Traceback" in err) == (2, True, False)
 
 
 def test_nodes_fetch_from_each_other_over_tls(start_node: Any, pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -143,9 +158,9 @@ def test_nodes_fetch_from_each_other_over_tls(start_node: Any, pair: tuple[Path,
     assert next(spill.rglob("*.safetensors")).read_bytes() == DATA
 
 
-def test_who_speaks_plainly_to_a_node_with_tls_is_not_understood(node: NodeProcess) -> None:
+def test_who_speaks_plainly_to_a_node_with_tls_is_not_understood(node: MemoryNode) -> None:
     with pytest.raises(StoreError):
-        Connection(node.address, token="t", connect_s=0.5)
+        Connection.connect(node.address, token="t", connect_s=0.5)
 
 
 def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp_path: Path, pair: Any) -> None:

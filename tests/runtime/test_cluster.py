@@ -40,7 +40,7 @@ def test_a_large_plan_is_played_small_and_says_so(tmp_path: Path, document: dict
     cluster = load_cluster(written(tmp_path / "plan.json", document))
     small = scaled(cluster, most_trainers=2)
     assert [m.name for m in small.machines] == ["worker/0", "worker/1", "memory/0"]
-    assert small.notes == ("the plan has 17 workers, 1 memory node; here 2 workers, 1 memory node run",)
+    assert small.notes == ("the plan has 17 workers, 1 memory node; this host runs 2 workers, 1 memory node",)
     assert scaled(small, most_trainers=2) is small
 
 

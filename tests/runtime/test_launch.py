@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +23,11 @@ QUICK = ("torch", "torch.distributed")  # what the scripts here need
 PROLOGUE = """
 import sys, time
 imported = "torch" in sys.modules
-ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
-import os
-age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-import json
+import json, os
 from pathlib import Path
 rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 def tell(name="told", **what):
-    what |= {"imported": imported, "age_s": age_s, "template": os.getppid(), "pid": os.getpid()}
+    what |= {"imported": imported, "template": os.getppid(), "pid": os.getpid()}
     partial = Path(sys.argv[1]) / f".{name}-{restart}-{rank}"
     partial.write_text(json.dumps(what))
     partial.rename(Path(sys.argv[1]) / f"{name}-{restart}-{rank}")
@@ -60,7 +56,10 @@ def own_temporary_files(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
 
 
-def test_two_workers_add_up_over_gloo(tmp_path: Path) -> None:
+def test_two_workers_add_up_over_gloo_with_one_thread_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     body = """
         import pickle
         import torch
@@ -90,7 +89,8 @@ def test_two_workers_add_up_over_gloo(tmp_path: Path) -> None:
         assert (seen["total"], seen["world"], seen["local"]) == (3.0, "2", str(rank))
         assert (seen["argv"], seen["file"], seen["main"]) == ([path, str(tmp_path), "--lr", "0.1"], path, "__main__")
         assert (seen["first"], seen["imported"]) == (str(tmp_path), True)
-        assert seen["threads"] == int(os.environ.get("OMP_NUM_THREADS", "1"))
+        assert seen["threads"] == 1
+    assert "OMP_NUM_THREADS is not set" in capsys.readouterr().err
     logs = sorted((tmp_path / "logs").rglob("stdout.log"))
     assert [log.read_text() for log in logs] == ["rank 0 is done\n", "rank 1 is done\n"]
     assert signal.getsignal(signal.SIGTERM) is handlers
@@ -119,8 +119,6 @@ def test_a_killed_worker_comes_back_from_the_same_template_without_the_import(tm
         assert again["template"] == first["template"]
         assert again["pid"] != first["pid"]
         assert again["imported"]
-        print(f"rank {rank}: {again['age_s']:.3f} s from its fork to the first line of the script")
-        assert again["age_s"] < 0.5
         assert told(tmp_path, f"done-1-{rank}")["total"] == 6.0
         assert not (tmp_path / f"done-0-{rank}").exists()
         assert gone(first["template"])
@@ -128,10 +126,8 @@ def test_a_killed_worker_comes_back_from_the_same_template_without_the_import(tm
 
 @pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit()", "os._exit(0)", ""])
 def test_every_way_to_exit_with_zero_is_success(tmp_path: Path, end: str) -> None:
-    began = time.monotonic()
     launch(script(tmp_path, f"\ntell()\n{end}\n"), [str(tmp_path)], nproc_per_node=2, preload=())
     assert (tmp_path / "told-0-1").exists()
-    assert time.monotonic() - began < 60
 
 
 def test_an_error_of_the_script_is_shown_as_its_own(tmp_path: Path, own_temporary_files: dict[str, str]) -> None:
@@ -216,9 +212,9 @@ def test_a_preload_with_threads_is_refused_before_anything_runs(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"nnodes": "2"}, "have to meet somewhere"),
-        ({"nnodes": "3:2"}, "no number of nodes"),
-        ({"nnodes": "many"}, "no number of nodes"),
+        ({"nnodes": "2"}, "need a rendezvous"),
+        ({"nnodes": "3:2"}, "not a valid number of nodes"),
+        ({"nnodes": "many"}, "not a valid number of nodes"),
         ({"nproc_per_node": 0}, "one or more"),
         ({"nproc_per_node": "some"}, "some"),
         ({"max_restarts": -1}, "zero or more"),
@@ -239,4 +235,4 @@ def test_a_script_that_is_not_there_is_bad_usage(capsys: pytest.CaptureFixture[s
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert "there is no script 'no-such-script.py'" in capsys.readouterr().err
+    assert "script 'no-such-script.py' not found" in capsys.readouterr().err

@@ -63,12 +63,29 @@ U8 = {"dtype": "U8", "shape": [4]}
         document({"a": {**U8, "data_offsets": [0, 4]}, "b": {**U8, "data_offsets": [2, 6]}}, b"123456"),
         document({"a": {**U8, "data_offsets": [0, 4]}, "b": {**U8, "data_offsets": [6, 10]}}, b"1234567890"),
         document({"a": {"dtype": "U8", "shape": ["4"], "data_offsets": [0, 4]}}, b"1234"),
+        document({"a": {"dtype": "U8", "shape": [4.0], "data_offsets": [0, 4]}}, b"1234"),
+        document({"a": {"dtype": "U8", "shape": 4, "data_offsets": [0, 4]}}, b"1234"),
+        document({"a": {"dtype": 8, "shape": [4], "data_offsets": [0, 4]}}, b"1234"),
+        document({"a": {"dtype": "", "shape": [4], "data_offsets": [0, 4]}}, b"1234"),
+        document({"a": {"dtype": "U8", "shape": [1] * 1000, "data_offsets": [0, 1]}}, b"1"),
+        document({"a": {"dtype": "U8", "shape": [2**40, 2**40, 0], "data_offsets": [0, 0]}}),
+        document({"a": {**U8, "data_offsets": [0, 4.0]}}, b"1234"),
+        document({"a": {**U8, "data_offsets": [0]}}, b"1234"),
+        document({"__metadata__": {"epoch": 3}, "a": {**U8, "data_offsets": [0, 4]}}, b"1234"),
+        document({"__metadata__": [], "a": {**U8, "data_offsets": [0, 4]}}, b"1234"),
         document(b"[" * 100_000),
     ],
 )
 def test_garbage_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         parse_header(data, len(data))
+
+
+def test_a_header_of_which_only_the_beginning_is_there_is_corrupt() -> None:
+    data = document({"a": {**U8, "data_offsets": [0, 4]}}, b"1234")
+    for there in (8, 20):
+        with pytest.raises(Corrupt):
+            parse_header(data[:there], len(data))
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,37 @@ def test_the_manifest_keeps_its_facts(store: Store) -> None:
     writer.publish(manifest)
     found = store.manifest("run-a", 3)
     assert (found.world_size, dict(found.facts)) == (3, dict(manifest.facts))
+
+
+@pytest.mark.parametrize("change", ["its run", "its step", "a digest"])
+def test_a_manifest_that_speaks_of_other_bytes_is_not_published(store: Store, change: str) -> None:
+    data = payload(2 * CHUNK)
+    manifest = manifest_of(data, "run-a", 1)
+    writer = store.writer("run-a", 1, size_bytes=len(data), chunk_bytes=CHUNK)
+    put(writer, data, manifest, [0, 1])
+    other = {
+        "its run": manifest_of(data, "run-b", 1),
+        "its step": manifest_of(data, "run-a", 2),
+        "a digest": dataclasses.replace(manifest, digests=[manifest.digests[0], 5]),
+    }[change]
+    with pytest.raises(StoreError):
+        writer.publish(other)
+    writer.abort()
+    assert [store.steps(run) for run in ("run-a", "run-b")] == [[], []]
+
+
+@pytest.mark.parametrize(("step", "size_bytes", "chunk_bytes"), [(-1, 10, CHUNK), (1, 0, CHUNK), (1, 10, 0)])
+def test_a_checkpoint_that_cannot_be_is_not_begun(store: Store, step: int, size_bytes: int, chunk_bytes: int) -> None:
+    with pytest.raises(StoreError):
+        store.writer("run-a", step, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+    assert store.runs() == []
+
+
+@pytest.mark.parametrize("length", [0, CHUNK - 1, CHUNK + 1])
+def test_a_chunk_is_not_read_into_memory_of_another_length(store: Store, length: int) -> None:
+    manifest = save(store, payload(2 * CHUNK))
+    with pytest.raises(ValueError, match="bytes"):
+        store.read_chunk(manifest, 0, memoryview(bytearray(length)))
 
 
 def test_nothing_is_visible_before_publish(place: Place, store: Store) -> None:

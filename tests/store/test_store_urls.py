@@ -44,5 +44,5 @@ def test_other_urls_are_refused_with_what_is_known(url: str) -> None:
 
 
 def test_no_store_at_all_is_refused() -> None:
-    with pytest.raises(UsageError, match="no store"):
+    with pytest.raises(UsageError, match="list of stores is empty"):
         open_stores([])

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import wait_until
+
 TOKEN = "of the chaos tests"
 DEEPVM = str(Path(sys.executable).with_name("deepvm"))
 
@@ -46,12 +48,16 @@ class FarNode:
              "--block", "256KiB", "--token-file", str(token), "--ready-file", str(ready)],
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        from tests.support.waiting import wait_until
-
         wait_until(ready.exists, "the node's start", timeout_s=30)
 
     def _inside(self, *words: str) -> None:
         run("ip", "netns", "exec", self.name, *words)
+
+    def await_bytes(self, count: int) -> None:
+        """Until so many more have gone to the node."""
+        sent = Path(f"/sys/class/net/{self._here}/statistics/tx_bytes")
+        enough = int(sent.read_text()) + count
+        wait_until(lambda: int(sent.read_text()) >= enough, f"{count} bytes")
 
     def cut(self) -> None:
         self._inside("ip", "link", "set", self._there, "down")

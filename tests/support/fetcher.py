@@ -14,7 +14,7 @@ import xxhash
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.fetch import segment
-from deepvm.fetch.segment_reader import Segment, find_segment
+from deepvm.fetch.segment_reader import SegmentReader, find_segment
 from tests.support.waiting import wait_until
 
 MIB = 2**20
@@ -57,9 +57,9 @@ class Fetcher:
         self.process.communicate(timeout=PATIENCE_S)
 
 
-def opened(run: str) -> Segment:
+def opened(run: str) -> SegmentReader:
     """The segment of a run, as soon as its fetcher has chosen."""
-    found: list[Segment] = []
+    found: list[SegmentReader] = []
 
     def look() -> bool:
         segment_now = find_segment(run)

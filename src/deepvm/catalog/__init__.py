@@ -1,4 +1,4 @@
-"""What can be rented: instances, offers and quotas, from built-in files, imports and live sources."""
+"""Price lists in; instances, offers and quotas out: built-in files, imports, live sources. For plans."""
 
 from deepvm.catalog.library import load, names, save
 from deepvm.catalog.model import Catalog, Instance, Market, Offer, Prices, Quota, binding_quotas

@@ -1,4 +1,7 @@
-"""Is a catalogue sound? All problems of a kind are one finding, with examples."""
+"""Check a catalogue: a catalogue and today's date in, findings out. Problems of a kind are one finding with examples.
+
+Updates refuse a catalogue with errors; ``deepvm catalog check`` shows all findings.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,17 @@ from deepvm.catalog import accelerators
 from deepvm.catalog.model import STALE_DAYS, Catalog, IndexColumn, Instance, Market, Prices
 
 _EXAMPLES = 3
-# Per hour and TFLOPS of 16 bits. The cheapest GPUs ever offered as spot cost twice as much ($0.05 for a V100);
-# where bids are asked for, files hold the lowest admitted bid ($0.08 for eight A100) in the place of a price.
+# Per hour and 16-bit TFLOPS. The cheapest spot GPUs ever offered cost twice as much ($0.05 for a V100). Files of
+# providers with auctions have the lowest admitted bid ($0.08 for eight A100) instead of a price.
 BID_FLOOR_USD = 0.0002
-# AWS prices spot machines at a tenth of on-demand at least, where no market forms: such a price says nothing of one.
+# AWS charges at least a tenth of on-demand for spot machines: without a market, a price is exactly this floor.
 FLOOR_OF_ON_DEMAND = 0.1
 
 
 class Severity(str, Enum):
-    ERROR = "error"  # a plan made from this would be wrong
+    ERROR = "error"  # a plan from this would be wrong
     WARNING = "warning"  # a plan may be worse than it could be
-    NOTE = "note"  # true to the source, and worth knowing
+    NOTE = "note"  # correct, and worth knowing
 
     def __str__(self) -> str:
         return self.value
@@ -40,7 +43,7 @@ class Finding:
 
 
 def check(catalog: Catalog, today: date) -> list[Finding]:
-    """All findings, the gravest first. ``today`` is what prices' ages are counted from."""
+    """Return all findings, errors first. The ages of prices count from ``today``."""
     findings = [
         *_empty(catalog),
         *_instances(catalog),
@@ -48,8 +51,7 @@ def check(catalog: Catalog, today: date) -> list[Finding]:
         *_spot_against_on_demand(catalog),
         *_quotas(catalog),
     ]
-    order = list(Severity)
-    return sorted(findings, key=lambda f: order.index(f.severity))
+    return sorted(findings, key=lambda f: list(Severity).index(f.severity))
 
 
 def _finding(severity: Severity, problem: str, subjects: Sequence[str]) -> list[Finding]:
@@ -63,7 +65,7 @@ def _finding(severity: Severity, problem: str, subjects: Sequence[str]) -> list[
 
 def _empty(catalog: Catalog) -> list[Finding]:
     if not any(len(prices) for prices in catalog.prices.values()):
-        return _finding(Severity.ERROR, "nothing is offered", [catalog.name])
+        return _finding(Severity.ERROR, "no prices at all", [catalog.name])
     offered = {int(i) for prices in catalog.prices.values() for i in np.unique(prices.instance)}
     unoffered = [instance.name for i, instance in enumerate(catalog.instances) if i not in offered]
     return _finding(Severity.WARNING, "no price in any market", unoffered)
@@ -79,7 +81,7 @@ def _instances(catalog: Catalog) -> list[Finding]:
         *_finding(Severity.ERROR, "listed twice", twice),
         *find(Severity.ERROR, "sustained bandwidth above burst", _sustained_above_burst),
         *find(Severity.ERROR, "interruption range upside down or outside 0 to 100 %", _wrong_interruptions),
-        *find(Severity.WARNING, "accelerator in no table and no measured eFLOPS", _speed_unknown),
+        *find(Severity.WARNING, "accelerator unknown and no measured eFLOPS", _speed_unknown),
         *find(Severity.WARNING, "GPU memory disagrees with the table of accelerators", _memory_disagrees),
         *find(Severity.WARNING, "vCPUs unknown", lambda i: i.vcpus is None),
         *find(Severity.WARNING, "memory unknown", lambda i: i.memory_gib is None and i.accelerator is None),
@@ -107,7 +109,7 @@ def _memory_disagrees(instance: Instance) -> bool:
     gpu = None if instance.accelerator is None else accelerators.find(instance.accelerator)
     if gpu is None or instance.accelerator_memory_gib is None:
         return False
-    part = min(1.0, instance.accelerator_count)  # a slice has its part of the memory
+    part = min(1.0, instance.accelerator_count)  # a slice has its share of the memory
     return not accelerators.agrees(gpu.memory_gib * part, instance.accelerator_memory_gib)
 
 
@@ -130,23 +132,21 @@ def _offers(catalog: Catalog, market: Market, prices: Prices, today: date) -> li
     oldest = int(age_days.max()) if len(prices) else 0
     return [
         *find(Severity.ERROR, "two offers in the same place", again),
-        *find(Severity.ERROR, "price is no amount above zero", ~(np.isfinite(usd) & (usd > 0))),
+        *find(Severity.ERROR, "price not above zero", ~(np.isfinite(usd) & (usd > 0))),
         *find(Severity.ERROR, "price outside its own range", outside),
-        *find(Severity.ERROR, "price seen in the future", age_days < -1),  # a day is a difference of time zones
-        *find(
-            Severity.WARNING, "a bid floor, not a price: no GPU is rented for so little", usd < tflops * BID_FLOOR_USD
-        ),
+        *find(Severity.ERROR, "price seen in the future", age_days < -1),  # time zones differ by a day
+        *find(Severity.WARNING, "bid floor, not a price: too low for these GPUs", usd < tflops * BID_FLOOR_USD),
         *find(Severity.WARNING, f"prices older than {STALE_DAYS} days (up to {oldest} days)", stale),
     ]
 
 
 def is_bid_floor(instance: Instance, usd_per_hour: float) -> bool:
-    """True if a price is so low for its accelerators that it can only be the lowest bid that is admitted."""
+    """True if a price is too low for its accelerators: it is the lowest admitted bid, not a market price."""
     return usd_per_hour < _tflops(instance) * BID_FLOOR_USD
 
 
 def _tflops(instance: Instance) -> float:
-    """Of all its accelerators; zero where they are not known."""
+    """Sum over all accelerators; zero if unknown."""
     gpu = None if instance.accelerator is None else accelerators.find(instance.accelerator)
     return 0.0 if gpu is None else gpu.tflops_16bit * instance.accelerator_count
 
@@ -155,31 +155,20 @@ def _spot_against_on_demand(catalog: Catalog) -> list[Finding]:
     spot, on_demand = catalog.prices.get(Market.SPOT), catalog.prices.get(Market.ON_DEMAND)
     if spot is None or on_demand is None or not len(spot) or not len(on_demand):
         return []
-    usd = _same_place(catalog, spot, on_demand)
+    spot_usd, usd = spot.usd_per_hour, _same_place(catalog, spot, on_demand)
+    floor = usd * FLOOR_OF_ON_DEMAND
+    # Equal but for the rounding to four digits, which is half a percent for the lowest prices.
+    at_floor = np.abs(spot_usd - floor) <= np.minimum(5.1e-5, 0.005 * floor)
+    floor_problem = "spot at exactly 10 % of on-demand: the provider's floor, not a market price"
     return [
-        *_finding(Severity.WARNING, "spot above on-demand", _names(catalog, spot.instance[spot.usd_per_hour > usd])),
-        *_finding(
-            Severity.NOTE,
-            "spot as dear as on-demand",
-            _names(catalog, spot.instance[spot.usd_per_hour == usd]),
-        ),
-        *_finding(
-            Severity.WARNING,
-            "spot at exactly 10 % of on-demand: the provider's floor, not a market's price",
-            _names(catalog, spot.instance[_at_the_floor(spot.usd_per_hour, usd)]),
-        ),
+        *_finding(Severity.WARNING, "spot above on-demand", _names(catalog, spot.instance[spot_usd > usd])),
+        *_finding(Severity.NOTE, "spot as expensive as on-demand", _names(catalog, spot.instance[spot_usd == usd])),
+        *_finding(Severity.WARNING, floor_problem, _names(catalog, spot.instance[at_floor])),
     ]
 
 
-def _at_the_floor(spot_usd: NDArray[np.float64], usd: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Equal but for the rounding to four digits, which is half a percent where prices are lowest."""
-    floor = usd * FLOOR_OF_ON_DEMAND
-    within: NDArray[np.bool_] = np.abs(spot_usd - floor) <= np.minimum(5.1e-5, 0.005 * floor)
-    return within
-
-
 def _same_place(catalog: Catalog, spot: Prices, on_demand: Prices) -> NDArray[np.float64]:
-    """For each spot offer the on-demand price in its zone, or in its region, or NaN."""
+    """Return for each spot offer the on-demand price in its zone, else in its region, else NaN."""
     places = len(catalog.places)
     region_wide = {region: i for i, (region, zone) in enumerate(catalog.places) if zone is None}
     in_region = np.array([region_wide.get(region, i) for i, (region, _) in enumerate(catalog.places)])
@@ -191,14 +180,14 @@ def _same_place(catalog: Catalog, spot: Prices, on_demand: Prices) -> NDArray[np
 
 
 def _quotas(catalog: Catalog) -> list[Finding]:
-    idle = [q.name for q in catalog.quotas if not any(q.closeness(instance) for instance in catalog.instances)]
+    unused = [q.name for q in catalog.quotas if not any(q.closeness(instance) for instance in catalog.instances)]
     known = set(catalog.regions)
     elsewhere = [quota.name for quota in catalog.quotas if quota.region is not None and quota.region not in known]
     pairs = Counter((f, q.market, q.region) for q in catalog.quotas for f in q.families)
     twice = [f"{family} {market}" for (family, market, _), times in pairs.items() if times > 1]
     return [
-        *_finding(Severity.NOTE, "a quota for families that no type here belongs to", idle),
-        *_finding(Severity.WARNING, "a quota for a region that nothing is offered in", elsewhere),
+        *_finding(Severity.NOTE, "quota for families without a type", unused),
+        *_finding(Severity.WARNING, "quota for a region without offers", elsewhere),
         *_finding(Severity.ERROR, "two quotas for one family, market and region", twice),
     ]
 

@@ -1,4 +1,4 @@
-"""The catalogue file: one JSON document, prices as columns, written and read here and nowhere else.
+"""The catalogue file: a catalogue in, one JSON document with prices as columns out, and back. The library uses it.
 
     {"format": "deepvm-catalog/1", "name": ..., "provider": ..., "description": ..., "saturation": ...,
      "instances": [{"name": "g4dn.xlarge", "vcpus": 4, ...}, ...],
@@ -8,8 +8,8 @@
                 "spot": {...}},
      "quotas": [{"families": ["G"], "market": "spot", "vcpus": 128, "region": null}], "notes": [...]}
 
-A column that is the same in every row may be given as one value. The fields are listed by hand, so that the
-code can change and the format cannot.
+A column with the same value in every row may be that one value. The fields are listed by hand, so that the code can
+change and the format cannot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def read(path: Path) -> Catalog:
     except OSError as error:
         raise MalformedFile(path, f"cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
-        raise MalformedFile(path, "is no text file, a catalogue is JSON") from None
+        raise MalformedFile(path, "is not a text file, a catalogue is JSON") from None
     return parse(text, path)
 
 
@@ -60,11 +60,11 @@ def parse(text: str, path: Path | str) -> Catalog:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise MalformedFile(path, f"is no JSON ({error.msg})", line=error.lineno) from None
+        raise MalformedFile(path, f"is not valid JSON ({error.msg})", line=error.lineno) from None
     except RecursionError:
-        raise MalformedFile(path, "is no catalogue: nested too deeply") from None
+        raise MalformedFile(path, "is not a catalogue: nested too deeply") from None
     if not isinstance(document, dict) or "format" not in document:
-        raise MalformedFile(path, f'is no catalogue: "format": "{FORMAT}" is missing')
+        raise MalformedFile(path, f'is not a catalogue: "format": "{FORMAT}" is missing')
     if document["format"] != FORMAT:
         raise MalformedFile(path, f"has format {document['format']!r}, this version reads {FORMAT!r}")
     try:
@@ -74,22 +74,23 @@ def parse(text: str, path: Path | str) -> Catalog:
     except KeyError as error:
         raise MalformedFile(path, f"has no {error.args[0]!r}") from None
     except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        raise MalformedFile(path, f"is no catalogue of the format {FORMAT}: {error}") from None
+        raise MalformedFile(path, f"is not a valid {FORMAT}: {error}") from None
 
 
-def write(catalog: Catalog, path: Path) -> None:
-    """Whole or not at all: written aside, flushed, and renamed over what was there."""
+def write(catalog: Catalog, path: Path, check: Callable[[Catalog], None] | None = None) -> None:
+    """Replace a file, completely or not at all. ``check`` reads what was written, and may raise."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(dumps(catalog))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+        if check is not None:
+            check(read(Path(temporary)))
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
 
 
 def dumps(catalog: Catalog) -> str:
@@ -102,7 +103,7 @@ def dumps(catalog: Catalog) -> str:
         "notes": list(catalog.notes),
     }
     lines = [f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
-    lines.append(f'"quotas": {_list_of(_quota_row(q) for q in catalog.quotas)}')
+    lines.append(f'"quotas": {_list_of(q.to_json() for q in catalog.quotas)}')
     lines.append(f'"instances": {_list_of(_instance_row(i) for i in catalog.instances)}')
     lines.append(f'"places": {json.dumps([_place_text(p) for p in catalog.places])}')
     markets = ",\n".join(
@@ -134,15 +135,6 @@ def _columns(catalog: Catalog, prices: Prices) -> str:
 def _instance_row(instance: Instance) -> dict[str, Any]:
     values = ((name, getattr(instance, name)) for name in _INSTANCE_FIELDS)
     return {name: value for name, value in values if value is not None and value != 0.0}
-
-
-def _quota_row(quota: Quota) -> dict[str, Any]:
-    return {
-        "families": list(quota.families),
-        "market": quota.market.value,
-        "vcpus": quota.vcpus,
-        "region": quota.region,
-    }
 
 
 def _place_text(place: Place) -> str:
@@ -207,13 +199,13 @@ def _prices(columns: Mapping[str, Any], index: Mapping[str, int], place_count: i
         raise ValueError("a price is in a place that is not listed")
     usd = np.array(columns["usd_per_hour"], dtype=np.float64)
     if usd.shape != (count,):
-        raise ValueError(f"{count} prices are announced, {usd.size} are given")
+        raise ValueError(f"{count} instances have {usd.size} prices")
     wrong = np.flatnonzero(~(np.isfinite(usd) & (usd > 0)))
     if wrong.size:
         raise ValueError(f"the price of {names[wrong[0]]} is {usd[wrong[0]]}, it must be above zero")
     bounds = {name: np.array(columns[name], dtype=np.float64) for name in ("usd_low", "usd_high") if name in columns}
     if any(b.shape != (count,) for b in bounds.values()):
-        raise ValueError("the ranges of prices are not as many as the prices")
+        raise ValueError("usd_low and usd_high need one value per price")
     return Prices(
         instance=instance,
         place=place,
@@ -228,6 +220,6 @@ def _days(seen: str | list[str], count: int) -> np.ndarray[Any, np.dtype[np.int3
     if isinstance(seen, str):
         return np.full(count, date.fromisoformat(seen).toordinal(), dtype=np.int32)
     if len(seen) != count:
-        raise ValueError("the days on which prices were seen are not as many as the prices")
+        raise ValueError("seen needs one day per price")
     ordinals = {day: date.fromisoformat(day).toordinal() for day in set(seen)}
     return np.fromiter((ordinals[day] for day in seen), dtype=np.int32, count=count)

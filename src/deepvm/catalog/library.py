@@ -1,4 +1,4 @@
-"""Catalogues by name: the built-in ones, and those that were imported or updated on this machine."""
+"""Catalogues by name: a name or a file in, a catalogue out. Built-in ones, and those imported on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
 def directory() -> Path:
-    """Where catalogues of this user are kept: ``$DEEPVM_HOME/catalogs``, or the platform's data folder."""
+    """Return the folder of this user's catalogues: ``$DEEPVM_HOME/catalogs``, or the platform's data folder."""
     home = os.environ.get("DEEPVM_HOME")
     if home:
         return Path(home) / "catalogs"
@@ -27,13 +27,13 @@ def directory() -> Path:
 
 
 def names() -> list[str]:
-    """Built-in ones first, then this user's."""
+    """List built-in catalogues first, then this user's."""
     own = sorted(p.stem for p in directory().glob("*.json")) if directory().is_dir() else []
     return [*BUILT_IN, *(name for name in own if name not in BUILT_IN)]
 
 
 def load(name_or_file: str | Path = DEFAULT) -> Catalog:
-    """A catalogue by its name, or from a file (anything with a slash or that ends in .json)."""
+    """Load a catalogue by name, or from a file (a text with a slash, or that ends in .json)."""
     text = str(name_or_file)
     if isinstance(name_or_file, Path) or "/" in text or text.endswith(".json"):
         return files.read(Path(text))
@@ -46,7 +46,7 @@ def load(name_or_file: str | Path = DEFAULT) -> Catalog:
 
 
 def save(catalog: Catalog) -> Path:
-    """Keep a catalogue under its name. An older one of that name is replaced only once the new one is whole."""
+    """Write a catalogue under its name. An older one is replaced only after the new one is complete."""
     path = path_of(catalog.name)
     files.write(catalog, path)
     return path
@@ -54,7 +54,7 @@ def save(catalog: Catalog) -> Path:
 
 def path_of(name: str) -> Path:
     if not _NAME.match(name):
-        raise UsageError(f"{name!r} cannot name a catalogue: letters, digits, dots and dashes, 64 at most")
+        raise UsageError(f"{name!r} is not a valid catalogue name: use letters, digits, dots and dashes, at most 64")
     if name in BUILT_IN:
         raise UsageError(f"{name!r} is built in: choose another name")
     return directory() / f"{name}.json"

@@ -1,12 +1,12 @@
-"""The values of a catalogue: what can be rented, where, in which market, and at what price.
+"""The values of a catalogue: what can be rented, where, in which market, at what price. Sources make them.
 
-Missing data is ``None`` (NaN in columns) and stays so; nothing here turns it into a zero.
+Missing data is ``None`` (NaN in columns), never zero.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.errors import UnknownName, UsageError
+from deepvm.json_fields import json_fields
 
 STALE_DAYS = 31  # spot prices move by tens of percent in a month
 
@@ -31,14 +32,14 @@ class Market(str, Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Instance:
-    """One machine type. Bandwidth is in Gbit/s; ``sustained`` is what remains when a burst is used up."""
+    """One machine type. Bandwidth is in Gbit/s; ``sustained`` is the rate after a burst."""
 
     name: str
-    family: str | None = None  # the letters that vCPU quotas go by: G, P, C ...
+    family: str | None = None  # the letters that vCPU quotas use: G, P, C ...
     vcpus: float | None = None
     memory_gib: float | None = None
     accelerator: str | None = None
-    accelerator_count: float = 0.0  # fractional where a machine has a slice of a GPU
+    accelerator_count: float = 0.0  # fractional for a slice of a GPU
     accelerator_memory_gib: float | None = None  # of each
     architecture: str | None = None  # x86_64 or arm64
     burst_gbps: float | None = None
@@ -50,47 +51,40 @@ class Instance:
     def __post_init__(self) -> None:
         if not self.name:
             raise UsageError("an instance type has no name")
-        for what in (
-            "vcpus",
-            "memory_gib",
-            "accelerator_memory_gib",
-            "burst_gbps",
-            "sustained_gbps",
-            "eflops",
-        ):
+        for what in ("vcpus", "memory_gib", "accelerator_memory_gib", "burst_gbps", "sustained_gbps", "eflops"):
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{self.name}: {what} is {value}, it must be above zero or absent")
         if (self.accelerator is None) != (self.accelerator_count == 0):
             raise UsageError(f"{self.name}: an accelerator needs a count, and a count an accelerator")
         if not (math.isfinite(self.accelerator_count) and self.accelerator_count >= 0):
-            raise UsageError(f"{self.name}: accelerator_count is {self.accelerator_count}")
+            raise UsageError(f"{self.name}: accelerator_count is {self.accelerator_count}, it must be zero or more")
         if self.architecture not in (None, "x86_64", "arm64"):
             raise UsageError(f"{self.name}: architecture is {self.architecture!r}, not x86_64 or arm64")
 
     @property
     def gbps(self) -> float | None:
-        """The bandwidth to plan with: sustained where it is known."""
+        """The bandwidth to plan with: sustained if known, else burst."""
         return self.sustained_gbps if self.sustained_gbps is not None else self.burst_gbps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """An instance in one place and market. ``zone`` is None where a price holds for a whole region."""
+    """An instance in one place and market. ``zone`` is None if the price holds for a whole region."""
 
     instance: Instance
     region: str
     zone: str | None
     market: Market
     usd_per_hour: float
-    usd_low: float | None  # the range over the zones, where one price stands for a region
+    usd_low: float | None  # the range over the zones of a regional price
     usd_high: float | None
     seen: date
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quota:
-    """How many vCPUs of these families may run at once in a market; in one region, or in any."""
+    """The vCPUs of these families that may run at once in a market, in one region or (None) in any."""
 
     families: tuple[str, ...]
     market: Market
@@ -99,16 +93,19 @@ class Quota:
 
     def __post_init__(self) -> None:
         if not self.families or not (math.isfinite(self.vcpus) and self.vcpus >= 0):
-            raise UsageError(f"a quota needs families and vCPUs of zero or more, not {self}")
+            raise UsageError(f"a quota needs families, and vCPUs of zero or more: found {self}")
 
     @property
     def name(self) -> str:
         where = f" in {self.region}" if self.region else ""
         return f"{'/'.join(self.families)} {self.market}{where}"
 
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self, "families market vcpus region")
+
     def closeness(self, instance: Instance) -> int:
-        """How exactly the families name an instance's: 0 not at all. ``P`` covers p4d and p5en, ``P5`` both p5 and p5en
-        and more exactly, ``P5EN`` the latter alone and most exactly."""
+        """Rate how exactly the families match an instance, 0 for no match. ``P`` matches p4d and p5en; ``P5`` matches
+        p5 and p5en, more exactly; ``P5EN`` matches p5en only, most exactly."""
         return max(_closeness(family.upper(), instance) for family in self.families)
 
 
@@ -125,12 +122,12 @@ def _closeness(family: str, instance: Instance) -> int:
 
 
 def binding_quotas(quotas: Sequence[Quota], instance: Instance, market: Market, region: str) -> tuple[Quota, ...]:
-    """The quotas that count a machine: of those for its market and region, the ones that name it most exactly.
+    """Return the quotas that count a machine: for its market and region, those that match it most exactly.
 
-    AWS counts P5 apart from the other P types where it has a quota for P5, and with them where it has none."""
-    here = [(q.closeness(instance), q) for q in quotas if q.market is market and q.region in (None, region)]
-    closest = max((close for close, _ in here), default=0)
-    return tuple(q for close, q in here if close == closest > 0)
+    AWS counts P5 separately if it has a quota for P5, else with the other P types."""
+    rated = [(q.closeness(instance), q) for q in quotas if q.market is market and q.region in (None, region)]
+    closest = max((close for close, _ in rated), default=0)
+    return tuple(q for close, q in rated if close == closest > 0)
 
 
 FloatColumn = NDArray[np.float64]
@@ -148,6 +145,13 @@ class Prices:
     usd_high: FloatColumn | None = None
     seen: IndexColumn  # proleptic days (date.toordinal)
 
+    @classmethod
+    def from_rows(cls, rows: Iterable[tuple[int, int, float, int]]) -> Prices:
+        """Make columns of (instance, place, USD an hour, day seen as an ordinal)."""
+        types = {"instance": np.int32, "place": np.int32, "usd_per_hour": np.float64, "seen": np.int32}
+        table = np.fromiter(rows, dtype=list(types.items()))
+        return cls(**{name: table[name].copy() for name in types})
+
     def __len__(self) -> int:
         return len(self.instance)
 
@@ -157,7 +161,7 @@ Place = tuple[str, str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """Instances and their offers. ``saturation`` names the model of the network that its figures belong to."""
+    """Instances and their offers. ``saturation`` names the network model of its figures."""
 
     name: str
     provider: str
@@ -180,6 +184,10 @@ class Catalog:
         return self.instances[index]
 
     @property
+    def accelerators(self) -> set[str]:
+        return {i.accelerator for i in self.instances if i.accelerator is not None}
+
+    @property
     def regions(self) -> list[str]:
         return sorted({region for region, _ in self.places})
 
@@ -188,22 +196,26 @@ class Catalog:
         return sorted({zone for _, zone in self.places if zone is not None})
 
     def offers(self, instance: str | None = None) -> Iterator[Offer]:
-        """The offers one by one, of one instance type or all. For reading; searching uses the columns."""
+        """Yield the offers of one instance type or of all. For reading; searches use the columns."""
         wanted = None if instance is None else self.index_by_name[self.instance(instance).name]
         for market, prices in self.prices.items():
             rows = range(len(prices)) if wanted is None else np.flatnonzero(prices.instance == wanted).tolist()
-            for row in rows:
-                region, zone = self.places[prices.place[row]]
-                yield Offer(
-                    instance=self.instances[prices.instance[row]],
-                    region=region,
-                    zone=zone,
-                    market=market,
-                    usd_per_hour=float(prices.usd_per_hour[row]),
-                    usd_low=None if prices.usd_low is None else _known(prices.usd_low[row]),
-                    usd_high=None if prices.usd_high is None else _known(prices.usd_high[row]),
-                    seen=date.fromordinal(int(prices.seen[row])),
-                )
+            yield from (self.offer(market, row) for row in rows)
+
+    def offer(self, market: Market, row: int) -> Offer:
+        """Return the offer in one row of a market's columns."""
+        prices = self.prices[market]
+        region, zone = self.places[prices.place[row]]
+        return Offer(
+            instance=self.instances[prices.instance[row]],
+            region=region,
+            zone=zone,
+            market=market,
+            usd_per_hour=float(prices.usd_per_hour[row]),
+            usd_low=None if prices.usd_low is None else _known(prices.usd_low[row]),
+            usd_high=None if prices.usd_high is None else _known(prices.usd_high[row]),
+            seen=date.fromordinal(int(prices.seen[row])),
+        )
 
     @property
     def prices_seen(self) -> tuple[date, date] | None:
@@ -211,10 +223,12 @@ class Catalog:
         columns = [p.seen for p in self.prices.values() if len(p)]
         if not columns:
             return None
-        return (
-            date.fromordinal(min(int(c.min()) for c in columns)),
-            date.fromordinal(max(int(c.max()) for c in columns)),
-        )
+        seen = np.concatenate(columns)
+        return date.fromordinal(int(seen.min())), date.fromordinal(int(seen.max()))
+
+    @property
+    def offer_count(self) -> int:
+        return sum(map(len, self.prices.values()))
 
 
 def _known(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The trainer's side: snapshot, layout, transfer, commit, restore; data loaders that go on where they were."""
+"""The trainer's side: state -> checkpoints in stores, and back; data loaders that resume where they were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trainer's side: three lines in a training loop."""
+"""The trainer's side, three lines in a training loop: decides when to save and restore; save/ and restorer.py do it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.call_turns import WITHIN, Turns, in_turn
+from deepvm.checkpoint.call_turns import NESTED, Turns, in_turn
 from deepvm.checkpoint.determinism.component import DETERMINISM, Determinism
 from deepvm.checkpoint.determinism.replay import Step, Witnesses
 from deepvm.checkpoint.ending import at_exit
@@ -20,9 +20,10 @@ from deepvm.checkpoint.restore.use_order import USE_ORDER, UseOrder
 from deepvm.checkpoint.restorer import Restorer
 from deepvm.checkpoint.save.durability import DurabilityWorker
 from deepvm.checkpoint.save.event_log import EventLog
+from deepvm.checkpoint.save.save_job import SaveJob
 from deepvm.checkpoint.save.saver import Saver
 from deepvm.checkpoint.save.schedule import NoticeFile, Pace, SaveSchedule
-from deepvm.checkpoint.save.step_order import Order
+from deepvm.checkpoint.save.step_order import StepOrder
 from deepvm.checkpoint.setup import prepare, whole_step
 from deepvm.checkpoint.snapshot.snapshotter import Snapshotter
 from deepvm.checkpoint.state.own_state import StepHooks
@@ -34,15 +35,15 @@ from deepvm.store.base import Store
 
 
 class Checkpointer:
-    """Saves state into stores while training goes on, and restores the newest that is whole.
+    """Save state into stores while training continues, and restore the newest whole checkpoint.
 
-    ``state`` maps names to things with ``state_dict``/``load_state_dict``, or to plain values and tensors; it is read
-    at each save, written by restore. Optimizers in it wait (in their own pre-hook) for what is neither copied nor sent.
+    ``state`` maps names to objects with ``state_dict``/``load_state_dict``, or to plain values and tensors; it is read
+    at each save, written by restore. Its optimizers wait, in their pre-hook, for what is neither copied nor sent.
 
-    What is not given comes from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
+    Defaults come from the environment, as ``deepvm run`` sets it: ``store`` from DEEPVM_STORE, ``run`` from
     DEEPVM_RUN (else "default"), ``policy`` from DEEPVM_POLICY (else "every 60s"), ``token`` from DEEPVM_TOKEN, ``key``
     from DEEPVM_RUN_KEY. With ``live=False`` save() copies the whole state before it returns, and nothing is read later.
-    Where DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
+    If DEEPVM_NOTICE_FILE is set, a notice in it makes all ranks save, whatever the policy.
     """
 
     def __init__(
@@ -65,28 +66,27 @@ class Checkpointer:
     ) -> None:
         if on_error not in ("log", "raise") or on_busy not in ("skip", "wait"):
             raise UsageError(f"on_error is log or raise, on_busy skip or wait; not {on_error!r}, {on_busy!r}")
-        given = prepare(state, store, run=run, policy=policy, token=token, key=key)
-        self.state, self._use_order, self._group, self._turns = state, UseOrder(state), given.group, Turns()
-        self.run, self.policy, self._stores = given.run, given.policy, given.stores
+        setup = prepare(state, store, run=run, policy=policy, token=token, key=key)
+        self.state, self._use_order, self._group, self._turns = state, UseOrder(state), setup.group, Turns()
+        self.run, self.policy, self._stores = setup.run, setup.policy, setup.stores
         self.retention = retention or Retention()
         self._deadline_s, self._on_busy = deadline_s, on_busy
         self._rank, self._world_size = ranks.rank_and_world_size()
         self.place = (self.run, self._stores[0].url)
-        self._older = at_exit.Older(self.place)
-        self._transfer = given.transfer(self._rank, self._world_size)
-        self._snapshotter = Snapshotter(self._transfer.block_bytes, self._transfer.copies, self._world_size, live=live)
-        self._snapshotter.budget_bytes = memory_budget_bytes
+        self._older = at_exit.OlderCheckpointers(self.place)
+        self._older.finish()
+        self._transfer = setup.transfer(self._rank, self._world_size)
+        self._snapshotter = Snapshotter(
+            self._transfer.prepare, self._transfer.copies, self._world_size, live=live, budget_bytes=memory_budget_bytes
+        )
         self._determinism = Determinism(self.state, self._rank, self._world_size, positions)
-        self._handle: SaveHandle | None = None
         self._status, self._pace, self._unsaved = Status(), Pace(), Unsaved(state)
         self._replay, self._attempts, self._closed = replay, 0, False
         self._witnesses = None if replay is None else Witnesses(self._stores, self.run, self._status, deadline_s)
-        self._event_log, self._notices = (
-            EventLog(given.events, self._rank, self._world_size),
-            NoticeFile(given.notice_file),
-        )
-        self._schedule = SaveSchedule(self.policy, self._world_size, expects_notices=given.expects_notices)
-        self._order = Order(self._stores, self.run, self.retention, self._rank, self._world_size)
+        self._event_log = EventLog(setup.events, self._rank, self._world_size)
+        self._notices = NoticeFile(setup.notice_file)
+        self._schedule = SaveSchedule(self.policy, self._world_size, expects_notices=setup.expects_notices)
+        self._order = StepOrder(self._stores, self.run, self.retention, self._rank, self._world_size)
         self._durability = DurabilityWorker(
             self._stores, self.run, self._rank, self._event_log,
             order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
@@ -95,7 +95,7 @@ class Checkpointer:
             self._transfer, self._snapshotter, self._determinism, self._durability, self._order, self._event_log,
             place=self.place[1], status=self._status, deadline_s=deadline_s, raises=on_error == "raise",
         )  # fmt: skip
-        self._step_hooks = StepHooks(state, self._optimizer_steps)
+        self._step_hooks = StepHooks(state, self._before_optimizer_step)
         self._start = Start(optimizers(self.state), in_group=self._world_size > 1)
         self._restorer = Restorer(
             self._stores, self.run, state, determinism=self._determinism, start=self._start,
@@ -103,29 +103,29 @@ class Checkpointer:
         )  # fmt: skip
         with suppress(Exception):  # a state that cannot be saved is reported by the first save
             self._snapshotter.warm_up(self.state)
-        self._kept_open: Sequence[object] = ()  # stores that another one goes on with
-        at_exit.expect(self)
+        self._kept_open: Sequence[object] = ()  # stores that a newer checkpointer uses
+        at_exit.register(self)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
     @in_turn
     def step(self, step: int) -> SaveHandle | None:
-        """Tell that a training step is finished; saves when the policy says so."""
+        """Call after each training step; saves if the policy says so."""
         if self._restorer.replaying or self._turns.nested:
             return None
         self._check_open()
         step, seconds = whole_step(step), self._pace.stepped()
         self._start.stepped()
-        self._unsaved.told(step, arriving=self._restorer.unfinished)
+        self._unsaved.stepped(step, arriving=self._restorer.unfinished)
         self._event_log.stepped(step, seconds)
         self._saver.raise_problem()
-        self._look(step)
+        self._observe(step)
         self._restorer.report_drift(self._determinism.stepped())
         if (announced_s := self._notices.seconds_left()) is not None:
             self._pace.notice(announced_s)
         under_way = not self._saver.wait_idle(0.0)
         due = self._schedule.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
-        if due or self._saver.to_be_repeated(self._world_size):
+        if due or self._saver.must_repeat(self._world_size):
             handle = self._save(step)
             if self._notices.interrupts:  # the run ends with this save: steps after it would be lost
                 self._before_step()
@@ -137,8 +137,8 @@ class Checkpointer:
 
     @in_turn
     def save(self, step: int) -> SaveHandle:
-        """Take a snapshot and send it in the background. Returns at once; skipped where the last one is under way, and
-        within another call (a signal handler's): call it between steps."""
+        """Take a snapshot and send it in the background. Returns at once; skipped while the last one is under way, and
+        within another call, as from a signal handler: call it between steps."""
         step, self._unsaved.by_hand = whole_step(step), True
         return self._save(step)
 
@@ -152,50 +152,52 @@ class Checkpointer:
         self._attempts += not self._turns.nested  # the same on every rank, since all call save() alike
         handle = SaveHandle(step, self._attempts)
         if self._restorer.replaying or self._turns.nested:
-            self._saver.skipped(
-                handle, "a step is replayed" if self._restorer.replaying else WITHIN, told=not self._restorer.replaying
-            )
+            replaying = self._restorer.replaying
+            self._saver.skipped(handle, "a step is replayed" if replaying else NESTED, logged=not replaying)
             return handle
-        self._look(step)
+        self._observe(step)
         idle = self._saver.wait_idle(0.0 if self._on_busy == "skip" else self._deadline_s)
         if not (idle if self._world_size == 1 else ranks.all_of(f"save({step})", idle)):
-            self._saver.skipped(handle, f"step {self._handle.step if self._handle else '?'} is still being sent")
+            newest = self._saver.newest
+            self._saver.skipped(handle, f"step {newest.step if newest else '?'} is still being sent")
             return handle
         try:
             self._order.check_together(step)
             self.finish_restore()
             snapshot, skeletons = self._snapshotter.take(self._components())
-            extra = self._transfer.plain_values(step, skeletons, otherwise=snapshot.end)
+            try:
+                plain_values = self._transfer.plain_values(step, skeletons)
+            except BaseException:
+                snapshot.end()
+                raise
         except OverBudget as error:
             self._saver.skipped(handle, str(error))
             return handle
-        except ranks.RanksApart:
+        except ranks.RanksDiverged:
             raise
-        except Exception as error:  # of the user's own state_dict(), too: training goes on
+        except Exception as error:  # of the user's own state_dict(), too: training continues
             self._saver.failed(handle, error)
             return handle
-        self._saver.begin(snapshot)
         self._status.taken += 1
         self._pace.saved(step)
-        self._handle = handle
         if self._witnesses is not None:
             self._witnesses.expect(handle)
         handle.stall_s = time.perf_counter() - handle.began_s
-        self._saver.put(snapshot, handle, extra)
+        self._saver.start(SaveJob(handle=handle, snapshot=snapshot, plain_values=plain_values))
         return handle
 
     @in_turn
     def settle(self) -> None:
-        """Copy now what a save under way still reads in place. After it, parameters may be changed in any way, and the
-        save is not disturbed: for evaluation with averaged weights, and wherever else weights are swapped."""
-        self._saver.settle(self._handle)
+        """Copy now what a save under way still reads in place. After it, parameters may be changed in any way without
+        disturbing the save: for evaluation with averaged weights, or any other swap of weights."""
+        self._saver.settle()
 
     def notice(self, seconds_left: float) -> None:
-        """Tell that this machine will be taken away; policies that act at a notice see it at one of the next steps."""
+        """Announce that this machine will be preempted, to policies that act at a notice, at one of the next steps."""
         self._pace.notice(seconds_left)
 
     def timeline(self) -> Timeline:
-        """The stages of this process's start: print it, or draw it with ``.svg()``."""
+        """Return the stages of this process's start: print it, or draw it with ``.svg()``."""
         return self._start.timeline()
 
     def status(self) -> Status:
@@ -204,18 +206,18 @@ class Checkpointer:
 
     @in_turn
     def close(self, timeout_s: float = 60.0, *, last_save: bool = True) -> None:
-        """Save the last step, where the policy did not; finish what is under way; release threads and connections.
-        No last save where save() was called by hand, a witness would be missing, or the state was changed since step().
+        """Save the last step if the policy did not, finish what is under way, release threads and connections.
+        No last save if save() was called by hand, a witness would be missing, or the state was changed since step().
         A process that ends, also by an exception, does the same by itself, and waits ``deadline_s`` at most."""
-        if self._closed or self._turns.nested:  # within another call: the end of the process does it
+        if self._closed or self._turns.nested:  # within another call: the process does it when it ends
             return
-        at_exit.forget(self)
+        at_exit.unregister(self)
         ends_s = time.monotonic() + timeout_s
-        if last_save and self._replay is None:  # a step after which none follows has no witness
-            self._unsaved.save(self._save, self._saver, lambda: self._handle, self._group, ends_s)
+        if last_save and self._replay is None:  # the last step has no witness
+            self._unsaved.save(self._save, self._saver, self._group, ends_s)
         self._closed = True
         self._durability.finish_by(ends_s)
-        with suppress(CheckpointError):  # what did not come says so to whoever uses it
+        with suppress(CheckpointError):  # what did not arrive raises when it is used
             self.finish_restore()
         self._step_hooks.remove()
         self._start.close()
@@ -228,25 +230,27 @@ class Checkpointer:
             self._witnesses.close(max(0.0, ends_s - time.monotonic()))
         if self._group is not None:
             self._group.leave("its Checkpointer is closed")
-        parts: list[at_exit.Closing] = [self._transfer, self._snapshotter, self._event_log]
-        parts += [store for store in self._stores if store not in self._kept_open]
-        for part in parts:
-            part.close()
+        self._transfer.close()
+        self._snapshotter.close()
+        self._event_log.close()
+        for store in self._stores:
+            if store not in self._kept_open:
+                store.close()
 
     def finish_at_exit(self, *, failed: str) -> None:
-        """The process ends, and nobody has called close()."""
+        """Close at the end of the process, if close() was not called."""
         self._unsaved.failed = failed
         self.close(self._deadline_s)
 
     def give_way(self, stores: Sequence[object] = (), *, close: bool) -> None:
-        """Another one of this run begins: finish what is under way; close once it trains. Waits for no other rank."""
+        """Finish what is under way, since a newer one of this run begins; close once that trains. Waits for no rank."""
         if close:
             self._kept_open = stores
             self.close(at_exit.GIVE_WAY_S, last_save=False)
         elif self._world_size == 1 and self._replay is None:
             ends_s = time.monotonic() + at_exit.GIVE_WAY_S
             with self._turns:
-                self._unsaved.save(self._save, self._saver, lambda: self._handle, None, ends_s)
+                self._unsaved.save(self._save, self._saver, None, ends_s)
             self._saver.wait_idle(at_exit.GIVE_WAY_S)
 
     def __enter__(self) -> Checkpointer:
@@ -257,14 +261,14 @@ class Checkpointer:
         self.close()
 
     @in_turn
-    def _optimizer_steps(self, *_: object) -> None:
-        """The optimizer's pre-hook."""
+    def _before_optimizer_step(self, *_: object) -> None:
+        """Prepare for a write to the state: the optimizer's pre-hook."""
         self._unsaved.optimizer_steps()
         self._before_step()
 
     def _before_step(self) -> None:
         """Copy what is live and not yet sent."""
-        self._start.let_go()
+        self._start.remove_hooks()
         self._determinism.settle()
         self.settle()
 
@@ -281,12 +285,12 @@ class Checkpointer:
         only: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> int | None:
-        """Load the newest whole checkpoint that any store has (or the one of ``step``); None where there is none.
-        With ``lazy`` it returns before the bytes are there: a module waits for its parameters when it first runs, the
-        optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, what it
-        computed is compared with the stored witness, and the checkpoint is loaded again. Raises where they differ.
-        ``only`` and ``exclude`` name components, or tensors of modules (``"model.head"``: all that begin so). These
-        stay as they are, and without ``strict`` what the checkpoint lacks does; ``restored`` lists them."""
+        """Load the newest whole checkpoint that any store has (or the one of ``step``); None if there is none.
+        With ``lazy`` it returns before the bytes arrive: a module waits for its parameters when it first runs, the
+        optimizer for its state when it first steps. With ``verify="replay"`` the step function is called once, its
+        result is compared with the stored witness, and the checkpoint is loaded again. Raises if they differ.
+        ``only`` and ``exclude`` name components, or tensors of modules (``"model.head"``: all that begin so). What
+        they leave out stays as it is; so does, without ``strict``, what the checkpoint lacks. See ``restored``."""
         wanted = Wanted(strict=strict, only=only, exclude=exclude)
         if verify not in (None, "replay") or (verify is not None and (self._replay is None or wanted != Wanted())):
             raise UsageError(f'verify is "replay" of all, with Checkpointer(replay=step_function), not {verify!r}')
@@ -296,39 +300,40 @@ class Checkpointer:
         restored = self._restorer.restore(self._components(), step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None and self._replay is not None:
             restored = self._restorer.verify(restored, self._replay, self._components)
-        self._order.restored(restored.step if restored else None, restored.seen if restored else {}, self._attempts)
+        self._order.restored(restored.step if restored else None, restored.steps if restored else {}, self._attempts)
         if restored is None:
             return None
         restored.log()
         self._restorer.restored = restored
         self._unsaved = Unsaved(self.state)
         self._pace.restored(restored.step)
-        self._event_log.restored(restored, time.monotonic() - began_s)
+        seconds = time.monotonic() - began_s
+        self._event_log.restored(restored.step, seconds, place=restored.origin, fetched=restored.fetched)
         return restored.step
 
     @property
     def restored(self) -> Restored | None:
-        """What the last restore loaded, and what it passed over; None before the first."""
+        """What the last restore loaded, and what it left out; None before the first."""
         return self._restorer.restored
 
     def restore_generators(self) -> None:
-        """Set the generators once more to what restore() found. Only needed where an iterator is made after it, in the
-        middle of an epoch, by a loader that is not among the state: making it draws from them."""
+        """Set the generators once more to what restore() found. Only needed if a loader that is not in the state makes
+        an iterator after it, in the middle of an epoch: that draws from them."""
         self._determinism.restore_generators()
 
     @in_turn
     def finish_restore(self) -> None:
-        """Wait for all that restore(lazy=True) left on its way."""
+        """Wait until all bytes of restore(lazy=True) have arrived."""
         self._restorer.finish()
 
     def _components(self) -> dict[str, Any]:
-        """The state, and what is saved with it unasked."""
-        state = {**self._step_hooks.watch(), **self._unsaved.instead}
+        """Return the state, and what is always saved with it."""
+        state = {**self._step_hooks.watch(), **self._unsaved.replaced}
         return {**state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
 
-    def _look(self, step: int) -> None:
-        """At the state after a step, where it is a witness."""
+    def _observe(self, step: int) -> None:
+        """Observe the state after a step: it may be a witness."""
         self._older.close(self._stores)
         self._determinism.settle()
         if self._witnesses is not None:
-            self._witnesses.see(step, self._components())
+            self._witnesses.stepped(step, self._components())

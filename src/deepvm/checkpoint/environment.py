@@ -1,4 +1,4 @@
-"""What a script need not say: ``deepvm run`` tells it by environment variables, so that one script runs everywhere."""
+"""Settings that a script leaves out, from the environment variables of ``deepvm run``: one script runs everywhere."""
 
 from __future__ import annotations
 
@@ -16,46 +16,43 @@ DEFAULT_POLICY = "every 60s"
 
 
 def env_value(name: str) -> str | None:
-    """What is empty was not told."""
+    """Return an environment variable; None if it is empty."""
     return os.environ.get(name, "").strip() or None
 
 
 def resolve_stores(
-    given: str | Sequence[str] | Store | None, *, token: str | None, key: str | None
+    store: str | Sequence[str] | Store | None, *, token: str | None, key: str | None
 ) -> tuple[Store, ...]:
-    if given is not None and not isinstance(given, str | Sequence):
-        return (given,)
-    urls = given
-    if urls is None:
-        text = env_value(variables.STORE)
-        if text is None:
-            raise UsageError(
-                f"nobody says where checkpoints go: give Checkpointer(state, store=URL), or set {variables.STORE} "
-                "(deepvm run does), for example to file:///tmp/checkpoints"
-            )
-        urls = text.split()
-    token, key = the_secrets(token, key)
+    if store is not None and not isinstance(store, str | Sequence):
+        return (store,)
+    urls = (env_value(variables.STORE) or "").split() if store is None else store
+    if store is None and not urls:
+        raise UsageError(
+            f"no checkpoint store configured: pass Checkpointer(state, store=URL) or set {variables.STORE} "
+            "(deepvm run does), for example to file:///tmp/checkpoints"
+        )
+    token, key = resolve_secrets(token, key)
     return open_stores(urls, token=token, key=key)
 
 
-def the_secrets(token: str | None, key: str | None) -> tuple[str | None, str | None]:
-    """What opens memory nodes, and a run at them."""
+def resolve_secrets(token: str | None, key: str | None) -> tuple[str | None, str | None]:
+    """Return the token of memory nodes and the key of a run at them."""
     return token or os.environ.get(variables.TOKEN), key or os.environ.get(variables.RUN_KEY)
 
 
-def resolve_run(given: str | None) -> str:
-    return check_run(given if given is not None else env_value(variables.RUN) or DEFAULT_RUN)
+def resolve_run(run: str | None) -> str:
+    return check_run(run if run is not None else env_value(variables.RUN) or DEFAULT_RUN)
 
 
-def resolve_policy(given: SavePolicy | str | None) -> SavePolicy:
-    if given is None:
+def resolve_policy(policy: SavePolicy | str | None) -> SavePolicy:
+    if policy is None:
         text = env_value(variables.POLICY)
         try:
             return parse_policy(text or DEFAULT_POLICY)
         except UsageError as error:
             raise UsageError(f"{variables.POLICY}: {error}") from None
-    if isinstance(given, str):
-        return parse_policy(given)
-    if not callable(getattr(given, "due", None)) or not hasattr(given, "deterministic"):
-        raise UsageError(f"the policy is {given!r:.80}: give a text such as 'every 100 steps', or a SavePolicy")
-    return given
+    if isinstance(policy, str):
+        return parse_policy(policy)
+    if not callable(getattr(policy, "due", None)) or not hasattr(policy, "deterministic"):
+        raise UsageError(f"the policy is {policy!r:.80}: pass a text such as 'every 100 steps', or a SavePolicy")
+    return policy

@@ -1,21 +1,21 @@
-"""What a caller learns of a save, and of all saves: the truth, as it becomes known."""
+"""What a caller sees of one save (SaveHandle), and of all saves (Status). save/ updates both."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from deepvm.errors import CheckpointError, UsageError
 
 State = Literal["taken", "staged", "remote", "durable", "skipped", "failed"]
 _ORDER: tuple[State, ...] = ("taken", "staged", "remote", "durable")
-_changed = threading.Condition()  # of all handles: each one's own would be one more thing on the trainer's heap
+_changed = threading.Condition()  # shared by all handles: one for each would be one more object on the trainer's heap
 
 
 class SaveHandle:
-    """One save. ``taken``: under way; ``staged``: nothing waits for the optimizer any more; ``remote``: committed in
+    """One save. ``taken``: under way; ``staged``: the optimizer need not wait for it any more; ``remote``: committed in
     the first store; ``durable``: on a disk or in object storage; ``skipped`` or ``failed``: see ``reason``."""
 
     def __init__(self, step: int, attempt: int = 0) -> None:
@@ -41,9 +41,9 @@ class SaveHandle:
             _changed.notify_all()
 
     def wait(self, state: State = "remote", timeout_s: float = 60.0) -> None:
-        """Return once the save has come that far. Raises CheckpointError when it cannot, or did not in time."""
+        """Wait until the save has reached a state. Raises CheckpointError if it failed, or is not there in time."""
         if state not in _ORDER:
-            raise UsageError(f"a save cannot be waited for to be {state!r}: {', '.join(_ORDER)}")
+            raise UsageError(f"cannot wait for a save to be {state!r}: wait for one of {', '.join(_ORDER)}")
 
         def settled() -> bool:
             return self.state not in _ORDER or _ORDER.index(self.state) >= _ORDER.index(state)
@@ -55,8 +55,7 @@ class SaveHandle:
                 raise CheckpointError(f"step {self.step} was {self.state}: {self.reason}")
 
     def wait_for_the_end(self, ends_s: float | None) -> None:
-        """Wait until this machine is taken away, at a time of the monotonic clock, unless the save has come to
-        nothing."""
+        """Wait until this machine is preempted, at a time of the monotonic clock, unless the save fails."""
         with _changed:
             while ends_s is not None and (left_s := ends_s - time.monotonic()) > 0:
                 if self.state in ("skipped", "failed"):
@@ -81,6 +80,6 @@ class Status:
     bytes_kept: int = 0
     staging_bytes: int = 0
     last_save_s: float | None = None  # from save() to remote
-    nodes_down: tuple[str, ...] = field(default=())
-    drift: tuple[str, ...] = ()  # why the run that was restored does not go on bit for bit
-    last_witness_step: int | None = None  # the newest that can be proven by replay
+    nodes_down: tuple[str, ...] = ()
+    drift: tuple[str, ...] = ()  # why the restored run does not continue bit for bit
+    last_witness_step: int | None = None  # the newest step that can be verified by replay

@@ -1,6 +1,6 @@
-"""What the ranks of a job have to agree on. In: a value of each rank. Out: all of them, or one error on every rank.
+"""Agreement of ranks. Input: a value of each rank. Output: all of them, or one error on every rank.
 
-How ranks meet is in meetings.py. Nothing is pickled.
+meetings.py carries the values. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from deepvm.checkpoint.meetings import CREATING, GRACE_S, RULE, Meetings, RanksApart, Verdict
+from deepvm.checkpoint.meetings import CREATING, Meetings, RanksDiverged, Verdict
 from deepvm.errors import CheckpointError
 
-__all__ = ["CREATING", "GRACE_S", "RULE", "START_S", "STEP_S", "Meetings", "RanksApart", "Verdict"]
+__all__ = ["CREATING", "START_S", "STEP_S", "Meetings", "RanksDiverged", "Verdict"]
 
 T = TypeVar("T")
 STEP_S = 60.0  # how long rank 0 waits for others in a step: they have just exchanged gradients
@@ -31,26 +31,26 @@ def rank_and_world_size() -> tuple[int, int]:
 def meet(
     what: str, value: Any = None, *, problem: object = None, deadline_s: float | None = None, gather: bool = False
 ) -> Verdict:
-    """Every rank's value, by rank, and the problems of those that could not do their part. Values are what JSON can
-    say. With ``gather`` rank 0 alone learns the others' values. Raises RanksApart where ranks do not meet."""
+    """Return every rank's value, by rank, and the problems of those that failed. Values are JSON. With ``gather`` only
+    rank 0 gets the others' values. Raises RanksDiverged if ranks do not meet."""
     text = None if problem is None else str(problem) or type(problem).__name__
-    meetings = _present()
+    meetings = _current()
     if meetings is None:
         return Verdict(values=[value], problems={} if text is None else {0: text})
     return meetings.hold(what, value, text, STEP_S if deadline_s is None else deadline_s, gather)
 
 
 def agree(
-    what: str, work: Callable[[], T], *, tell: Callable[[T], Any] = lambda _: None, deadline_s: float | None = None
+    what: str, work: Callable[[], T], *, report: Callable[[T], Any] = lambda _: None, deadline_s: float | None = None
 ) -> tuple[T, list[Any]]:
-    """Do the work on every rank: what it returns here, and what every rank tells of it. Raises on all ranks where it
-    fails on one: there its own error, elsewhere its text."""
+    """Do the work on every rank; return its result and what ``report`` makes of it on every rank. If it fails on one,
+    raises on all: there its own error, elsewhere its text."""
 
-    def work_and_tell() -> tuple[T, Any]:
+    def work_and_report() -> tuple[T, Any]:
         result = work()
-        return result, tell(result)
+        return result, report(result)
 
-    done, problem = attempt(work_and_tell)
+    done, problem = attempt(work_and_report)
     verdict = meet(what, None if done is None else done[1], problem=problem, deadline_s=deadline_s)
     if problem is not None:
         raise problem
@@ -61,7 +61,7 @@ def agree(
 
 
 def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What the work returns, or its error, for the other ranks to know."""
+    """Return what the work returns, or its error, for the other ranks."""
     try:
         return work(), None
     except Exception as error:
@@ -69,17 +69,17 @@ def attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def all_of(what: str, value: bool) -> bool:
-    """Whether it is so on every rank. A save that one rank skips is one that all skip."""
+    """True if it is True on every rank. A save that one rank skips is skipped by all."""
     return all(meet(what, value).values)
 
 
 def any_of(what: str, value: bool, *, deadline_s: float | None = None) -> bool:
-    """Whether it is so on some rank: clocks differ, and a notice comes to one machine."""
+    """True if it is True on some rank: clocks differ, and a notice reaches one machine."""
     return any(meet(what, value, deadline_s=deadline_s).values)
 
 
 def all_reduce_max(what: str, values: Sequence[int]) -> list[int]:
-    """The largest of each over all ranks."""
+    """Return the largest of each over all ranks."""
     return [max(column) for column in zip(*meet(what, list(values)).values, strict=True)]
 
 
@@ -88,14 +88,13 @@ def broadcast_from_rank_0(what: str, value: Any, *, deadline_s: float | None = N
 
 
 def gather_texts(what: str, text: str) -> list[str]:
-    """Every rank's text, by rank, on rank 0; empty on others."""
-    found = meet(what, text, gather=True).values
-    return [str(one) for one in found]
+    """Return every rank's text, by rank, on rank 0; [] on others."""
+    return [str(one) for one in meet(what, text, gather=True).values]
 
 
 def join() -> Meetings | None:
-    """Where the ranks of the present process group meet; None where there is one rank only. ``leave`` it at the end."""
-    meetings = _present()
+    """Join the meetings of the current process group, and ``leave`` them at the end. None if there is one rank only."""
+    meetings = _current()
     if meetings is not None:
         meetings.enter()
     return meetings
@@ -103,7 +102,7 @@ def join() -> Meetings | None:
 
 @contextmanager
 def within(meetings: Meetings | None) -> Iterator[None]:
-    """Meet there, though its process group may have been destroyed."""
+    """Hold meetings of a process group that may have been destroyed."""
     global _bound
     before, _bound = _bound, meetings
     try:
@@ -114,11 +113,11 @@ def within(meetings: Meetings | None) -> Iterator[None]:
 
 _latest: Meetings | None = None
 _bound: Meetings | None = None
-_count = 0  # of this process: a group that follows another may have the same store
+_count = 0  # of groups of this process: two of them may have the same store
 
 
-def _present() -> Meetings | None:
-    """Of the present process group, whoever asks; None where there is one rank only."""
+def _current() -> Meetings | None:
+    """Return the meetings of the current process group; None if there is one rank only."""
     global _latest, _count
     if _bound is not None:
         return _bound

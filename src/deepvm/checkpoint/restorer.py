@@ -43,7 +43,7 @@ class Restorer:
         self._determinism, self._start, self._warming = determinism, start, warming
         self._status, self._deadline_s = status, deadline_s
         self._lazy: LazyRestore | None = None
-        self.restored: Restored | None = None  # what the last restore took, and what it passed over
+        self.restored: Restored | None = None  # what the last restore loaded, and what it left out
         self.replaying = False
 
     @property
@@ -63,8 +63,8 @@ class Restorer:
             stack.enter_context(self._warming.paused())
             stores = stack.enter_context(fetched_first(self._stores, self._run, self._start))
             restored = restore_newest(stores, self._run, components, step, wanted, lazy, deadline_s=self._deadline_s)
-            if restored is not None and restored.on_demand is not None:
-                self._lazy = restored.on_demand
+            if restored is not None and restored.lazy is not None:
+                self._lazy = restored.lazy
                 self._lazy.when_over(stack.pop_all().close)  # until then it reads from these stores
         if restored is None:
             return None

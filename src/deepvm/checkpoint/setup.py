@@ -1,4 +1,4 @@
-"""What a checkpointer is given, and what it takes from the environment: checked, and the same on every rank."""
+"""A checkpointer's arguments and environment -> its settings, checked and the same on every rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 
 from deepvm import variables
 from deepvm.checkpoint import environment, ranks
-from deepvm.checkpoint.data.loader import keeps_its_place, without_place
+from deepvm.checkpoint.data.loader import keeps_position, without_position
 from deepvm.checkpoint.determinism.component import kinds
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer
-from deepvm.checkpoint.save.store_transfer import PlainTransfer
+from deepvm.checkpoint.save.store_transfer import StoreTransfer
 from deepvm.checkpoint.state.own_state import check_state
 from deepvm.checkpoint.state.owners import inner_optimizer
 from deepvm.checkpoint.state.skeleton import Tensors, flatten
@@ -26,26 +26,24 @@ from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
 from deepvm.store.base import MOST_STEP, Store
 
-CALL = ranks.CREATING
-
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class Setup:
     run: str
     policy: SavePolicy
     stores: tuple[Store, ...]
     events: str | None
     notice_file: str | None
-    session: str  # a name for this start of the job: rank 0's
-    expects_notices: bool  # whether some rank's machine may be announced its end
+    session: str  # of this start of the job: rank 0's
+    expects_notices: bool = False  # the preemption of some rank's machine may be announced
     group: ranks.Meetings | None = None  # where ranks meet
 
-    def transfer(self, rank: int, world_size: int) -> MemoryTransfer | PlainTransfer:
-        """The way into the first store."""
+    def transfer(self, rank: int, world_size: int) -> MemoryTransfer | StoreTransfer:
+        """Return what brings saves into the first store."""
         first = self.stores[0]
         nodes = first.memory_nodes()
         if nodes is None:
-            return PlainTransfer(first, self.run, rank, world_size)
+            return StoreTransfer(first, self.run, rank, world_size)
         nodes.session = self.session
         return MemoryTransfer(nodes, self.run, rank, world_size)
 
@@ -58,48 +56,46 @@ def prepare(
     policy: SavePolicy | str | None,
     token: str | None,
     key: str | None,
-) -> Given:
-    """Raises on every rank where one of them was given something that cannot be."""
+) -> Setup:
+    """Resolve and check the settings. Raises on every rank if one of them has an invalid value."""
 
-    def look() -> Given:
+    def resolve() -> Setup:
         check_savable(state)
         stores = environment.resolve_stores(store, token=token, key=key)
         nodes = stores[0].memory_nodes()
-        notice_file = environment.env_value(variables.NOTICE_FILE)
-        return Given(
+        return Setup(
             run=environment.resolve_run(run),
             policy=environment.resolve_policy(policy),
             stores=stores,
             events=environment.env_value(variables.EVENTS),
-            notice_file=notice_file,
+            notice_file=environment.env_value(variables.NOTICE_FILE),
             session=nodes.session if nodes is not None else "",
-            expects_notices=notice_file is not None,
         )
 
-    def tell(given: Given) -> list[Any]:
-        return [kinds(state), given.session, given.expects_notices]
+    def report(setup: Setup) -> list[Any]:
+        return [kinds(state), setup.session, setup.notice_file is not None]
 
     group = ranks.join()
     try:
-        given, rows = ranks.agree(CALL, look, tell=tell, deadline_s=ranks.START_S)
+        setup, rows = ranks.agree(ranks.CREATING, resolve, report=report, deadline_s=ranks.START_S)
         _compare([row[0] for row in rows])
     except BaseException:
         if group is not None:
             group.leave("it could not make its Checkpointer")
         raise
     expects_notices = any(row[2] for row in rows)
-    return dataclasses.replace(given, group=group, session=rows[0][1], expects_notices=expects_notices)
+    return dataclasses.replace(setup, group=group, session=rows[0][1], expects_notices=expects_notices)
 
 
 def check_savable(state: Mapping[str, Any]) -> None:
-    """That all of it can be saved, as far as that can be told before there is anything to save."""
+    """Check that all of it can be saved, as far as that is known before the first save."""
     check_state(state)
     _check_whole(state)
     for name, component in state.items():
-        if isinstance(component, DataLoader) and hasattr(component, "state_dict") and not keeps_its_place(component):
-            raise UsageError(f"state {name!r} is {without_place(component)}")
+        if isinstance(component, DataLoader) and hasattr(component, "state_dict") and not keeps_position(component):
+            raise UsageError(f"state {name!r} is {without_position(component)}")
         if hasattr(component, "state_dict"):
-            continue  # asked for it when it is saved: it may cost much, or change something
+            continue  # called when it is saved: it may be expensive, or have side effects
         try:
             flatten(component, name, Tensors())
         except CheckpointError as error:
@@ -107,7 +103,7 @@ def check_savable(state: Mapping[str, Any]) -> None:
 
 
 def _check_whole(state: Mapping[str, Any]) -> None:
-    """That each rank has all of every tensor, and not a part, as with FSDP."""
+    """Check that each rank has all of every tensor, and not a part, as with FSDP."""
     for name, part in state.items():
         optimizer = inner_optimizer(part)
         if isinstance(part, torch.nn.Module):
@@ -124,27 +120,24 @@ def _check_whole(state: Mapping[str, Any]) -> None:
 
 
 def whole_step(step: Any) -> int:
-    """The number of a step, of whatever kind of integer the caller counts with: NumPy's, or a tensor."""
+    """Return a step as an int, whatever integer type it has: NumPy's, or a tensor."""
+    boolean = isinstance(step, bool) or (isinstance(step, torch.Tensor) and step.dtype is torch.bool)
     try:
-        found = None if isinstance(step, bool) or _is_bool_tensor(step) else operator.index(step)
+        found = -1 if boolean else operator.index(step)
     except (TypeError, ValueError, RuntimeError):
-        found = None
-    if found is None or not 0 <= found <= MOST_STEP:
-        raise UsageError(f"the step is {step!r:.80}: give a whole number from 0 to {MOST_STEP}")
+        found = -1
+    if not 0 <= found <= MOST_STEP:
+        raise UsageError(f"the step is {step!r:.80}: pass a whole number from 0 to {MOST_STEP}")
     return found
 
 
-def _is_bool_tensor(step: Any) -> bool:
-    return isinstance(step, torch.Tensor) and step.dtype is torch.bool
-
-
 def _compare(found: Sequence[Mapping[str, str]]) -> None:
-    """That every rank has the components of rank 0."""
+    """Check that every rank has the components of rank 0."""
     for rank, others in enumerate(found):
         for name in sorted(found[0].keys() | others.keys()):
-            here, there = found[0].get(name, "missing"), others.get(name, "missing")
-            if here != there:
+            first, other = found[0].get(name, "missing"), others.get(name, "missing")
+            if first != other:
                 raise UsageError(
-                    f"the state's {name!r} is {here} on rank 0 and {there} on rank {rank}: give every rank the same "
+                    f"the state's {name!r} is {first} on rank 0 and {other} on rank {rank}: give every rank the same "
                     "components"
                 )

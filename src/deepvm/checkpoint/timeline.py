@@ -1,7 +1,7 @@
-"""When what happened, from the start of a process to its first finished step: printed, drawn, or as JSON.
+"""The timeline of a process's start, until its first step is finished: printed, drawn, or as JSON.
 
-The checkpointer knows by itself when torch was imported, when it was made, restored, and when the optimizer first
-stepped; ``deepvm-fetch`` leaves its own times. What else a program does before its first step it may tell:
+The checkpointer records when torch was imported, when it was created, restored, and when the optimizer first stepped;
+``deepvm-fetch`` records its own times. A program may add other stages before its first step:
 
     with deepvm.checkpoint.timeline.stage("rendezvous"):
         torch.distributed.init_process_group()
@@ -12,15 +12,15 @@ from __future__ import annotations
 import html
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import deepvm
 from deepvm.fetch import clock
 
 COLUMNS = 60
-AT_ONCE_S = 0.25  # no model worth the name is built in so little time
+AT_ONCE_S = 0.25  # it takes longer to build a real model
 _LOADED_S = clock.now_s()  # torch is imported by now
 
 
@@ -33,18 +33,12 @@ class Stage:
     unfinished: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "began_s": round(self.began_s, 4),
-            "ended_s": round(self.ended_s, 4),
-            "beside": self.beside,
-            "unfinished": self.unfinished,
-        }
+        return {**asdict(self), "began_s": round(self.began_s, 4), "ended_s": round(self.ended_s, 4)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeline:
-    """The stages of a start, as they began."""
+    """The stages of a start, in the order in which they began."""
 
     stages: tuple[Stage, ...]
 
@@ -68,7 +62,7 @@ class Timeline:
         return "\n".join(lines)
 
     def svg(self) -> str:
-        """A drawing for a page, 720 pixels wide."""
+        """Draw it for a page, 720 pixels wide."""
         first, last = self._limits()
         left, right, row = 110, 110, 24
         scale = (720 - left - right) / (last - first)
@@ -101,7 +95,7 @@ def _seconds(stage: Stage) -> str:
     return f"{stage.ended_s - stage.began_s:.2f} s{' so far' if stage.unfinished else ''}"
 
 
-# --- what happened, as it happens -----------------------------------------------------------------------------------
+# --- recording ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +107,7 @@ class _Span:
 
 
 class Recorder:
-    """Spans of time, as they are told."""
+    """Spans of time, as they are recorded."""
 
     def __init__(self) -> None:
         self._spans: list[_Span] = []
@@ -144,18 +138,18 @@ stage = _process.stage
 
 
 def mark(name: str) -> None:
-    """Tell that a stage has ended just now, which began when the one before it ended."""
+    """Record a stage that ends now, and began when the one before it ended."""
     _process.add(name, _process.last_ended_s(imported_s()), clock.now_s())
 
 
 def imported_s() -> float:
-    """When torch had been imported, as far as anybody could see; in a forked process, when it was forked."""
+    """Return when torch had been imported, as far as is known; in a forked process, when it was forked."""
     seen_s = _LOADED_S if deepvm.torch_seen_s is None else deepvm.torch_seen_s
     return max(seen_s, clock.process_started_s())
 
 
 class Start:
-    """What one checkpointer sees of its process's start."""
+    """The start of a process, as one checkpointer records it."""
 
     def __init__(self, optimizers: Sequence[Any], *, in_group: bool) -> None:
         self._made_s, self._in_group = clock.now_s(), in_group
@@ -163,24 +157,22 @@ class Start:
         self._stepped = False
         self._hooks = [optimizer.register_step_post_hook(self.stepped) for optimizer in optimizers]
 
-    @contextmanager
-    def restoring(self) -> Iterator[None]:
-        with self._own.stage("restore"):
-            yield
+    def restoring(self) -> AbstractContextManager[None]:
+        return self._own.stage("restore")
 
     def fetched(self, began_s: float, ended_s: float | None) -> None:
-        """The times of the process that fetched beside this one."""
+        """Record the times of the prefetch process."""
         self._own.add("fetch", began_s, ended_s, beside=True)
 
     def stepped(self, *_: object) -> None:
-        """An optimizer's post-hook: the first step is finished."""
+        """Record that the first step is finished: an optimizer's post-hook."""
         if not self._stepped:
             self._stepped = True
             began_s = max(self._own.last_ended_s(self._made_s), _process.last_ended_s(self._made_s))
             self._own.add("first step", began_s, clock.now_s())
 
-    def let_go(self) -> None:
-        """Remove the hooks that have done their work; they cannot do so while they are being called."""
+    def remove_hooks(self) -> None:
+        """Remove the hooks after the first step; they cannot do so while they are being called."""
         if self._stepped and self._hooks:
             self.close()
 
@@ -191,7 +183,7 @@ class Start:
 
     def timeline(self) -> Timeline:
         started_s, now_s = clock.process_started_s(), clock.now_s()
-        spans = [*self._untold(started_s), *_process.spans(), *self._own.spans()]
+        spans = [*self._derived(started_s), *_process.spans(), *self._own.spans()]
         stages = [
             Stage(
                 name=span.name,
@@ -205,15 +197,16 @@ class Start:
         ]
         return Timeline(stages=tuple(sorted(stages, key=lambda stage: (stage.began_s, stage.ended_s))))
 
-    def _untold(self, started_s: float) -> list[_Span]:
-        """The time before the checkpointer was made, as far as the program did not tell."""
-        told = [span for span in _process.spans() if span.ended_s is not None and started_s < span.ended_s]
-        imported, names = imported_s(), {span.name for span in told}
+    def _derived(self, started_s: float) -> list[_Span]:
+        """Derive stages before the checkpointer was created, as far as the program did not record any."""
+        recorded = [span for span in _process.spans() if span.ended_s is not None and started_s < span.ended_s]
+        imported, names = imported_s(), {span.name for span in recorded}
         model = "rendezvous, model" if self._in_group and "rendezvous" not in names else "model"
-        if deepvm.torch_seen_s is None and not told and self._made_s - imported < AT_ONCE_S < imported - started_s:
+        if deepvm.torch_seen_s is None and not recorded and self._made_s - imported < AT_ONCE_S < imported - started_s:
             return [_Span(name=f"import, {model}", began_s=started_s, ended_s=self._made_s)]
         found = [] if "import" in names else [_Span(name="import", began_s=started_s, ended_s=imported)]
         if "model" not in names:
-            began_s = max([imported, *(s.ended_s for s in told if s.ended_s is not None and s.ended_s <= self._made_s)])
+            ended_s = [s.ended_s for s in recorded if s.ended_s is not None and s.ended_s <= self._made_s]
+            began_s = max([imported, *ended_s])
             found.append(_Span(name=model, began_s=began_s, ended_s=self._made_s))
         return found

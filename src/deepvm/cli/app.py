@@ -1,4 +1,4 @@
-"""The ``deepvm`` command: its sub-commands, and how every error becomes one sentence and an exit code."""
+"""The ``deepvm`` command: words in, an exit code out. Registers the sub-commands and turns errors into one sentence."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ def _root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with its exit code: 0 done, 1 failed, 2 bad usage, 3 nothing feasible."""
+    """Run the command line and exit with its code: 0 done, 1 failed, 2 bad usage, 3 nothing feasible."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.exit(run(words))
 
 
 def run(words: Sequence[str]) -> int:
     try:
-        result = _command()(args=list(words), standalone_mode=False)
+        command = typer.main.get_command(app)
+        _prepare(command)
+        result = command(args=list(words), standalone_mode=False)
         return result if isinstance(result, int) else 0
     except DeepvmError as error:
         return _fail(error, error.exit_code, as_json="--json" in words)
@@ -62,24 +64,18 @@ def run(words: Sequence[str]) -> int:
         return int(leave.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 1, as_json="--json" in words)
-    except BrokenPipeError:  # the reader left (| head): nothing is lost
+    except BrokenPipeError:  # the reader ended (| head)
         sys.stderr.close()
         return 1
     except Exception as error:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        return _fail(message(), 2, as_json="--json" in words)  # click's own words about usage
-
-
-def _command() -> Any:
-    """The command with all below it, prepared alike: help texts are plain words, and nothing is given twice."""
-    command = typer.main.get_command(app)
-    _prepare(command)
-    return command
+        return _fail(message(), 2, as_json="--json" in words)  # click's own message about usage
 
 
 def _prepare(command: Any) -> None:
+    """Escape help texts and refuse repeated options, in a command and all below it."""
     _escape_help(command)
     _refuse_repeats(command)
     for below in getattr(command, "commands", {}).values():
@@ -87,7 +83,7 @@ def _prepare(command: Any) -> None:
 
 
 def _escape_help(command: Any) -> None:
-    """Rich would take brackets for markup and leave them out."""
+    """Escape brackets, which Rich would read as markup."""
     for owner in (command, *command.params):
         for name in ("help", "short_help"):
             text = getattr(owner, name, None)
@@ -96,7 +92,7 @@ def _escape_help(command: Any) -> None:
 
 
 def _refuse_repeats(command: Any) -> None:
-    """An option of one value that is given twice would silently lose its first value."""
+    """Refuse a single-valued option that is given twice: its first value would be lost silently."""
     make_parser = command.make_parser
 
     def make_strict_parser(context: Any) -> Any:

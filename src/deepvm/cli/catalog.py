@@ -1,4 +1,4 @@
-"""``deepvm catalog``: look at catalogues, bring them up to date, import and check them."""
+"""``deepvm catalog``: list, show, update, import and check catalogues. Renders what the catalogue room returns."""
 
 from __future__ import annotations
 
@@ -34,25 +34,17 @@ def list_(json: JsonFlag = False) -> None:
     if json:
         print_json({"catalogs": [documents.overview(name, catalog) for name, catalog in found]})
         return
-    rows = table()
-    for heading in ("name", "GPU types", "CPU types", "offers", "prices of"):
-        rows.add_column(heading, justify="left" if heading in ("name", "prices of") else "right")
+    rows = table(None, "name", ">GPU types", ">CPU types", ">offers", "prices of")
     for name, catalog in found:
         if isinstance(catalog, str):
             rows.add_row(escape(name), "", "", "", f"[red]{escape(catalog)}[/]")
             continue
         gpus = sum(i.accelerator is not None for i in catalog.instances)
-        offers = sum(map(len, catalog.prices.values()))
         mark = " [dim](default)[/]" if name == library.DEFAULT else ""
-        rows.add_row(
-            escape(name) + mark,
-            f"{gpus:,}",
-            f"{len(catalog.instances) - gpus:,}",
-            f"{offers:,}",
-            _days(catalog),
-        )
+        counts = (gpus, len(catalog.instances) - gpus, catalog.offer_count)
+        rows.add_row(escape(name) + mark, *(f"{count:,}" for count in counts), _days(catalog))
     console.print(rows)
-    console.print("\n[dim]deepvm catalog show NAME tells more; own ones are kept in[/]")
+    console.print("\n[dim]deepvm catalog show NAME shows more; your own catalogues are in[/]")
     console.print(f"[dim]{escape(str(library.directory()))}[/]", soft_wrap=True)
 
 
@@ -80,9 +72,7 @@ def show(
         _print_offers(catalog, instance)
     for quota in catalog.quotas:
         console.print(f"quota {escape(quota.name)}: {quota.vcpus:g} vCPUs", style="dim")
-    for note in catalog.notes:
-        console.print(f"[dim]note: {escape(note)}[/]")
-    _hint(catalog)
+    _print_notes(catalog)
 
 
 @app.command()
@@ -120,7 +110,7 @@ def import_(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Import SkyPilot's catalogue CSV, and account for its rows."""
+    """Import SkyPilot's catalogue CSV, and report on its rows."""
     with stderr.status(f"reading {escape(file.name)}"):
         result = updates.import_file(file, provider=provider, name=name, seen=seen.date() if seen else None)
     _print_update(result, json)
@@ -131,7 +121,7 @@ def check(
     name: Annotated[str, typer.Argument(help="A catalogue's name, or a file.")],
     json: JsonFlag = False,
 ) -> None:
-    """Look for contradictions and gaps. Exit code 1 if a plan made from it would be wrong."""
+    """Check for contradictions and gaps. Exit code 1 if a plan from it would be wrong."""
     catalog = library.load(name)
     findings = find_problems(catalog, _today())
     if json:
@@ -163,11 +153,11 @@ def _print_types(rows: list[TypeSummary]) -> None:
         cells = [escape(row.instance.name), escape(_gpu(row))]
         if not narrow:
             cells += _facts(row)
-        cells += [format_usd(c.usd_per_hour) if c else "-" for c in (row.spot, row.on_demand)]
+        cells += [format_usd(c.offer.usd_per_hour) if c else "-" for c in (row.spot, row.on_demand)]
         if wide:
-            nearest = row.spot or row.on_demand
-            cells += [escape(row.spot.zone or row.spot.region) if row.spot else "-"]
-            cells += [nearest.seen.isoformat() if nearest else "-"]
+            cheapest = row.spot or row.on_demand
+            cells += [escape(row.spot.offer.zone or row.spot.offer.region) if row.spot else "-"]
+            cells += [str(cheapest.offer.seen) if cheapest else "-"]
         grid.add_row(*cells)
     console.print(grid)
 
@@ -179,7 +169,7 @@ def _gpu(row: TypeSummary) -> str:
 
 
 def _facts(row: TypeSummary) -> list[str]:
-    """vCPUs, memory, sustained and burst bandwidth, and how many spot machines are lost in a month."""
+    """Format vCPUs, memory, sustained and burst bandwidth, and the spot machines lost in a month."""
     i = row.instance
     speeds = [f"{v:g}" if v is not None else "?" for v in (i.sustained_gbps, i.burst_gbps)]
     low, high = i.interruption_percent or (None, None)
@@ -211,34 +201,30 @@ def _print_update(result: updates.Update, json: bool) -> None:
         print_json(documents.updated(result))
         return
     catalog = result.catalog
-    offers = sum(map(len, catalog.prices.values()))
-    what = "kept" if result.fresh else f"is {format_seconds(result.age_s)} old and was not read again (--force does)"
-    console.print(f"[bold]{escape(catalog.name)}[/] {what}: {len(catalog.instances):,} types, {offers:,} offers")
+    what = "written" if result.fresh else f"is {format_seconds(result.age_s)} old and was not read again (use --force)"
+    counts = f"{len(catalog.instances):,} types, {catalog.offer_count:,} offers"
+    console.print(f"[bold]{escape(catalog.name)}[/] {what}: {counts}")
     console.print(f"prices seen {_days(catalog)}; {escape(str(result.path))}", style="dim", soft_wrap=True)
     if result.report is not None:
         report = result.report
         console.print(f"{report.kept:,} of {report.rows:,} rows were kept.")
-        grid = table()
-        for heading in ("rows", "what", "why", "first line"):
-            grid.add_column(heading, justify="right" if heading in ("rows", "first line") else "left")
-        for what, tallies in (("flagged", report.flagged), ("left out", report.left_out)):
-            for tally in tallies:
-                grid.add_row(f"{tally.rows:,}", what, escape(tally.reason), str(tally.first_line))
+        grid = table(None, ">rows", "what", "why", ">first line")
+        for what, counted in (("flagged", report.flagged), ("left out", report.left_out)):
+            for count in counted:
+                grid.add_row(f"{count.rows:,}", what, escape(count.reason), str(count.first_line))
         if grid.row_count:
             console.print(grid)
         if report.completed_types:
             console.print(f"{report.completed_types:,} types got bandwidth and interruptions of {library.DEFAULT}.")
     if result.changes is not None:
         _print_changes(result.changes)
-    for note in catalog.notes:
-        console.print(f"[dim]note: {escape(note)}[/]")
     console.print(f"Plan with it: deepvm plan --catalog {escape(catalog.name)} --budget 3", soft_wrap=True)
-    _hint(catalog)
+    _print_notes(catalog)
 
 
 def _print_changes(changes: updates.Changes) -> None:
-    counts = f"{len(changes.moves):,} prices moved, {len(changes.came):,} types came, {len(changes.went):,} went"
-    console.print(f"Against the one before: {counts}.")
+    types = f"{len(changes.added):,} types added, {len(changes.removed):,} removed"
+    console.print(f"Since the last update: {len(changes.moves):,} prices changed, {types}.")
     for move in changes.moves[:_MOVES_SHOWN]:
         place = escape(move.zone or move.region)
         amounts = f"{format_usd(move.usd_before)} -> {format_usd(move.usd_after)}"
@@ -252,15 +238,16 @@ def _days(catalog: Catalog) -> str:
     return str(seen[0]) if seen[0] == seen[1] else f"{seen[0]} to {seen[1]}"
 
 
-def _hint(catalog: Catalog) -> None:
+def _print_notes(catalog: Catalog) -> None:
+    for note in catalog.notes:
+        console.print(f"[dim]note: {escape(note)}[/]")
     seen = catalog.prices_seen
-    note = price_age_note(seen[0], _today()) if seen else None
-    if note:
-        console.print(f"[yellow]{escape(note)}[/]")
+    if hint := price_age_note(seen[0], _today()) if seen else None:
+        console.print(f"[yellow]{escape(hint)}[/]")
 
 
 def _load_or_problem(name: str) -> Catalog | str:
-    """One broken file must not hide the others."""
+    """Load a catalogue, or return its problem: one broken file must not hide the others."""
     try:
         return library.load(name)
     except DeepvmError as error:

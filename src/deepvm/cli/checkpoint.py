@@ -1,4 +1,4 @@
-"""``deepvm checkpoint``: list, show, verify, export, copy and remove the checkpoints of any store."""
+"""``deepvm checkpoint``: list, show, verify, export, copy and remove checkpoints. Renders what any store returns."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import typer
 from deepvm import variables
 from deepvm.cli.render import JsonFlag, console, print_json, safe, stderr, table
 from deepvm.errors import Corrupt, NotFound, StoreError, UsageError
+from deepvm.json_fields import json_fields
 from deepvm.store import Manifest, Store, open_store
 from deepvm.units import format_bytes, format_seconds
 
-app = typer.Typer(help="Look into any store of checkpoints: ls, show, verify, export, pull, rm.", no_args_is_help=True)
+app = typer.Typer(help="Inspect any store of checkpoints: ls, show, verify, export, pull, rm.", no_args_is_help=True)
 
 Url = Annotated[str, typer.Argument(help="memory://HOST:PORT, file:///DIR, s3://BUCKET/PREFIX, or a directory.")]
 Run = Annotated[str | None, typer.Option("--run", help="The run [the only one].")]
@@ -25,7 +26,7 @@ Step = Annotated[int | None, typer.Option("--step", help="The step [the newest].
 TokenFile = Annotated[Path | None, typer.Option(help="File with the memory nodes' token [DEEPVM_TOKEN].")]
 
 _TENSORS_SHOWN = 40
-WITNESS = ".witness"  # ends the name of a run that holds the proofs of another run's steps
+WITNESS = ".witness"  # suffix of a run that has the proofs of another run's steps
 
 
 @app.command("ls")
@@ -40,9 +41,7 @@ def ls(url: Url, run: Run = None, token_file: TokenFile = None, json: JsonFlag =
     if not found:
         console.print(f"no checkpoints in {safe(url)}", soft_wrap=True)
         return
-    rows = table()
-    for heading in ("run", "step", "size", "saved", "ranks"):
-        rows.add_column(heading, justify="right" if heading in ("step", "size", "ranks") else "left")
+    rows = table(None, "run", ">step", ">size", "saved", ">ranks")
     for name, step, manifest in found:
         if isinstance(manifest, str):
             rows.add_row(safe(name), str(step), "", f"[red]{safe(manifest)}[/]", "")
@@ -61,10 +60,7 @@ def show(url: Url, run: Run = None, step: Step = None, token_file: TokenFile = N
         manifest = store.manifest(*_chosen(store, run, step))
         header = read_header(store, manifest)
     if json:
-        tensors = [
-            {"name": t.name, "dtype": t.dtype, "shape": list(t.shape), "offset": t.offset, "size_bytes": t.size_bytes}
-            for t in header.tensors
-        ]
+        tensors = [json_fields(tensor, "name dtype shape offset size_bytes") for tensor in header.tensors]
         print_json({**_overview(manifest.run, manifest.step, manifest), "tensors": tensors})
         return
     console.print(f"[bold]{safe(manifest.run)}[/] step {manifest.step}: {format_bytes(manifest.size_bytes)}", end="")
@@ -77,9 +73,7 @@ def show(url: Url, run: Run = None, step: Step = None, token_file: TokenFile = N
     if manifest.nodes:
         nodes = safe(", ".join(manifest.nodes))
         console.print(f"[cyan]nodes[/]: {nodes}, {manifest.replicas} copies", soft_wrap=True)
-    rows = table(f"\n{len(header.tensors)} tensors")
-    for heading in ("tensor", "type", "shape", "size"):
-        rows.add_column(heading, justify="right" if heading == "size" else "left", overflow="fold")
+    rows = table(f"\n{len(header.tensors)} tensors", "tensor", "type", "shape", ">size")
     for tensor in header.tensors[:_TENSORS_SHOWN]:
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
         rows.add_row(safe(tensor.name), safe(tensor.dtype), shape, format_bytes(tensor.size_bytes))
@@ -116,8 +110,7 @@ def verify(
     with _opened(url, token_file) as store:
         for name, number in _all_chosen(store, run, step, every=every):
             try:
-                size_bytes = store.manifest(name, number).size_bytes
-                with _bar(f"verifying {name} step {number}", size_bytes) as progress:
+                with _bar("verifying", store.manifest(name, number)) as progress:
                     found: Verification | str = verify_one(store, name, number, progress=progress)
             except StoreError as error:
                 if not every and not isinstance(error, Corrupt):
@@ -148,11 +141,10 @@ def export(
     from deepvm.store.verify import export as export_one
 
     with _opened(url, token_file) as store:
-        name, number = _chosen(store, run, step)
-        size_bytes = store.manifest(name, number).size_bytes
-        with _bar(f"exporting {name} step {number}", size_bytes) as progress:
-            export_one(store, name, number, file, progress=progress)
-    _done(json, f"written to {file}", run=name, step=number, size_bytes=size_bytes, file=str(file))
+        chosen = store.manifest(*_chosen(store, run, step))
+        with _bar("exporting", chosen) as progress:
+            export_one(store, chosen.run, chosen.step, file, progress=progress)
+    _done(json, f"written to {file}", **json_fields(chosen, "run step size_bytes"), file=str(file))
 
 
 @app.command()
@@ -164,15 +156,15 @@ def pull(
     token_file: TokenFile = None,
     json: JsonFlag = False,
 ) -> None:
-    """Copy a checkpoint, verified on its way, into another store."""
+    """Copy a checkpoint into another store, and verify it on the way."""
     from deepvm.store.verify import copy
 
     with _opened(url, token_file) as source, _opened(target, token_file) as destination:
-        name, number = _chosen(source, run, step)
-        size_bytes = source.manifest(name, number).size_bytes
-        with _bar(f"copying {name} step {number}", size_bytes) as progress:
-            copy(source, destination, name, number, progress=progress)
-    _done(json, f"{name} step {number} is in {target}", run=name, step=number, size_bytes=size_bytes, target=target)
+        chosen = source.manifest(*_chosen(source, run, step))
+        with _bar("copying", chosen) as progress:
+            copy(source, destination, chosen.run, chosen.step, progress=progress)
+    text = f"{chosen.run} step {chosen.step} is in {target}"
+    _done(json, text, **json_fields(chosen, "run step size_bytes"), target=target)
 
 
 @app.command()
@@ -246,7 +238,7 @@ def _all_chosen(store: Store, run: str | None, step: int | None, *, every: bool)
 def _manifest_or_problem(store: Store, run: str, step: int) -> Manifest | str:
     try:
         return store.manifest(run, step)
-    except StoreError as error:  # or deleted meanwhile: the others are listed
+    except StoreError as error:  # broken or deleted meanwhile: the others are listed
         return str(error)
 
 
@@ -256,28 +248,23 @@ def _overview(run: str, step: int, manifest: Manifest | str) -> dict[str, Any]:
     return {
         "run": run,
         "step": step,
-        "size_bytes": manifest.size_bytes,
-        "chunk_bytes": manifest.chunk_bytes,
+        **json_fields(manifest, "size_bytes chunk_bytes"),
         "chunks": len(manifest.digests),
-        "created_s": manifest.created_s,
-        "world_size": manifest.world_size,
-        "nodes": list(manifest.nodes),
-        "replicas": manifest.replicas,
+        **json_fields(manifest, "created_s world_size nodes replicas"),
         "facts": dict(manifest.facts),
     }
 
 
 def _verified(run: str, step: int, found: Any) -> dict[str, Any]:
-    if isinstance(found, str):  # not even the manifest can be read
+    if isinstance(found, str):  # the manifest cannot be read
         return {"run": run, "step": step, "good": False, "problem": found, "chunks_bad": []}
     return {
         "run": run,
         "step": step,
         "good": found.good,
         "problem": found.header_problem,
-        "size_bytes": found.size_bytes,
-        "chunks": found.chunks,
-        "chunks_bad": [{"chunk": b.chunk, "offset": b.offset, "problem": b.problem} for b in found.chunks_bad],
+        **json_fields(found, "size_bytes chunks"),
+        "chunks_bad": [json_fields(bad, "chunk offset problem") for bad in found.chunks_bad],
         "seconds": found.seconds,
     }
 
@@ -312,13 +299,13 @@ def _print_verified(url: str, document: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _bar(text: str, size_bytes: int) -> Iterator[Any]:
+def _bar(verb: str, manifest: Manifest) -> Iterator[Any]:
     """Show a progress bar on stderr once a second has passed."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     bar = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
-    task = bar.add_task(safe(text), total=size_bytes)
+    task = bar.add_task(safe(f"{verb} {manifest.run} step {manifest.step}"), total=manifest.size_bytes)
 
     def advance(count: int) -> None:
         bar.advance(task, count)

@@ -1,4 +1,4 @@
-"""``deepvm memory-node``: serve checkpoints from memory, or show the status of a running node."""
+"""``deepvm memory-node``: options in, a serving node or the status of a running one out. Calls ``memnode``."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _serve(node: MemoryNode, ready_file: Path | None) -> None:
     before = {number: signal.signal(number, on_signal) for number in _SIGNALS}
     try:
         node.start()
-        gc.freeze()  # modules stay: scanning them again and again would take time from saves
+        gc.freeze()  # scanning modules repeatedly would slow saves
         if ready_file is not None:
             _write_ready(ready_file, node.address)
         while not asked.wait(1):
@@ -141,10 +141,10 @@ def _serve(node: MemoryNode, ready_file: Path | None) -> None:
 def _write_ready(path: Path, address: str) -> None:
     from deepvm.store.regular_file import write_private
 
-    aside = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + ".tmp")
     try:
-        write_private(aside, address)
-        aside.replace(path)
+        write_private(temporary, address)
+        temporary.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
@@ -158,19 +158,17 @@ def _show_status(address: str, token: str | None, tls_cert: Path | None, *, as_j
     if as_json:
         print_json(found)
         return
-    rows = table(f"memory node {safe(address)}")
-    rows.add_column("what")
-    rows.add_column("how much", justify="right", overflow="fold")
+    rows = table(f"memory node {safe(address)}", "what", ">how much")
     for name, value in found.items():
         rows.add_row(*map(safe, _shown(name, value)))
     console.print(rows)
 
 
 def _shown(name: str, value: Any) -> tuple[str, str]:
-    if type(value) not in (int, float):
-        return name.replace("_", " "), "" if value is None else str(value)
-    if name.endswith("_bytes") or name in ("bytes_in", "bytes_out"):
-        return name.removesuffix("_bytes").replace("_", " "), format_bytes(value)
-    if name.endswith("_s"):
-        return name.removesuffix("_s").replace("_", " "), format_seconds(value)
-    return name.replace("_", " "), str(value)
+    shown = "" if value is None else str(value)
+    if type(value) in (int, float):
+        if name.endswith("_bytes") or name in ("bytes_in", "bytes_out"):
+            name, shown = name.removesuffix("_bytes"), format_bytes(value)
+        elif name.endswith("_s"):
+            name, shown = name.removesuffix("_s"), format_seconds(value)
+    return name.replace("_", " "), shown

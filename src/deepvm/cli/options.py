@@ -1,4 +1,4 @@
-"""The options that ``plan`` and ``sweep`` share, and how they become a Request."""
+"""The options that ``plan`` and ``sweep`` share: words of the command line in, a catalogue and a Request out."""
 
 from __future__ import annotations
 
@@ -15,81 +15,50 @@ from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
 from deepvm.errors import UnknownName, UsageError
-from deepvm.plan import OBJECTIVES, POLICIES, Request
+from deepvm.plan import OBJECTIVES, Request
 from deepvm.plan.request import PAPER_ARCHITECTURES
 from deepvm.plan.search.instances import eflops_of
 from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
-JOB, CLUSTER, MODEL = "The job", "What the cluster may be made of", "How it is modelled"
 
-CatalogName = Annotated[str, typer.Option("--catalog", help="A catalogue's name, or a file.")]
-Objective = Annotated[str, typer.Option(help=f"What counts as better: {', '.join(OBJECTIVES)}.")]
-Policy = Annotated[str, typer.Option(help=f"Who chooses: {', '.join(POLICIES)}.")]
-CheckpointSize = Annotated[str, typer.Option(help="Bytes of one checkpoint.", rich_help_panel=JOB)]
-Buffers = Annotated[int, typer.Option(help="Checkpoints kept in memory.", rich_help_panel=JOB)]
-CheckpointEvery = Annotated[str, typer.Option(help="Time between checkpoints.", rich_help_panel=JOB)]
-GradientSize = Annotated[
-    str | None,
-    typer.Option(help="Gradients exchanged in a step [a third of the checkpoint].", rich_help_panel=JOB),
-]
-StepTime = Annotated[str, typer.Option(help="Compute of one step on one T4.", rich_help_panel=JOB)]
-Work = Annotated[
-    str | None,
-    typer.Option(help="The whole job: 40h@g4dn.xlarge, or a number of eFLOPS hours.", rich_help_panel=JOB),
-]
-Deadline = Annotated[str | None, typer.Option(help="Finish --work within this time.", rich_help_panel=JOB)]
-Architectures = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--architecture", help="Shapes allowed, repeatable [tiering, single-anchor].", rich_help_panel=CLUSTER
-    ),
-]
-Region = Annotated[list[str] | None, typer.Option(help="Only this region, repeatable.", rich_help_panel=CLUSTER)]
-Zone = Annotated[list[str] | None, typer.Option(help="Only this zone, repeatable.", rich_help_panel=CLUSTER)]
-Gpu = Annotated[list[str] | None, typer.Option(help="Only this GPU, repeatable.", rich_help_panel=CLUSTER)]
-MinGpuMemory = Annotated[
-    str | None, typer.Option(help="Least memory of one GPU, in GB as GPUs are sold: 24.", rich_help_panel=CLUSTER)
-]
-Arch = Annotated[str, typer.Option(help="CPU architecture: x86_64, arm64, any.", rich_help_panel=CLUSTER)]
-FractionalGpus = Annotated[
-    bool, typer.Option("--fractional-gpus", help="Admit slices of GPUs.", rich_help_panel=CLUSTER)
-]
-MaxNodes = Annotated[int, typer.Option(help="Most machines in one role.", rich_help_panel=CLUSTER)]
-MemoryIn = Annotated[str, typer.Option(help="Memory nodes in the workers' zone or region.", rich_help_panel=CLUSTER)]
-Quotas = Annotated[
-    list[str] | None,
-    typer.Option("--quota", help="vCPUs of a family in a market, as G:spot=128, repeatable.", rich_help_panel=CLUSTER),
-]
-Curve = Annotated[
-    str, typer.Option(help="auto: measured curves where known; all-reduce: for all.", rich_help_panel=MODEL)
-]
-Saturation = Annotated[
-    str, typer.Option(help="Network model: auto, table (the paper's), bandwidth.", rich_help_panel=MODEL)
-]
+def _job(help_text: str) -> Any:
+    return typer.Option(help=help_text, rich_help_panel="The job")
+
+
+def _cluster(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="What the cluster may be made of")
+
+
+def _model(help_text: str) -> Any:
+    return typer.Option(help=help_text, rich_help_panel="How it is modelled")
 
 
 def _request_options(
-    catalog: CatalogName = DEFAULT,
-    objective: Objective = "throughput",
-    checkpoint_size: CheckpointSize = "300MB",
-    buffers: Buffers = 2,
-    checkpoint_every: CheckpointEvery = "60s",
-    gradient_size: GradientSize = None,
-    step_time: StepTime = "0.5s",
-    work: Work = None,
-    deadline: Deadline = None,
-    architecture: Architectures = None,
-    region: Region = None,
-    zone: Zone = None,
-    gpu: Gpu = None,
-    min_gpu_memory: MinGpuMemory = None,
-    arch: Arch = "x86_64",
-    fractional_gpus: FractionalGpus = False,
-    max_nodes: MaxNodes = 255,
-    memory_in: MemoryIn = "zone",
-    quota: Quotas = None,
-    curve: Curve = "auto",
-    saturation: Saturation = "auto",
+    catalog: Annotated[str, typer.Option("--catalog", help="A catalogue's name, or a file.")] = DEFAULT,
+    objective: Annotated[str, typer.Option(help=f"What counts as better: {', '.join(OBJECTIVES)}.")] = "throughput",
+    checkpoint_size: Annotated[str, _job("Bytes of one checkpoint.")] = "300MB",
+    buffers: Annotated[int, _job("Checkpoints kept in memory.")] = 2,
+    checkpoint_every: Annotated[str, _job("Time between checkpoints.")] = "60s",
+    gradient_size: Annotated[str | None, _job("Gradients exchanged in a step [a third of the checkpoint].")] = None,
+    step_time: Annotated[str, _job("Compute of one step on one T4.")] = "0.5s",
+    work: Annotated[str | None, _job("The whole job: 40h@g4dn.xlarge, or a number of eFLOPS hours.")] = None,
+    deadline: Annotated[str | None, _job("Finish --work within this time.")] = None,
+    architecture: Annotated[
+        list[str] | None, _cluster("Shapes allowed, repeatable [tiering, single-anchor].", "--architecture")
+    ] = None,
+    region: Annotated[list[str] | None, _cluster("Only this region, repeatable.")] = None,
+    zone: Annotated[list[str] | None, _cluster("Only this zone, repeatable.")] = None,
+    gpu: Annotated[list[str] | None, _cluster("Only this GPU, repeatable.")] = None,
+    min_gpu_memory: Annotated[str | None, _cluster("Least memory of one GPU, in GB as GPUs are sold: 24.")] = None,
+    arch: Annotated[str, _cluster("CPU architecture: x86_64, arm64, any.")] = "x86_64",
+    fractional_gpus: Annotated[bool, _cluster("Admit slices of GPUs.", "--fractional-gpus")] = False,
+    max_nodes: Annotated[int, _cluster("Most machines in one role.")] = 255,
+    memory_in: Annotated[str, _cluster("Memory nodes in the workers' zone or region.")] = "zone",
+    quota: Annotated[
+        list[str] | None, _cluster("vCPUs of a family in a market, as G:spot=128, repeatable.", "--quota")
+    ] = None,
+    curve: Annotated[str, _model("auto: measured curves where known; all-reduce: for all.")] = "auto",
+    saturation: Annotated[str, _model("Network model: auto, table (the paper's), bandwidth.")] = "auto",
 ) -> tuple[Catalog, Request]:
     market = catalogues.load(catalog)
     return market, Request(
@@ -118,15 +87,14 @@ def _request_options(
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above. It is called with ``market`` and ``request`` (of budget 0) made of them."""
+    """Add the options above to a command, which then gets ``market`` and ``request`` (with budget 0)."""
     shared = inspect.signature(_request_options, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     kept = [p for name, p in own.items() if name not in ("market", "request")]
 
     @functools.wraps(command)
     def called(**values: Any) -> None:
-        given = {name: values.pop(name) for name in shared}
-        market, request = _request_options(**given)
+        market, request = _request_options(**{name: values.pop(name) for name in shared})
         command(market=market, request=request, **values)
 
     parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *shared.values())]
@@ -137,42 +105,42 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def parse_work(catalog: Catalog, text: str) -> float:
-    """``40h@g4dn.xlarge``: forty hours of one such machine; or a plain number of eFLOPS hours."""
+    """Parse ``40h@g4dn.xlarge``, forty hours of one such machine, or a number of eFLOPS hours."""
     duration, at, instance = text.partition("@")
     if not at:
         try:
             return float(text)
         except ValueError:
-            raise UsageError(f"{text!r} is no job size: write 40h@g4dn.xlarge, or eFLOPS hours as 15080") from None
+            raise UsageError(
+                f"{text!r} is not a valid job size: write 40h@g4dn.xlarge, or eFLOPS hours as 15080"
+            ) from None
     machine = catalog.instance(instance)
     eflops, _ = eflops_of(machine)
     if eflops is None:
-        raise UsageError(f"{machine.name} is no machine that trains, or of unknown speed: measure --work on another")
+        raise UsageError(f"{machine.name} has no accelerator of known speed: measure --work on another type")
     return parse_seconds(duration) / 3600 * eflops
 
 
 def with_quotas(catalog: Catalog, texts: list[str] | None) -> tuple[Quota, ...] | None:
-    """The catalogue's quotas, with those given on the command line in the place of the same family's and market's.
+    """Return the catalogue's quotas, replaced by those of the command line for the same family and market.
 
-    A family that no machine type is of is refused: its quota would bind nothing, and nobody would notice."""
+    A family without a machine type is refused: its quota would have no effect."""
     if not texts:
         return None
-    given = [_quota(text) for text in texts]
+    new = [_quota(text) for text in texts]
     known = sorted({i.family for i in catalog.instances if i.family is not None})
-    for quota, text in zip(given, texts, strict=True):
+    for quota, text in zip(new, texts, strict=True):
         if not known:
-            raise UsageError(f"--quota {text} cannot bind: no machine type of {catalog.name} has a quota family")
+            raise UsageError(f"--quota {text} has no effect: no machine type of {catalog.name} has a quota family")
         for family in quota.families:
             if not any(replace(quota, families=(family,)).closeness(i) for i in catalog.instances):
                 raise UnknownName("quota family of this catalogue", family, known)
-    kept = [
-        q for q in catalog.quotas if not any(g.market is q.market and set(g.families) & set(q.families) for g in given)
-    ]
-    return (*kept, *given)
+    kept = [q for q in catalog.quotas if not any(n.market is q.market and {*n.families} & {*q.families} for n in new)]
+    return (*kept, *new)
 
 
 def _quota(text: str) -> Quota:
     match = re.fullmatch(r"([A-Za-z0-9/]+):(spot|on-demand)=(\d+)", text.strip())
     if match is None:
-        raise UsageError(f"{text!r} is no quota: write it like G:spot=128 or P:on-demand=96")
+        raise UsageError(f"{text!r} is not a valid quota: write it like G:spot=128 or P:on-demand=96")
     return Quota(families=tuple(match[1].upper().split("/")), market=Market(match[2]), vcpus=float(match[3]))

@@ -1,8 +1,9 @@
-"""``deepvm plan``: the four stages, shown."""
+"""``deepvm plan``: parse a request, call the planner, show its four stages."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -41,7 +42,7 @@ def command(
     """Plan the best cluster for a budget out of spot and on-demand machines."""
     request = replace(request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed)
     today = datetime.now(timezone.utc).date()
-    with stderr.status("searching"):  # a second and more for mixed clusters and explanations over a whole cloud
+    with stderr.status("searching"):  # mixed clusters and explanations over a whole cloud take seconds
         plan = planning.plan(market, request)
         front = planning.pareto(market, request) if pareto else None
         reasons = planning.explain(market, plan, today) if explain else None
@@ -75,23 +76,20 @@ def _show(plan: Plan, today: date) -> None:
     _show_architectures(plan)
     _show_decision(plan)
     oldest = min(role.seen for r in plan.recommendations for role in r.roles)
-    estimates = [e for r in plan.recommendations[:1] for e in r.estimates]
+    best = plan.recommendations[0]
     console.print()
-    console.print(f"prices of {oldest.isoformat()}; network by the {plan.recommendations[0].network}", style="dim")
-    if estimates:
-        console.print(escape(f"estimated, not measured: {', '.join(estimates)}"), style="dim")
+    console.print(f"prices of {oldest.isoformat()}; network by the {best.network}", style="dim")
+    if best.estimates:
+        console.print(escape(f"estimated, not measured: {', '.join(best.estimates)}"), style="dim")
     hint = price_age_note(oldest, today)
     if hint:
         console.print(hint, style="yellow")
 
 
 def _show_instances(plan: Plan) -> None:
-    shown = plan.instances[:_ROWS_OF_INSTANCES]
-    rows = table(f"2 Instances  {len(plan.instances)} GPU types; most eFLOPS for a dollar first")
-    for column, justify in (("type", "left"), ("GPU", "left"), ("eFLOPS", "right"), ("spot $/h", "right"),
-                            ("FLOPP spot", "right"), ("on-demand", "right")):  # fmt: skip
-        rows.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    for row in shown:
+    title = f"2 Instances  {len(plan.instances)} GPU types; most eFLOPS for a dollar first"
+    rows = table(title, "type", "GPU", ">eFLOPS", ">spot $/h", ">FLOPP spot", ">on-demand")
+    for row in plan.instances[:_ROWS_OF_INSTANCES]:
         rows.add_row(
             escape(row.instance),
             escape(row.accelerator),
@@ -108,27 +106,18 @@ def _show_instances(plan: Plan) -> None:
 
 
 def _show_architectures(plan: Plan) -> None:
-    rows = table("3 Architectures  the best of each within the budget")
-    for column in ("architecture", "cluster"):
-        rows.add_column(column, overflow="fold")
-    for column in ("$/h", "performance"):
-        rows.add_column(column, justify="right")
+    title = "3 Architectures  the best of each within the budget"
+    rows = table(title, "architecture", "cluster", ">$/h", ">performance")
     for best in plan.architectures:
-        rows.add_row(
-            best.architecture, escape(cluster_text(best)), f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}"
-        )
+        figures = (f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}")
+        rows.add_row(best.architecture, escape(cluster_text(best)), *figures)
     console.print(rows)
     console.print()
 
 
 def _show_decision(plan: Plan) -> None:
     objective = plan.request.objective
-    rows = table("4 Decision")
-    rows.add_column("#", justify="right")
-    rows.add_column("cluster", overflow="fold")
-    rows.add_column("where", overflow="fold")
-    for column in ("$/h", "performance"):
-        rows.add_column(column, justify="right")
+    rows = table("4 Decision", ">#", "cluster", "where", ">$/h", ">performance")
     if objective != "throughput":
         rows.add_column(f"{objective} ({unit(objective)})", justify="right")
     for best in plan.recommendations:
@@ -146,7 +135,7 @@ def _show_decision(plan: Plan) -> None:
 
 
 def cluster_text(best: Recommendation) -> str:
-    """``17 × g4dn.xlarge spot + 1 × c5.xlarge on-demand (memory)``."""
+    """Format a cluster: ``17 × g4dn.xlarge spot + 1 × c5.xlarge on-demand (memory)``."""
     return " + ".join(
         f"{role.count} × {role.instance} {role.market}" + ("" if role.role == "worker" else f" ({role.role})")
         for role in best.roles
@@ -154,7 +143,7 @@ def cluster_text(best: Recommendation) -> str:
 
 
 def restore_text(restore: RestoreForecast) -> str:
-    """``5.2 s after a loss of all workers: 4.1 s fetch 17 × 300 MB, bound by ...; 2.1 s overlapped and on demand``."""
+    """Format a forecast: ``about 5.2 s after a loss, 4.1 s of it fetch 17 × 300 MB, bound by ...``."""
     time = restore.time
     fetch = f"{format_seconds(time.fetch_s)} of it fetch {restore.workers} × {format_bytes(restore.state_bytes)}"
     return (
@@ -164,61 +153,49 @@ def restore_text(restore: RestoreForecast) -> str:
 
 
 def _show_front(front: tuple[Recommendation, ...]) -> None:
-    rows = table("\nPareto front  nothing is both cheaper and faster")
-    rows.add_column("$/h", justify="right")
-    rows.add_column("performance", justify="right")
-    rows.add_column("cluster", overflow="fold")
+    rows = table("\nPareto front  nothing is both cheaper and faster", ">$/h", ">performance", "cluster")
     for best in front:
         rows.add_row(f"{best.hourly_usd:.4f}", f"{best.performance:,.1f}", escape(cluster_text(best)))
     console.print(rows)
 
 
 def _show_reasons(plan: Plan, why: Explanation) -> None:
-    best = plan.recommendations[0]
-    lines = [("why", why.because), ("bound by", "; ".join(why.binding))]
-    lines.append(("unspent", f"{format_usd(why.unspent_usd)}/h of the budget"))
-    if why.runner_up is None:
-        lines.append(("runner-up", "no other GPU type fits"))
-    else:
-        behind = why.runner_up_behind or 0.0
-        lines.append(
-            (
-                "runner-up",
-                f"{cluster_text(why.runner_up)} at {why.runner_up.hourly_usd:.4f} $/h, {behind:.1%} behind",
-            )
-        )
-    if why.dollar_more is not None:
-        gained = f"{why.dollar_more_gain or 0.0:+.1%}, with {cluster_text(why.dollar_more)}"
-        lines.append(("$1/h more", gained if why.dollar_more_gain else "buys nothing"))
-    if why.flip_usd is None:
-        lines.append(("flips", "at no price of its worker within the budget"))
-    else:
-        lines.append(
-            (
-                "flips",
-                f"when {best.worker.instance} {best.worker.market} costs more than {format_usd(why.flip_usd)}/h",
-            )
-        )
-    if why.quota_raises:
-        most = why.quota_raises[0]
-        lines.append(
-            (
-                "quota",
-                f"raising {most.quota} from {most.vcpus:g} to {most.wanted_vcpus:g} vCPUs buys {most.gain:+.1%}",
-            )
-        )
-    else:
-        lines.append(("quota", "no raise would help"))
-    if best.restore is not None:
-        lines.append(("restore", restore_text(best.restore)))
-    for age in why.price_ages:
-        lines.append(("price", f"{age.instance} {age.market}: {age.seen.isoformat()}, {format_days(age.days)}"))
-    for out in plan.left_out:
-        lines.append(("left out", f"{out.count} × {out.reason} (as {out.example})"))
     rows = table("\nExplanation")
     rows.show_header = False
     rows.add_column(style="cyan", no_wrap=True)
     rows.add_column(overflow="fold")
-    for name, text in lines:
+    for name, text in _reasons(plan, why):
         rows.add_row(name, escape(text))
     console.print(rows)
+
+
+def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
+    best = plan.recommendations[0]
+    yield "why", why.because
+    yield "bound by", "; ".join(why.binding)
+    yield "unspent", f"{format_usd(why.unspent_usd)}/h of the budget"
+    if why.runner_up is None:
+        yield "runner-up", "no other GPU type fits"
+    else:
+        price = f"{why.runner_up.hourly_usd:.4f} $/h"
+        yield "runner-up", f"{cluster_text(why.runner_up)} at {price}, {why.runner_up_behind or 0.0:.1%} behind"
+    if why.dollar_more is not None:
+        gained = f"{why.dollar_more_gain or 0.0:+.1%}, with {cluster_text(why.dollar_more)}"
+        yield "$1/h more", gained if why.dollar_more_gain else "buys nothing"
+    if why.flip_usd is None:
+        yield "flips", "at no price of its worker within the budget"
+    else:
+        worker = f"{best.worker.instance} {best.worker.market}"
+        yield "flips", f"when {worker} costs more than {format_usd(why.flip_usd)}/h"
+    if why.quota_raises:
+        most = why.quota_raises[0]
+        vcpus = f"from {most.vcpus:g} to {most.wanted_vcpus:g} vCPUs"
+        yield "quota", f"raising {most.quota} {vcpus} buys {most.gain:+.1%}"
+    else:
+        yield "quota", "no raise would help"
+    if best.restore is not None:
+        yield "restore", restore_text(best.restore)
+    for age in why.price_ages:
+        yield "price", f"{age.instance} {age.market}: {age.seen.isoformat()}, {format_days(age.days)}"
+    for out in plan.left_out:
+        yield "left out", f"{out.count} × {out.reason} (as {out.example})"

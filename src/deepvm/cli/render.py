@@ -1,4 +1,4 @@
-"""What every command shares: where output goes, and how it looks."""
+"""What every command shares: texts, tables and documents in, terminal output, JSON or files out."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from deepvm.units import format_days
 
 
 class SafeConsole(Console):
-    """Shows control characters as escapes, whatever they come with: a stranger's name cannot steer the terminal.
-    Markup is another matter: what is not ours goes through ``safe``, or is a Text."""
+    """Shows control characters as escapes, so that untrusted text cannot control the terminal. Untrusted markup must go
+    through ``safe``, or be a Text."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
@@ -34,7 +34,7 @@ class SafeConsole(Console):
 
 
 def safe(text: str) -> str:
-    """A stranger's words for a table or between markup: laid out as they will be shown."""
+    """Escape untrusted text for a table or between markup, with its final width."""
     return escape(printable(text))
 
 
@@ -45,18 +45,17 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on std
 
 
 def print_json(document: object) -> None:
-    """Strict JSON: what is not a number (NaN, infinity) is a mistake of ours, not the reader's problem."""
+    """Print strict JSON. NaN and infinity raise: they are bugs."""
     text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
-    sys.stdout.write(_UNPRINTABLE.sub(_escaped, text) + "\n")
+    sys.stdout.write(_NOT_ASCII.sub(_escaped, text) + "\n")
+
+
+_NOT_ASCII = re.compile(r"[^\n -~]")
 
 
 def _escaped(found: re.Match[str]) -> str:
-    """A character that JSON may have in a string, but a terminal should not see."""
-    character = found[0]
-    return character if character == "\n" or character.isprintable() else json.dumps(character)[1:-1]
-
-
-_UNPRINTABLE = re.compile(r"[^\n -~]")
+    """Escape a character that is valid in JSON, but not printable in a terminal."""
+    return found[0] if found[0].isprintable() else json.dumps(found[0])[1:-1]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -67,20 +66,18 @@ def write_text(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def table(title: str | None = None) -> Table:
-    """A table that stays readable in narrow terminals: no outer box, wrapped titles."""
-    return Table(
-        title=title,
-        box=None,
-        title_justify="left",
-        title_style="bold",
-        header_style="bold cyan",
-        pad_edge=False,
+def table(title: str | None = None, *headings: str) -> Table:
+    """Make a table that stays readable in narrow terminals. A heading with ``>`` is right-aligned."""
+    made = Table(
+        title=title, box=None, title_justify="left", title_style="bold", header_style="bold cyan", pad_edge=False
     )
+    for heading in headings:
+        made.add_column(heading.removeprefix(">"), justify="right" if heading[:1] == ">" else "left", overflow="fold")
+    return made
 
 
 def price_age_note(seen: date, today: date) -> str | None:
-    """A hint where prices are too old to rely on."""
+    """Return a hint if prices are too old to rely on."""
     days = (today - seen).days
     if days <= STALE_DAYS:
         return None

@@ -1,4 +1,4 @@
-"""``deepvm reproduce``: the paper's results made again, and compared."""
+"""``deepvm reproduce``: reproduce the paper's results and compare them. Renders what the paper room returns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from deepvm.cli.render import JsonFlag, console, print_json, stderr, table
 if TYPE_CHECKING:
     from deepvm.paper import Reproduction
 
-_NOTE_COLUMNS = 130  # of the terminal from which notes fit beside the figures
+_NOTE_COLUMNS = 130  # of a terminal that has room for notes
 
 
 def command(
     out: Annotated[Path, typer.Option("--out", help="The folder for tables and figures.")] = Path("reproduction"),
     as_json: JsonFlag = False,
 ) -> None:
-    """Make the paper's tables and figures again, and compare them with what was published."""
+    """Reproduce the paper's tables and figures, and compare them with the published ones."""
     result = _with_progress(out)
     if as_json:
         print_json(result.to_json())
@@ -29,7 +29,7 @@ def command(
 
 
 def _with_progress(out: Path) -> Reproduction:
-    # Imported here: every other command would wait for it.
+    # Imported late: other commands need not wait for it.
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     from deepvm.paper import reproduce
@@ -46,22 +46,19 @@ def _with_progress(out: Path) -> Reproduction:
 def _show(result: Reproduction) -> None:
     notes = console.width >= _NOTE_COLUMNS
     for part in dict.fromkeys(c.part for c in result.comparisons):
-        rows = table(part)
-        rows.add_column("what", overflow="fold", ratio=3)
-        for heading in ("published", "ours", "difference"):
-            rows.add_column(heading, justify="right", overflow="fold")
+        rows = table(part, "what", ">published", ">ours", ">difference")
+        rows.columns[0].ratio = 3
         if notes:
             rows.add_column("note", style="dim", overflow="fold", ratio=2)
         for c in (c for c in result.comparisons if c.part == part):
             published, ours, difference = c.cells()
-            what = f"{c.subject}: {c.quantity}" + (f" ({c.unit})" if c.unit else "")
             colour = "green" if c.agrees else "yellow"
-            cells = [escape(what), escape(published), escape(ours), f"[{colour}]{escape(difference)}[/]"]
+            cells = [escape(c.what), escape(published), escape(ours), f"[{colour}]{escape(difference)}[/]"]
             rows.add_row(*cells, *([escape(c.note)] if notes else []))
         console.print(rows)
         console.print()
     reproduced = [c for c in result.comparisons if c.kind == "reproduced"]
     same = sum(c.agrees for c in reproduced)
     console.print(f"{same} of {len(reproduced)} figures of the published method came out the same;")
-    console.print("the others hold models against measurements, and the paper's words against its data.")
+    console.print("the others compare models with measurements, and the paper's text with its data.")
     console.print(f"{len(result.files)} files written to {escape(str(result.out))}", style="dim", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``deepvm sweep``: every policy at every budget."""
+"""``deepvm sweep``: every policy at every budget. Renders the points of ``plan.sweep``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def command(
     """Compare the policies over a range of budgets."""
     policies = tuple(dict.fromkeys(policy or POLICIES))
     for name in policies:
-        replace(request, policy=name)  # an unknown name is told before anything is searched
+        replace(request, policy=name)  # refuse an unknown name before the search
     at_usd = planning.budgets(parse_usd(first), parse_usd(last), parse_usd(step))
     points = planning.sweep(market, request, at_usd, policies)
     if output is not None:
@@ -67,14 +67,11 @@ def _write_csv(points: list[Point], file: TextIO) -> None:
 
 
 def _show(points: list[Point], policies: tuple[str, ...]) -> None:
-    """One line a budget where a choice changes, so that a long sweep still fits a screen."""
+    """Print the budgets at which a choice changes, so that a long sweep fits a screen."""
     by_budget: dict[float, dict[str, Point]] = {}
     for point in points:
         by_budget.setdefault(point.budget_usd, {})[point.policy] = point
-    rows = table("Performance by policy (a line where a choice changes)")
-    rows.add_column("$/h", justify="right")
-    for name in policies:
-        rows.add_column(name, justify="right", overflow="fold")
+    rows = table("Performance by policy (one line per changed choice)", ">$/h", *(f">{name}" for name in policies))
     before: list[tuple[str | None, str | None]] = []
     for budget, found in by_budget.items():
         now = [(found[p].architecture, found[p].instance) for p in policies]

@@ -1,2 +1,1 @@
-"""Fetching a checkpoint beside the trainer: ``deepvm-fetch`` fills a segment of shared memory while Python still
-imports, and the trainer takes the bytes from there."""
+"""``deepvm-fetch``: a run's stores -> a shared memory segment, while Python imports. The trainer restores from it."""

@@ -1,4 +1,4 @@
-"""One clock for all processes of a machine: seconds since it was started."""
+"""One clock for all processes of a machine, in seconds since boot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def now_s() -> float:
 
 
 def started_ticks(pid: int | str = "self") -> int:
-    """When a process was started, as /proc tells it; with its number that names it for ever. 0 where nothing does."""
+    """Return when a process was started, in ticks since boot; 0 if /proc does not say. With its pid, a unique name."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()  # the program's name may hold anything
@@ -24,6 +24,6 @@ def started_ticks(pid: int | str = "self") -> int:
 
 
 def process_started_s() -> float:
-    """When this process was started; where /proc does not tell, when this module was loaded."""
+    """Return when this process was started; if /proc does not say, when this module was loaded."""
     ticks = started_ticks()
     return ticks / os.sysconf("SC_CLK_TCK") if ticks else _LOADED_S

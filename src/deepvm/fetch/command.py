@@ -1,6 +1,6 @@
-"""``deepvm-fetch``: parse, pull, tell, and keep the segment until the trainer has it.
+"""``deepvm-fetch``: a command line -> a segment (``pull``), which is kept until the trainer has read it.
 
-Starts with the machine, beside the trainer, so what it imports is counted: no torch, no numpy, no Typer.
+It starts beside the trainer, so imports must be few: no torch, no numpy, no Typer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from deepvm.store.base import check_run
 from deepvm.store.urls import KNOWN, open_stores
 from deepvm.units import format_bytes, parse_seconds
 
-NICENESS = 4  # the trainer's import keeps its core, and its first step leaves enough to keep the network busy
-WATCH_S = 0.05  # how often it looks for a signal, and whether its readers have removed the segment
-KEEP_S = 600.0  # a trainer that has not come in ten minutes does not come; its memory is of more use to others
+NICENESS = 4  # the trainer's imports keep their core; its first step leaves enough for the network
+WATCH_S = 0.05  # between checks for a signal, and whether readers removed the segment
+KEEP_S = 600.0  # a trainer that has not started by then will not; free the memory
 INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -40,9 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
         os.nice(NICENESS)
     logging.basicConfig(format="deepvm-fetch: %(message)s", level=logging.INFO, stream=sys.stderr)
     try:
-        return _run(given, stop)
+        return _run(options, stop)
     except Unwanted:
-        print("deepvm-fetch: nobody wants the checkpoint any more: ended before it was whole", file=sys.stderr)
+        print("deepvm-fetch: stopped before the checkpoint was whole: nothing needs it any longer", file=sys.stderr)
         return INTERRUPTED if stop.is_set() else 0
     except DeepvmError as error:
         print(f"deepvm-fetch: {error}", file=sys.stderr)
@@ -61,47 +61,48 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", default="default", help="the run's name, as given to Checkpointer (default: default)")
     parser.add_argument("--step", type=int, help="this checkpoint instead of the newest")
     parser.add_argument(
-        "--into", type=Path, metavar="PATH", help=f"the file to fill; tell the trainer with {segment.PATH_VARIABLE}"
+        "--into", type=Path, metavar="PATH", help=f"the file to fill; set {segment.PATH_VARIABLE} for the trainer"
     )
-    parser.add_argument(
-        "--keep-s", default=str(KEEP_S), help=f"how long it waits for the trainer (default: {KEEP_S:g})"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document once the checkpoint is there")
+    parser.add_argument("--keep-s", default=str(KEEP_S), help=f"how long to wait for the trainer (default: {KEEP_S:g})")
+    parser.add_argument("--json", action="store_true", help="print one JSON document once the checkpoint is fetched")
     return parser
 
 
-def _run(given: argparse.Namespace, stop: threading.Event) -> int:
-    run, keep_s = check_run(given.run), parse_seconds(given.keep_s)
+def _run(options: argparse.Namespace, stop: threading.Event) -> int:
+    run, keep_s = check_run(options.run), parse_seconds(options.keep_s)
     if keep_s <= 0:
-        raise UsageError("--keep-s 0 would fetch a checkpoint and drop it: give the trainer some time")
-    path = segment.default_path(run) if given.into is None else given.into.absolute()
+        raise UsageError(f"--keep-s {options.keep_s} would drop the checkpoint at once: give the trainer some time")
+    path = segment.default_path(run) if options.into is None else options.into.absolute()
     token, key = os.environ.get(variables.TOKEN), os.environ.get(variables.RUN_KEY)
-    stores = open_stores(given.stores, token=token, key=key)
+    stores = open_stores(options.stores, token=token, key=key)
     try:
-        found = pull(stores, run, given.step, path, stop=stop)
+        found = pull(stores, run, options.step, path, stop=stop)
     finally:
         for store in stores:
             store.close()
-    if found is None:
-        if given.step is not None:
-            raise NotFound(f"no store has step {given.step} of run {run}")
-        _tell(given.json, run, None, path, f"no store has a checkpoint of run {run} yet: nothing to fetch")
-        return 0
-    filling, pulled = found
-    rate = pulled.size_bytes / max(pulled.seconds, 1e-9)
-    _tell(
-        given.json, run, pulled, path,
-        f"step {pulled.step} of run {run} from {pulled.store}: {format_bytes(pulled.size_bytes)} in "
-        f"{pulled.seconds:.3f} s ({format_bytes(rate)}/s), in {path}",
-    )  # fmt: skip
-    _keep(filling, keep_s, stop)
+    if found is None and options.step is not None:
+        raise NotFound(f"no store has step {options.step} of run {run}")
+    writer, pulled = found or (None, None)
+    _log(run, pulled, path)
+    if options.json:
+        _print_json(run, pulled, path)
+    if writer is not None:
+        _keep(writer, keep_s, stop)
     return 0
 
 
-def _tell(as_json: bool, run: str, pulled: Pulled | None, path: Path, text: str) -> None:
+def _log(run: str, pulled: Pulled | None, path: Path) -> None:
+    text = f"no store has a checkpoint of run {run} yet: nothing to fetch"
+    if pulled is not None:
+        rate = pulled.size_bytes / max(pulled.seconds, 1e-9)
+        text = (
+            f"step {pulled.step} of run {run} from {pulled.store}: {format_bytes(pulled.size_bytes)} in "
+            f"{pulled.seconds:.3f} s ({format_bytes(rate)}/s), in {path}"
+        )
     logging.getLogger("deepvm.fetch").info("%s", text)
-    if not as_json:
-        return
+
+
+def _print_json(run: str, pulled: Pulled | None, path: Path) -> None:
     document = {
         "run": run,
         "step": pulled.step if pulled else None,
@@ -114,12 +115,12 @@ def _tell(as_json: bool, run: str, pulled: Pulled | None, path: Path, text: str)
     print(json.dumps(document), flush=True)
 
 
-def _keep(filling: SegmentWriter, keep_s: float, stop: threading.Event) -> None:
-    """Until its readers have removed it, or the time is up: then it is removed here."""
+def _keep(writer: SegmentWriter, keep_s: float, stop: threading.Event) -> None:
+    """Wait until readers have removed the segment; remove it when the time is up."""
     ends, swept_s = time.monotonic() + keep_s, time.monotonic()
-    while filling.wanted and not stop.is_set() and time.monotonic() < ends:
+    while writer.is_wanted() and not stop.is_set() and time.monotonic() < ends:
         stop.wait(WATCH_S)
         if time.monotonic() - swept_s > segment.ORPHAN_S:
-            filling.remove_orphans()
+            writer.remove_orphans()
             swept_s = time.monotonic()
-    filling.give_up()
+    writer.give_up()

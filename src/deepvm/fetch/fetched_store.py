@@ -1,4 +1,7 @@
-"""A fetched segment as a store: what it has not, or not any more, comes from the stores behind it."""
+"""A fetched segment -> a store. Chunks that the segment lacks come from the stores behind it, through ``copies``.
+
+``checkpoint.restore.prefetched`` puts it before a run's other stores.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +10,54 @@ import os
 from collections.abc import Sequence
 
 from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable
-from deepvm.fetch.pull import same_bytes
-from deepvm.fetch.segment_reader import Segment, Times, find_segment
+from deepvm.fetch.clock import now_s
+from deepvm.fetch.copies import Copies, same_bytes
+from deepvm.fetch.segment_reader import SegmentReader, find_segment
 from deepvm.store.base import Manifest, MappedBytes, Store, Writer
 from deepvm.store.chunks import check_length, verify_chunk
+from deepvm.store.search import find_checkpoints
 
 log = logging.getLogger("deepvm.fetch")
 
 
 class FetchedStore(Store):
-    """Stands before a run's other stores. ``found`` may be None, on a machine without a segment whose fellow ranks on
-    other machines have one: all ranks have to name the stores in the same order."""
+    """``found`` is None on a machine without a segment if other machines of the job have one: all ranks must list
+    their stores in the same order."""
 
     durable = False
 
-    def __init__(self, found: Segment | None, behind: Sequence[Store], run: str) -> None:
+    def __init__(self, found: SegmentReader | None, behind: Sequence[Store], run: str) -> None:
         self._segment, self._behind, self._run = found, tuple(behind), run
-        self._copies: dict[tuple[int, str], Manifest] = {}  # what stores have under a step, where it is the same bytes
-        self._same: Manifest | None = None  # the last that was found to be of the bytes in the segment
+        self._copies: dict[int, Copies] = {}  # by step
+        self._matching: Manifest | None = None  # the last one that describes the bytes in the segment
         self._confirmed: bool | None = None
-        self._taken: set[int] = set()  # chunks that came from the segment
-        self._missed: set[int] = set()  # those that were not in it, and came from the stores behind
+        self._chunks_fetched: set[int] = set()
+        self._chunks_missing: set[int] = set()  # not in the segment: read from the stores behind it
 
     @property
     def url(self) -> str:
         return "fetched:" if self._segment is None else f"fetched://{self._segment.path}"
 
     def __str__(self) -> str:
-        """What was taken from where."""
+        """Say where the chunks came from."""
         if self._segment is None:
             return "nothing was fetched to this machine"
-        said = f"{len(self._taken)} chunks had been fetched from {self._segment.about.store}"
-        if self._missed:
-            said += f"; the fetcher did not bring {len(self._missed)}, which came from the stores themselves"
-        passed_over = self._segment.about.passed_over
-        return said + (f"; it passed over {'; '.join(passed_over)}" if passed_over else "")
+        about = self._segment.about
+        text = f"{len(self._chunks_fetched)} chunks had been fetched from {about.store}"
+        if self._chunks_missing:
+            text += f"; the fetcher did not bring {len(self._chunks_missing)}, which came from the stores themselves"
+        return text + (f"; it passed over {'; '.join(about.passed_over)}" if about.passed_over else "")
 
     @property
     def used(self) -> bool:
-        """Whether anything was taken from the segment."""
-        return bool(self._taken)
+        """True if a chunk was read from the segment."""
+        return bool(self._chunks_fetched)
 
-    @property
-    def times(self) -> Times | None:
-        """Those of the process that fetched."""
-        return None if self._segment is None else self._segment.times
+    def fetch_interval_s(self) -> tuple[float, float]:
+        """Return when the fetcher started and ended, or now if it still runs, in seconds since boot."""
+        assert self._segment is not None  # noqa: S101 - it was used
+        head = self._segment.read_head()
+        return head.started_s, head.whole_s or now_s()
 
     # --- the contract -------------------------------------------------------------------------------------------
 
@@ -59,35 +65,33 @@ class FetchedStore(Store):
         return [self._run]
 
     def steps(self, run: str) -> list[int]:
-        """The one step that is here, if it still is what the stores have under its number: a run may have been deleted
-        or begun anew since it was fetched. Where nothing is here, the newest that is anywhere: for a rank that speaks
-        for others."""
+        """Return the segment's step, if the stores still have the same bytes for it: the run may have been deleted or
+        restarted. Without a segment, return the newest step of any store, for rank 0 to propose."""
         if run != self._run:
             return []
         if self._segment is None:
-            return sorted({step for store in self._behind for step in _steps(store, run)})[-1:]
+            return [step for step, _ in find_checkpoints(self._behind, run).candidates[:1]]
         return [self._segment.about.manifest.step] if self._is_confirmed(self._segment) else []
 
-    def _is_confirmed(self, found: Segment) -> bool:
-        if self._confirmed is None:
-            self._confirmed = self._confirm(found)
-        return self._confirmed
-
-    def _confirm(self, found: Segment) -> bool:
-        manifest, answered = found.about.manifest, False
+    def _is_confirmed(self, segment: SegmentReader) -> bool:
+        """True if a store has the segment's checkpoint, or if none answers and it came from one of them."""
+        if self._confirmed is not None:
+            return self._confirmed
+        manifest, answered = segment.about.manifest, False
         for store in self._behind:
             try:
-                self._copy_at(store, manifest)
+                self._copies_of(manifest).manifest_at(store)
+                self._confirmed = True
                 return True
             except StoreUnavailable:
                 continue
             except StoreError:
                 answered = True
-        if not answered and found.about.store in self._urls_behind():
-            return True  # no store answers: what came from one of them is all there is
-        why = "no store has such a checkpoint any more" if answered else f"it comes from {found.about.store}"
-        log.warning("step %d in %s is not used: %s", manifest.step, found.path, why)
-        return False
+        self._confirmed = not answered and self._is_from_behind(segment)
+        if not self._confirmed:
+            why = "no store has such a checkpoint any more" if answered else f"it comes from {segment.about.store}"
+            log.warning("step %d in %s is not used: %s", manifest.step, segment.path, why)
+        return self._confirmed
 
     def manifest(self, run: str, step: int) -> Manifest:
         found = self._segment
@@ -102,37 +106,38 @@ class FetchedStore(Store):
         raise failure
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        """From the segment, as soon as it is there; from the stores behind it, if nobody brings it. The fetcher has
-        verified it; it is verified again where a trainer may have written to it since."""
+        """Read from the segment as soon as the chunk arrives, or from the stores behind if it will not. The fetcher
+        verified it; it is verified again if a trainer may have written to it since."""
         offset = check_length(manifest, chunk, into)
-        found = self._holds(manifest)
-        if found is not None and found.await_chunk(chunk):
+        found = self._holding(manifest)
+        if found is not None and found.wait_for_chunk(chunk):
             if not found.is_in_place(offset, into):
                 found.read(offset, into)
             try:
-                if found.taken:
+                if found.may_be_modified:
                     verify_chunk(manifest, chunk, into, self.url)
-                self._taken.add(chunk)
+                self._chunks_fetched.add(chunk)
                 return
             except Corrupt as error:
                 log.warning("%s", error)
-        self._read_behind(manifest, chunk, into)
+        self._copies_of(manifest).read(chunk, into)
+        self._chunks_missing.add(chunk)
 
     @property
     def parallel_reads(self) -> int:
         return os.cpu_count() or 1  # the bytes are in memory
 
     def is_prefetched(self, manifest: Manifest) -> bool:
-        return self._holds(manifest) is not None
+        return self._holding(manifest) is not None
 
     def origin(self, manifest: Manifest) -> str:
-        found = self._holds(manifest)
+        found = self._holding(manifest)
         return self._behind[0].url if found is None else found.about.store
 
     def map(self, manifest: Manifest) -> MappedBytes | None:
         """Return the segment's memory, to be used in place: ``read_chunk`` into a part of it copies nothing."""
-        found = self._holds(manifest)
-        return None if found is None else MappedBytes(view=found.mapped(), complete=False, exclusive=found.alone)
+        found = self._holding(manifest)
+        return None if found is None else MappedBytes(view=found.mapped(), complete=False, exclusive=found.exclusive)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> Writer:  # noqa: ARG002
         raise StoreError(f"{self.url} is for reading: step {step} of {run} ({size_bytes} bytes) cannot be saved there")
@@ -140,67 +145,40 @@ class FetchedStore(Store):
     def delete(self, run: str, step: int) -> None:
         raise StoreError(f"{self.url} is for reading: step {step} of {run} goes when every rank has restored it")
 
-    def done(self) -> None:
-        """This rank has what it wanted; the last of this machine removes the segment. One that comes from other stores
-        is of another job that gave its run the same name, and is left alone."""
+    def release(self) -> None:
+        """Mark the segment as no longer needed by this rank; the last rank of this machine removes it. A segment of
+        other stores belongs to another job with the same run name, and is left alone."""
         found = self._segment
-        if found is not None and (self._confirmed or found.about.store in self._urls_behind()):
-            found.done()
+        if found is not None and (self._confirmed or self._is_from_behind(found)):
+            found.release()
 
     def close(self) -> None:
         found, self._segment = self._segment, None
         if found is not None:
             found.close()
 
-    # --- behind it ----------------------------------------------------------------------------------------------
+    # --- the segment and the stores behind it -------------------------------------------------------------------
 
-    def _urls_behind(self) -> list[str]:
-        return [store.url for store in self._behind]
+    def _is_from_behind(self, segment: SegmentReader) -> bool:
+        return segment.about.store in [store.url for store in self._behind]
 
-    def _holds(self, manifest: Manifest) -> Segment | None:
-        found = self._segment
-        if found is None or manifest is self._same:
-            return found
-        if not same_bytes(manifest, found.about.manifest):
-            return None
-        self._same = manifest
-        return found
+    def _holding(self, manifest: Manifest) -> SegmentReader | None:
+        """Return the segment if it holds the bytes of this manifest."""
+        if self._segment is not None and manifest is not self._matching:  # comparing thousands of digests takes time
+            if not same_bytes(manifest, self._segment.about.manifest):
+                return None
+            self._matching = manifest
+        return self._segment
 
-    def _read_behind(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        failure: StoreError = StoreUnavailable("no store is behind it")
-        for store in self._behind:
-            try:
-                store.read_chunk(self._copy_at(store, manifest), chunk, into)
-                self._missed.add(chunk)
-                return
-            except StoreError as error:
-                failure = error
-        raise failure
-
-    def _copy_at(self, store: Store, manifest: Manifest) -> Manifest:
-        """The same checkpoint as that store describes it, which says where its copies lie."""
-        found = self._copies.get((manifest.step, store.url))
-        if found is None:
-            found = store.manifest(manifest.run, manifest.step)
-            if not same_bytes(found, manifest):
-                raise NotFound(f"{store.url} has other bytes under step {manifest.step}")
-            self._copies[manifest.step, store.url] = found
-        return found
-
-
-def _steps(store: Store, run: str) -> list[int]:
-    try:
-        return store.steps(run)
-    except StoreError as error:
-        log.warning("cannot look for checkpoints in %s: %s", store.url, error)
-        return []
+    def _copies_of(self, manifest: Manifest) -> Copies:
+        return self._copies.setdefault(manifest.step, Copies(manifest, self._behind, {}))
 
 
 def fetched_before(stores: Sequence[Store], run: str) -> FetchedStore | None:
-    """The store to put before all others, if something is fetched for this run on this machine."""
+    """Return the store to put before all others, if something is fetched for this run on this machine."""
     try:
         found = find_segment(run)
     except StoreError as error:
-        log.warning("what was fetched is not used: %s", error)
+        log.warning("the fetched checkpoint is not used: %s", error)
         return None
     return None if found is None else FetchedStore(found, stores, run)

@@ -1,18 +1,21 @@
-"""From stores into a segment: the newest whole checkpoint, in parallel, every chunk verified."""
+"""Stores -> a segment that holds the newest whole checkpoint, every chunk verified. ``command`` keeps the segment."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from deepvm.errors import StoreError, StoreUnavailable
+from deepvm.fetch.copies import Copies
 from deepvm.fetch.segment_writer import SegmentFull, SegmentWriter
-from deepvm.store.base import Manifest, Store
+from deepvm.store.base import Store
 from deepvm.store.chunk_reads import for_each_chunk
+from deepvm.store.search import find_checkpoints
 
 log = logging.getLogger("deepvm.fetch")
 
@@ -21,7 +24,7 @@ END_S = 1.0  # a thread may wait for a node that does not answer; it ends with t
 
 
 class Unwanted(Exception):
-    """Nobody wants the checkpoint any more: it was removed by its readers, or this process is told to end."""
+    """Nothing needs the checkpoint any longer: its readers removed it, or this process got a signal to end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,89 +36,57 @@ class Pulled:
     passed_over: tuple[str, ...]  # newer checkpoints and other copies that could not be used, and why
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Copy:
-    store: Store
-    manifest: Manifest
-
-
 def pull(
     stores: Sequence[Store], run: str, step: int | None, path: Path, *, stop: threading.Event
 ) -> tuple[SegmentWriter, Pulled] | None:
-    """Fill a segment with the newest checkpoint (or that of ``step``) that is whole in one store or in several
-    together, nearest first; None where there is none. Raises where there are some, and none can be used."""
-    filling = SegmentWriter(path)
-    problems: list[str] = []
+    """Fill a segment with the newest checkpoint, or that of ``step``, that one store or several together have whole.
+
+    Returns None if no store has any. Raises if there are some and none can be read.
+    """
+    writer = SegmentWriter(path)
     try:
-        for candidate, having in _candidates(stores, run, step, problems):
+        found = find_checkpoints(stores, run, step)
+        problems = found.problems
+        for candidate, group in groupby(found.candidates, key=lambda one: one[0]):
             began = time.monotonic()
-            copies = list(_copies(having, run, candidate, problems))
-            if not copies:
+            copies = _find_copies([stores[index] for _, index in group], run, candidate, problems)
+            if copies is None:
                 continue
-            nearest = copies[0]
-            filling.choose(nearest.manifest, nearest.store.url, tuple(problems))
             try:
-                used = _fill(filling, copies, problems, stop)
+                _fill(writer, copies, tuple(problems), stop)
             except SegmentFull:
                 raise
             except StoreError as error:
+                problems += copies.problems
                 _pass_over(problems, f"step {candidate}: {error}")
-                filling.give_up()
-                filling = SegmentWriter(path)
+                writer.give_up()
+                writer = SegmentWriter(path)
                 continue
-            filling.finish()
-            return filling, Pulled(
+            return writer, Pulled(
                 step=candidate,
-                store=used,
-                size_bytes=nearest.manifest.size_bytes,
+                store=", ".join(copies.used),
+                size_bytes=copies.manifest.size_bytes,
                 seconds=time.monotonic() - began,
-                passed_over=tuple(problems),
+                passed_over=(*problems, *copies.problems),
             )
+        if problems:
+            raise StoreUnavailable(f"no checkpoint of run {run} can be fetched: {'; '.join(problems)}")
     except BaseException:
-        filling.give_up()
+        writer.give_up()
         raise
-    filling.give_up()
-    if problems:
-        raise StoreUnavailable(f"no checkpoint of run {run} can be fetched: {'; '.join(problems)}")
+    writer.give_up()
     return None
 
 
-def _candidates(
-    stores: Sequence[Store], run: str, step: int | None, problems: list[str]
-) -> Iterator[tuple[int, list[Store]]]:
-    """Steps, newest first, and the stores that have them, nearest first."""
-    having: dict[int, list[Store]] = {}
-    for store in stores:
-        try:
-            for found in store.steps(run):
-                having.setdefault(found, []).append(store)
-        except StoreError as error:
-            _pass_over(problems, f"{store.url}: {error}")
-    for found in sorted(having, reverse=True):
-        if step in (None, found):
-            yield found, having[found]
-
-
-def _copies(stores: Sequence[Store], run: str, step: int, problems: list[str]) -> Iterator[_Copy]:
-    """The nearest copy of a checkpoint, and those in other stores that are the same bytes."""
-    first: Manifest | None = None
-    for store in stores:
+def _find_copies(stores: Sequence[Store], run: str, step: int, problems: list[str]) -> Copies | None:
+    """Return the copies of a checkpoint, from the nearest store on whose manifest can be read."""
+    for index, store in enumerate(stores):
         try:
             manifest = store.manifest(run, step)
+            return Copies(manifest, stores[index:], {store.url: manifest})
         except StoreError as error:
             _pass_over(problems, f"step {step} in {store.url}: {error}")
-            continue
-        first = first or manifest
-        if same_bytes(first, manifest):
-            yield _Copy(store=store, manifest=manifest)
-
-
-def same_bytes(left: Manifest, right: Manifest) -> bool:
-    """Whether two manifests speak of the same bytes, wherever they lie."""
-    shape = (left.run, left.step, left.size_bytes, left.chunk_bytes)
-    return shape == (right.run, right.step, right.size_bytes, right.chunk_bytes) and list(left.digests) == list(
-        right.digests
-    )
+    return None
 
 
 def _pass_over(problems: list[str], problem: str) -> None:
@@ -123,45 +94,17 @@ def _pass_over(problems: list[str], problem: str) -> None:
     log.warning("%s", problem)
 
 
-def _fill(filling: SegmentWriter, copies: Sequence[_Copy], problems: list[str], stop: threading.Event) -> str:
-    """Fill a segment with all chunks; returns the stores that they came from. Fails if no copy has some chunk."""
-    manifest, reader = copies[0].manifest, _Reader(copies, problems)
+def _fill(writer: SegmentWriter, copies: Copies, passed_over: tuple[str, ...], stop: threading.Event) -> None:
+    manifest, nearest = copies.manifest, copies.nearest
+    writer.choose(manifest, nearest.url, passed_over)
 
     def fetch(chunk: int, buffer: memoryview) -> None:
-        reader.read(chunk, buffer)
-        filling.put(chunk, manifest.span(chunk)[0], buffer)
+        copies.read(chunk, buffer)
+        writer.put(chunk, manifest.span(chunk)[0], buffer)
 
     def watch() -> None:
-        if stop.is_set() or not filling.wanted:
+        if stop.is_set() or not writer.is_wanted():
             raise Unwanted
 
-    for_each_chunk(manifest, fetch, threads=copies[0].store.parallel_reads or READERS, watch=watch, grace_s=END_S)
-    return reader.used()
-
-
-class _Reader:
-    """Chunks from the nearest copy that has them. A store that does not answer is asked last from then on."""
-
-    def __init__(self, copies: Sequence[_Copy], problems: list[str]) -> None:
-        self._order = list(copies)
-        self._problems = problems
-        self._used: dict[str, None] = {}
-
-    def read(self, chunk: int, into: memoryview) -> None:
-        failure: StoreError | None = None
-        for copy in list(self._order):
-            try:
-                copy.store.read_chunk(copy.manifest, chunk, into)
-            except StoreError as error:
-                failure = error
-                if len(self._order) > 1:
-                    _pass_over(self._problems, f"chunk {chunk} in {copy.store.url}: {error}")
-                    if isinstance(error, StoreUnavailable):
-                        self._order.sort(key=lambda other, last=copy: other is last)  # type: ignore[misc]
-                continue
-            self._used[copy.store.url] = None
-            return
-        raise failure or StoreUnavailable("no store is left")
-
-    def used(self) -> str:
-        return ", ".join(self._used)
+    for_each_chunk(manifest, fetch, threads=nearest.parallel_reads or READERS, watch=watch, grace_s=END_S)
+    writer.finish()

@@ -1,16 +1,17 @@
-"""One checkpoint in shared memory: a file that several processes can read while it is being filled.
+"""The format of a segment: one checkpoint in shared memory, in a file that ``segment_writer`` fills while several
+processes read it (``segment_reader``).
 
-    0       magic "DVMSEG1" + 0 · version u32 · state u32 · the filler's pid u64 and its start u64 (ticks since boot) ·
-            length of about u64 · chunks u64 · where the data begin u64 · size of the data u64 ·
-            when the filler was started, chose, and was done: 3 × f64, seconds since boot
+    0       magic "DVMSEG1" + 0 · version u32 · state u32 · the writer's pid u64 and its start u64 (ticks since boot) ·
+            length of about u64 · chunks u64 · offset of the data u64 · size of the data u64 ·
+            when the writer started, chose a checkpoint, and ended: 3 × f64, seconds since boot
     2047    1 once a trainer may write to the bytes of the checkpoint
-    2048    a byte for each rank of this machine: 1 once it needs the segment no more
-    4096    about: a JSON document: the store it comes from, what was passed over, and the manifest as text
-    then    a byte for each chunk: 1 once it is there and verified
+    2048    a byte for each rank of this machine: 1 once the rank no longer needs the segment
+    4096    about: a JSON document with the store it comes from, what was passed over, and the manifest as text
+    then    a byte for each chunk: 1 once the chunk has arrived and is verified
     then, at a multiple of 2 MiB, the bytes of the checkpoint
 
-All numbers are little-endian. Whoever fills a segment holds an exclusive flock on it, for as long as it lives: so the
-death of a filler is seen at once. Everything else is written before the state that speaks of it.
+All numbers are little-endian. The writer holds an exclusive flock while it lives, so that readers see its death at
+once. It writes everything else before the state that announces it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import os
 import stat
 import struct
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -35,29 +37,28 @@ from deepvm.store.base import Manifest, check_run
 log = logging.getLogger("deepvm.fetch")
 
 MAGIC, VERSION = b"DVMSEG1\0", 1
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - memory; the folder in it is the user's own, and checked
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - make_folder checks the folder in it
 PATH_VARIABLE = "DEEPVM_FETCHED"
 PAGE_BYTES = 4096
-ALIGN_BYTES = 2 * 2**20  # a huge page, where shared memory has them; what lies before is a hole in the file
-TAKEN_OFFSET, RANKS_OFFSET = 2047, 2048
+ALIGN_BYTES = 2 * 2**20  # a huge page, if shared memory has them; the gap before is a hole in the file
+MODIFIED_OFFSET, RANKS_OFFSET = 2047, 2048
 MOST_RANKS = PAGE_BYTES - RANKS_OFFSET
-STATE_OFFSET = 12
-ORPHAN_S = 5.0  # a trainer may be about to open what its fetcher, killed just now, has left
+_STATE_OFFSET = 12
+ORPHAN_S = 5.0  # a trainer may be about to open the segment of a fetcher that was killed just now
 MOST_ABOUT_BYTES = 256 * 2**20
 _HEAD = struct.Struct("<8sII6Q3d")
-_STATE = struct.Struct("<I")
 
 
 class State(IntEnum):
-    CHOOSING = 1  # nothing is known yet but that somebody is at work
+    CHOOSING = 1  # a writer is at work, and has not chosen a checkpoint yet
     FILLING = 2
     WHOLE = 3
-    FAILED = 4  # given up; what is there is not to be used
+    FAILED = 4  # given up: no more chunks arrive
 
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """What the first bytes say."""
+    """The first bytes."""
 
     state: State
     pid: int
@@ -94,7 +95,7 @@ class Head:
                 data_offset=offset, size_bytes=size, started_s=times[0], chosen_s=times[1], whole_s=times[2],
             )  # fmt: skip
         except ValueError:
-            raise Corrupt(f"a fetched segment is in state {state}, which nobody knows") from None
+            raise Corrupt(f"a fetched segment has an unknown state {state}") from None
         if head.state is not State.CHOOSING and (
             about > MOST_ABOUT_BYTES or offset % ALIGN_BYTES or offset < head.flags_offset + chunks
         ):
@@ -102,16 +103,21 @@ class Head:
         return head
 
 
-HEAD_BYTES = _HEAD.size
+def read_head(fd: int) -> Head:
+    return Head.from_bytes(os.pread(fd, _HEAD.size, 0))
 
 
-def state_bytes(state: State) -> bytes:
-    return _STATE.pack(state)
+def read_state(fd: int) -> int:
+    return int.from_bytes(os.pread(fd, 4, _STATE_OFFSET), "little")
+
+
+def write_state(fd: int, state: State) -> None:
+    os.pwrite(fd, state.to_bytes(4, "little"), _STATE_OFFSET)
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a segment holds."""
+    """The description of the checkpoint in a segment."""
 
     store: str  # where it comes from
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
@@ -135,7 +141,7 @@ class About:
             if type(text) is not str:
                 raise strict.MalformedJson(f"manifest is {strict.brief(text)}, not text")
         except strict.MalformedJson as error:
-            raise Corrupt(f"a fetched segment does not say what it holds: {error}") from None
+            raise Corrupt(f"the description in a fetched segment cannot be read: {error}") from None
         return cls(store=store, passed_over=tuple(passed_over), manifest=Manifest.from_bytes(text.encode()))
 
 
@@ -147,41 +153,54 @@ def data_offset(about_bytes: int, chunks: int) -> int:
 
 
 def default_path(run: str) -> Path:
-    """Where a segment is looked for: named by user and run."""
+    """Return where the trainer looks for a segment: a path with the names of user and run."""
     return SHARED_MEMORY / f"deepvm-{os.getuid()}" / check_run(run)
 
 
 def make_folder(folder: Path) -> None:
-    """The user's own folder in shared memory, where everybody may make one of any name."""
+    """Make the user's own folder in shared memory, where other users may have made one of that name."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         pass
     except OSError as error:
-        raise StoreError(f"{folder} cannot be made ({error.strerror}): give a path with --into") from None
+        raise StoreError(f"{folder} cannot be made ({error.strerror}): pass another path with --into") from None
     found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    _check_private(folder, found, stat.S_ISDIR(found.st_mode))
+
+
+def _check_private(path: Path, found: os.stat_result, right_kind: bool) -> None:
+    if not right_kind or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise AccessDenied(
-            f"{folder} is not this user's alone (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}): "
-            "remove it, or give a path with --into"
+            f"{path} is not this user's alone (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}): "
+            "remove it, or pass another path with --into"
         )
 
 
 def open_private(path: Path) -> int:
-    """Open a segment that nobody else could have written; FileNotFoundError where there is none."""
+    """Open a segment that only this user could have written. Raises FileNotFoundError if there is none."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR):
             raise FileNotFoundError(path) from None
         raise AccessDenied(f"{path} cannot be opened: {error.strerror}") from None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    try:
+        found = os.fstat(fd)
+        _check_private(path, found, stat.S_ISREG(found.st_mode))
+    except AccessDenied:
         os.close(fd)
-        raise AccessDenied(
-            f"{path} is not this user's alone (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}): remove it"
-        )
+        raise
     return fd
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    fd = open_private(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def lock_if_free(fd: int, how: int = fcntl.LOCK_EX) -> bool:
@@ -193,38 +212,28 @@ def lock_if_free(fd: int, how: int = fcntl.LOCK_EX) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove what a filler left that was killed, if it left something."""
-    try:
-        fd = open_private(path)
-    except (OSError, StoreError):
-        return
-    try:
+    """Remove what a killed writer left, if anything."""
+    with suppress(OSError, StoreError), opened(path) as fd:
         unlink_if_same(path, fd)
-    finally:
-        os.close(fd)
 
 
 def remove_orphans(*, but: str) -> None:
-    """Remove the segments of runs other than ``but`` whose filler was killed. A trainer that reads one has it open, and
-    keeps it; one that comes later than ORPHAN_S restores from its stores."""
+    """Remove the segments of other runs than ``but`` whose writer was killed. A trainer that reads one keeps it open;
+    one that starts later than ORPHAN_S restores from its stores."""
     folder = default_path(but).parent
     try:
         names = [name for name in os.listdir(folder) if name != but]
-    except OSError:  # there is none, or it is not ours to look into
+    except OSError:  # it does not exist, or belongs to another user
         return
     for name in names:
-        with suppress(OSError, StoreError):  # gone meanwhile, or not this user's alone
-            fd = open_private(folder / name)
-            try:
-                old = time.time() - os.fstat(fd).st_mtime >= ORPHAN_S
-                if old and lock_if_free(fd) and unlink_if_same(folder / name, fd):
-                    log.info("removed %s, which a fetcher left that was killed", folder / name)
-            finally:
-                os.close(fd)
+        with suppress(OSError, StoreError), opened(folder / name) as fd:  # or it is gone, or not this user's alone
+            old = time.time() - os.fstat(fd).st_mtime >= ORPHAN_S
+            if old and lock_if_free(fd) and unlink_if_same(folder / name, fd):
+                log.info("removed %s of a fetcher that was killed", folder / name)
 
 
 def unlink_if_same(path: Path, fd: int) -> bool:
-    """Remove a file if it is still the one that is open; and the user's folder, if that was the last in it."""
+    """Remove a file if it is still the open one; then the user's folder, if it is empty."""
     try:
         if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
             return False

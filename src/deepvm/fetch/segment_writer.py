@@ -1,8 +1,7 @@
-"""The writing side of a segment.
+"""A manifest and verified chunks, from ``pull`` -> a segment.
 
-Bytes are written with pwrite, not through a mapping: that takes 0.37 s of processor time for each GiB; copying into a
-fresh mapping takes 0.8 s, or 0.64 s if it is populated first (MADV_POPULATE_WRITE). And a full file system is an error,
-not a signal.
+Bytes are written with pwrite: 0.37 s of processor time per GiB. Copying into a fresh mapping takes 0.8 s, or 0.64 s
+with MADV_POPULATE_WRITE, and a full file system is then a signal instead of an error.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ from deepvm.store.base import Manifest
 from deepvm.units import format_bytes
 
 TRIES = 100
-BUSY_S = 0.3  # readers hold the lock for an instant, when they look whether the filler lives
-SPARE = 1.02  # as much room as the checkpoint and a little more, so that the last page of the machine is not taken
+BUSY_S = 0.3  # readers hold the lock for an instant, to see whether the writer lives
+SPARE = 1.02  # of the checkpoint's size: leave the machine some memory
 
 
 class SegmentWriter:
-    """A segment that this process fills. It exists under its name from the start, so that a trainer that comes early
-    knows that somebody is at work."""
+    """A segment that this process fills. It has its name from the start, so that an early trainer waits for it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +47,7 @@ class SegmentWriter:
         os.ftruncate(self._fd, segment.PAGE_BYTES)
 
     def remove_orphans(self) -> None:
-        """Remove what fetchers of other runs left that were killed: nobody else would."""
+        """Remove what killed fetchers of other runs left: no other process does."""
         if self._shared:
             segment.remove_orphans(but=self.path.name)
 
@@ -60,25 +58,21 @@ class SegmentWriter:
             except FileExistsError:
                 self._remove_dead()
                 continue
-            except FileNotFoundError:  # the folder went with the last segment in it
-                if self.path != segment.default_path(self.path.name):
-                    raise StoreUnavailable(f"{self.path.parent} is no folder: make it first") from None
+            except FileNotFoundError:  # the folder was removed with the last segment in it
+                if not self._shared:
+                    raise StoreUnavailable(f"{self.path.parent} does not exist: make it first") from None
                 segment.make_folder(self.path.parent)
                 continue
             except OSError as error:
                 raise StoreUnavailable(f"{self.path} cannot be made: {error.strerror}") from None
             if segment.lock_if_free(fd) and os.fstat(fd).st_nlink:
                 return fd
-            os.close(fd)  # another fetcher took it for a dead one's, between its creation and its lock
-        raise StoreUnavailable(f"{self.path} appears and vanishes: are several fetchers at work?")
+            os.close(fd)  # another fetcher removed it as orphaned, between its creation and its lock
+        raise StoreUnavailable(f"{self.path} was removed {TRIES} times: stop other fetchers of this run")
 
     def _remove_dead(self) -> None:
-        """Remove what a dead fetcher left; raises where it lives."""
-        try:
-            fd = segment.open_private(self.path)
-        except FileNotFoundError:
-            return
-        try:
+        """Remove what a dead fetcher left. Raises if it is alive."""
+        with suppress(FileNotFoundError), segment.opened(self.path) as fd:
             deadline = time.monotonic() + BUSY_S
             while not segment.lock_if_free(fd):
                 if time.monotonic() > deadline:
@@ -87,13 +81,11 @@ class SegmentWriter:
                     )
                 time.sleep(0.01)
             segment.unlink_if_same(self.path, fd)
-        finally:
-            os.close(fd)
 
     # --- filling ------------------------------------------------------------------------------------------------
 
     def choose(self, manifest: Manifest, store: str, passed_over: tuple[str, ...]) -> None:
-        """Tell what will be here. Raises where there is too little room for it."""
+        """Announce the checkpoint. Raises SegmentFull if there is too little room for it."""
         self._check_room(manifest.size_bytes)
         about = About(store=store, passed_over=passed_over, manifest=manifest).to_bytes()
         chunks = len(manifest.digests)
@@ -113,9 +105,9 @@ class SegmentWriter:
         self._set_state(State.FILLING)
 
     def put(self, chunk: int, offset: int, data: memoryview) -> None:
-        """A chunk that is verified, at its place in the checkpoint."""
+        """Write a verified chunk to its offset in the checkpoint."""
         at, done = self._head.data_offset + offset, 0
-        # One at a time: the kernel writes to one place in a file at a time, too, but spins for its turn.
+        # One thread at a time: the kernel also serializes writes to a file, but spins
         with self._writing, _explained(self.path, self._head.size_bytes):
             while done < len(data):
                 done += os.pwrite(self._fd, data[done:], at + done)
@@ -128,12 +120,12 @@ class SegmentWriter:
 
     def _set_state(self, state: State) -> None:
         self._head = dataclasses.replace(self._head, state=state)
-        os.pwrite(self._fd, segment.state_bytes(state), segment.STATE_OFFSET)
+        segment.write_state(self._fd, state)
 
     def _check_room(self, size_bytes: int) -> None:
         found = os.statvfs(self.path.parent)
         free = found.f_bavail * found.f_frsize
-        if segment.SHARED_MEMORY in self.path.parents:  # it may be larger than what is left of the memory
+        if segment.SHARED_MEMORY in self.path.parents:  # its limit may exceed the free memory
             free = min(free, _available_memory_bytes() or free)
         if free < size_bytes * SPARE:
             raise SegmentFull(
@@ -144,13 +136,12 @@ class SegmentWriter:
 
     # --- the end ------------------------------------------------------------------------------------------------
 
-    @property
-    def wanted(self) -> bool:
-        """Whether its readers have not removed it."""
+    def is_wanted(self) -> bool:
+        """True if its readers have not removed it."""
         return os.fstat(self._fd).st_nlink > 0
 
     def give_up(self) -> None:
-        """Remove it. A reader that is waiting for more reads from the stores."""
+        """Remove it. Readers that wait for more chunks turn to the stores."""
         if self._fd < 0:
             return
         if self._head.state is not State.WHOLE:

@@ -1,9 +1,8 @@
-"""Which addresses a node dials. They come from manifests, which any client may write: so the node has its own rule.
+"""Check the addresses that a node dials. They come from manifests, which any client may write.
 
-Node 0 fetches chunks from the other nodes of a checkpoint (writeback/peers.py). Without ``--peers`` it dials addresses
-of its own kind: a node on loopback dials loopback, any other dials no loopback, link-local (where clouds keep their
-metadata), multicast or unspecified address, and from a private network only private ones. Ports below 1024 are never
-dialled.
+Node 0 fetches chunks from the other nodes of a checkpoint (writeback/peers.py). Without ``--peers``, a node on loopback
+dials loopback. Any other dials no loopback, link-local (where clouds have their metadata), multicast or unspecified
+address, and from a private network only private ones. Ports below 1024 are never dialled.
 """
 
 from __future__ import annotations
@@ -45,14 +44,14 @@ class PeerRule:
         if host.lower() in self._names:
             return
         for found in _resolve(host, port):
-            allowed = any(found in network for network in self._networks) if self._allowed else self._is_kin(found)
+            allowed = any(found in network for network in self._networks) if self._allowed else self._is_like_own(found)
             if not allowed:
                 raise AccessDenied(
-                    f"memory node {address} is not dialled: {found} is not of this node's network; "
+                    f"memory node {address} is not dialled: {found} is not in this node's network; "
                     "if it is a node of this cluster, start this one with --peers"
                 )
 
-    def _is_kin(self, found: _Address) -> bool:
+    def _is_like_own(self, found: _Address) -> bool:
         own = _resolve(self._own_host, 0)
         if all(one.is_loopback for one in own):
             return found.is_loopback
@@ -66,5 +65,5 @@ def _resolve(host: str, port: int) -> list[_Address]:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise StoreUnavailable(f"the host {host!r:.100} is unknown: {error}") from None
+        raise StoreUnavailable(f"the host {host!r:.100} cannot be resolved: {error}") from None
     return [numeric_ip(row[4][0]) for row in found]

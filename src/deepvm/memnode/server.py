@@ -1,18 +1,17 @@
-"""The memory node: listens, gives every client a thread, and stops within its deadlines."""
+"""Run a memory node: settings in, a listening server out. Each client has a thread (serving/connection.py)."""
 
 from __future__ import annotations
 
-import socket
 import ssl
 import threading
 import time
 from typing import Any
 
 import deepvm
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.monitoring.metrics import MetricsServer
-from deepvm.memnode.serving.admission import Admission, AdmittedPeer
 from deepvm.memnode.serving.connection import ClientConnection
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.settings import Settings
@@ -21,10 +20,9 @@ from deepvm.memnode.storage.budgets import Budget, KeptDocuments
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
-from deepvm.protocol.addresses import join_address
+from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
 from deepvm.protocol.auth import resolve_all
 from deepvm.protocol.credentials import server_tls
-from deepvm.protocol.sockets import accept_each, interrupt, listen_at
 
 _TICK_S = 0.5
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand
@@ -41,7 +39,6 @@ class MemoryNode:
         self.arena.prefault(_TOUCHED_FIRST_BYTES // self.settings.block_bytes)
         self.documents = Budget(self.settings.incoming_documents_bytes)
         self.kept = KeptDocuments(self.settings.kept_documents_bytes)
-        self.admission = Admission(self.settings.limits)
         try:
             self.writeback = Writeback(self.settings, self.log)
         except BaseException:
@@ -54,21 +51,21 @@ class MemoryNode:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._threads: dict[ClientConnection, threading.Thread] = {}
-        self._background: list[threading.Thread] = []
-        self._listener: socket.socket | None = None
-        self._address = ""
+        self._tidying = threading.Thread(target=self._tidy, name="deepvm-tidy", daemon=True)
+        self._acceptor: Acceptor | None = None
         self.advertised: frozenset[str] = frozenset()
         self._tls: ssl.SSLContext | None = None
         self._metrics: MetricsServer | None = None
 
     @property
     def address(self) -> str:
-        return self._address
+        """Where the node listens; empty before ``start``."""
+        return "" if self._acceptor is None else self._acceptor.address
 
     @property
     def connections(self) -> int:
-        """Clients that are connected, those who have not finished their handshake included."""
-        return len(self.admission)
+        """The number of connections, those included that have not finished their handshake."""
+        return 0 if self._acceptor is None else len(self._acceptor)
 
     def __enter__(self) -> MemoryNode:
         self.start()
@@ -85,12 +82,18 @@ class MemoryNode:
             self.advertised = resolve_all(self.settings.advertise)
             self.arena.start()
             loaded = self.writeback.start(self.runs, self.arena)
-            self._listener = listen_at(self.settings.listen)
-            self._address = join_address(*self._listener.getsockname()[:2])
-            for work in (self._accept, self._tidy):
-                thread = threading.Thread(target=work, name=f"deepvm-{work.__name__}", daemon=True)
-                thread.start()
-                self._background.append(thread)
+            limits = self.settings.limits
+            self._acceptor = Acceptor(
+                self.settings.listen,
+                self._serve,
+                connections=limits.connections,
+                connections_of_a_host=limits.connections_of_a_host,
+                handshakes=limits.handshakes,
+                dropped=lambda peer: self._refused(peer.host, TOO_MANY_HANDSHAKES),
+                failed=lambda error: self.log.warning("accept failed", error=str(error) or type(error).__name__),
+            )
+            self._acceptor.start()
+            self._tidying.start()
             if self.settings.metrics is not None:
                 self._metrics = MetricsServer(self.settings.metrics, self.status)
                 self._metrics.start()
@@ -99,7 +102,7 @@ class MemoryNode:
             raise
         self.log.info(
             "listening",
-            address=self._address,
+            address=self.address,
             capacity_bytes=self.arena.capacity_bytes,
             block_bytes=self.settings.block_bytes,
             tls=self._tls is not None,
@@ -109,47 +112,29 @@ class MemoryNode:
             version=deepvm.__version__,
         )
 
-    def _accept(self) -> None:
-        assert self._listener is not None  # noqa: S101 - start() made it
-        accept_each(self._listener, self._admit, stopping=lambda: self.stopping, failed=self._accept_failed)
+    def admit(self, peer: Peer) -> None:
+        """Give a client whose handshake is over its place, or refuse it."""
+        reason = None if self._acceptor is None else self._acceptor.admit(peer)
+        if reason is not None:
+            self._refused(peer.name, reason)
+            raise RequestRefused("busy", reason)
 
-    def _accept_failed(self, error: Exception) -> None:
-        self.log.warning("accept failed", error=str(error) or type(error).__name__)
+    def _refused(self, client: str, reason: str) -> None:
+        self.counters.add(connections_refused=1)
+        self.log.warning("refused", client=client, reason=reason)
 
-    def _admit(self, sock: socket.socket, address: Any) -> None:
-        name = join_address(*address[:2])
-        place, dropped = self.admission.enter(sock, address[0])
-        if dropped is not None:
-            self.counters.add(connections_refused=1)
-            self.log.warning("refused", client=dropped.host, reason="too many connections are shaking hands")
-        thread = threading.Thread(target=self._serve, args=(place, name), name=f"deepvm-{name}", daemon=True)
-        try:
-            thread.start()
-        except BaseException:
-            self.admission.leave(place)
-            raise
-
-    def _serve(self, place: AdmittedPeer, name: str) -> None:
+    def _serve(self, peer: Peer) -> None:
         self.counters.add(connections_total=1)
         try:
-            self._serve_one(place, name)
-        except Exception as error:  # out of memory, for one: this client loses its connection, the others nothing
-            self.log.error("internal error", client=name, error=f"{type(error).__name__}: {error}")
-        finally:
-            place.sock.close()
-            self.admission.leave(place)
-
-    def _serve_one(self, place: AdmittedPeer, name: str) -> None:
-        try:
             if self._tls is not None:
-                place.sock.settimeout(self.settings.limits.handshake_s)
-                place.sock = tls = self._tls.wrap_socket(place.sock, server_side=True, do_handshake_on_connect=False)
+                peer.sock.settimeout(self.settings.limits.handshake_s)
+                peer.sock = tls = self._tls.wrap_socket(peer.sock, server_side=True, do_handshake_on_connect=False)
                 tls.do_handshake()
-            channel = ClientSocket(place.sock, frame_s=self.settings.limits.frame_s)
+            channel = ClientSocket(peer.sock, frame_s=self.settings.limits.frame_s)
         except OSError as error:  # ssl's errors are among them
-            self.log.warning("handshake failed", client=name, error=str(error))
+            self.log.warning("handshake failed", client=peer.name, error=str(error))
             return
-        connection = ClientConnection(self, channel, name, place)
+        connection = ClientConnection(self, channel, peer)
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:
@@ -161,7 +146,7 @@ class MemoryNode:
                 del self._threads[connection]
 
     def _tidy(self) -> None:
-        """Uploads that nobody touches any more give their memory back."""
+        """Free the memory of abandoned uploads."""
         idle_s = self.settings.limits.upload_idle_s
         while not self.closing:
             for run in self.runs:
@@ -171,27 +156,27 @@ class MemoryNode:
     # --- stop -----------------------------------------------------------------------------------------------------
 
     def stop(self, *, now: bool = False) -> None:
-        """Uploads in progress may finish and what is committed is written on, within deadlines; ``now``: neither."""
+        """Let uploads finish and write back what is committed, within deadlines; ``now``: neither."""
         limits = self.settings.limits
         if self.closing:
             return
         self.stopping = True
-        if self._listener is not None:
-            interrupt(self._listener)  # or accept() would wait for its time-out
-            self._listener.close()
+        if self._acceptor is not None:
+            self._acceptor.stop()
         deadline = time.monotonic() + (0 if now else limits.stop_s)
         while time.monotonic() < deadline and self._under_way():
             time.sleep(0.02)
         self.closing = True
         self._wake.set()
         with self._lock:
-            waiting = list(self._threads.items())
-            for connection, _ in waiting:
-                connection.interrupt()
-        for thread in [thread for _, thread in waiting] + self._background:
-            thread.join(5)
+            waiting = dict(self._threads)
+        for connection in waiting:
+            connection.interrupt()
+        for thread in (*waiting.values(), self._tidying):
+            if thread.ident is not None:
+                thread.join(5)
         if not self.writeback.flush(0 if now else limits.flush_s):
-            self.log.warning("not everything was written on", **self.writeback.status())
+            self.log.warning("not everything was written back", **self.writeback.status())
         self.writeback.close()
         if self._metrics is not None:
             self._metrics.close()
@@ -209,7 +194,7 @@ class MemoryNode:
         return {
             "version": deepvm.__version__,
             "protocol": frames.VERSION,
-            "address": self._address,
+            "address": self.address,
             "uptime_s": round(time.time() - self._started_s, 3),
             "stopping": self.stopping,
             "capacity_bytes": self.arena.capacity_bytes,

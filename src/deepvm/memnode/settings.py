@@ -1,4 +1,4 @@
-"""What a memory node is told when it starts, checked at birth."""
+"""The settings of a memory node, checked when they are made: options of the command line in, valid values out."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What one client, or all of them, may take."""
+    """Limits for one client, or for all of them."""
 
-    connections: int = 256  # of clients that have shown the token
+    connections: int = 256  # of clients that have proved the token
     connections_of_a_host: int = 192  # of them
-    handshakes: int = 64  # connections that have not shown it yet
+    handshakes: int = 64  # connections that have not proved it yet
     runs: int = 1000
     handshake_s: float = 5.0
     frame_s: float = 60.0  # a frame that has begun arrives, or an answer is taken, within this: 8 MiB at 1 Mbit/s
     idle_s: float = 6 * 3600.0  # between frames; trainers are silent between saves
-    upload_idle_s: float = 300.0  # an upload that nobody touches any more gives its memory back
+    upload_idle_s: float = 300.0  # an upload without any request for this long is dropped
     room_s: float = 2.0  # how long a new upload waits for blocks that are still being read
     stop_s: float = 10.0  # uploads in progress may finish when the node stops
     flush_s: float = 30.0  # and what is committed may reach the disk
@@ -48,15 +48,13 @@ class Settings:
     buffers: int = 2  # checkpoints of a run in memory, the one in progress included
     token: str | None = field(default=None, repr=False)
     spill: Path | str | None = None
-    spill_keep: int | None = None  # checkpoints of a run in the spill directory; as many as buffers unless told
+    spill_keep: int | None = None  # checkpoints of a run in the spill directory; by default as many as buffers
     durable: Store | str | None = None
-    durable_keep: int | None = None  # all, unless told
+    durable_keep: int | None = None  # by default all
     tls_cert: Path | str | None = None
     tls_key: Path | str | None = None
     metrics: str | None = None  # HOST:PORT
-    peers: tuple[
-        str, ...
-    ] = ()  # nodes that it may dial: hosts, addresses or networks; those of its own kind unless told
+    peers: tuple[str, ...] = ()  # hosts, addresses or networks of nodes that it may dial; by default like its own
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
@@ -65,24 +63,19 @@ class Settings:
             split_address(address)
         if not frames.LEAST_BLOCK_BYTES <= self.block_bytes <= frames.MOST_BLOCK_BYTES or self.block_bytes % 4096:
             raise UsageError(
-                f"a block of {self.block_bytes} bytes: take a multiple of 4096 from "
+                f"block_bytes is {self.block_bytes}: it must be a multiple of 4096 from "
                 f"{frames.LEAST_BLOCK_BYTES} to {frames.MOST_BLOCK_BYTES}"
             )
+        capacity, block = format_bytes(self.capacity_bytes), format_bytes(self.block_bytes)
         if self.capacity_bytes < self.block_bytes:
-            raise UsageError(
-                f"a capacity of {format_bytes(self.capacity_bytes)} holds no block of {format_bytes(self.block_bytes)}"
-            )
+            raise UsageError(f"a capacity of {capacity} is less than one block of {block}: raise --capacity")
         machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if self.capacity_bytes > machine_bytes:
             raise UsageError(
-                f"a capacity of {format_bytes(self.capacity_bytes)} is more than the {format_bytes(machine_bytes)} "
-                "of memory that this machine has"
+                f"a capacity of {capacity} is more than the {format_bytes(machine_bytes)} of memory of this machine"
             )
-        for name, count in (
-            ("buffers", self.buffers),
-            ("spill-keep", self.spill_keep),
-            ("durable-keep", self.durable_keep),
-        ):
+        kept = {"buffers": self.buffers, "spill-keep": self.spill_keep, "durable-keep": self.durable_keep}
+        for name, count in kept.items():
             if count is not None and count < 1:
                 raise UsageError(f"{name} is {count}: at least one checkpoint must be kept")
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -101,7 +94,7 @@ class Settings:
 
     @property
     def kept_documents_bytes(self) -> int:
-        """Manifests and ranks' states, beside the capacity; at least what one rank may send, kept twice."""
+        """For manifests and ranks' states, beside the capacity; at least what one rank may send, twice."""
         return max(40 * 2**20, self.capacity_bytes // 4)
 
     @property

@@ -1,4 +1,4 @@
-"""The paper's tables and figures, made again and compared with what was published."""
+"""The paper's data in; its tables and figures, reproduced and compared, out. ``deepvm reproduce`` calls it."""
 
 from deepvm.paper.reproduce import Reproduction, reproduce
 

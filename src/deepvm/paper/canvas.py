@@ -1,4 +1,4 @@
-"""How every figure is made: no window, one look, the same bytes on every run."""
+"""Draw figures: paths and a size in, files with one style and the same bytes on every run out. For ``figures``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, QUIET, GRID = "#222222", "#6b6b6b", "#e4e4e4"
-# Okabe and Ito's colours, which colour-blind readers tell apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"
 _STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so that figures look the same everywhere
+    "font.family": "DejaVu Sans",  # part of matplotlib, so that figures look the same everywhere
     "font.size": 10,
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -38,7 +38,7 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "figure.constrained_layout.w_pad": 0.14,
     "figure.constrained_layout.h_pad": 0.12,
-    "svg.hashsalt": "deepvm",  # else ids are random
+    "svg.hashsalt": "deepvm",  # without it, ids are random
 }
 # Dates and versions would make equal figures differ.
 _METADATA: dict[str, dict[str, None]] = {
@@ -57,16 +57,16 @@ def require_matplotlib() -> None:
 
 @contextmanager
 def figure(paths: Sequence[Path], *, width_in: float, height_in: float) -> Iterator[Figure]:
-    """A figure to draw on, written to all paths at the end, in the formats that their suffixes name."""
+    """Yield a figure to draw on, then write it to all paths in the formats of their suffixes."""
     for path in paths:
         if path.suffix.lower() not in _METADATA:
-            raise UsageError(f"{path} names no format of figures: end it in {', '.join(_METADATA)}")
+            raise UsageError(f"{path} has no known figure format: use {', '.join(_METADATA)}")
     require_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure as NewFigure  # not pyplot, which may open windows
 
     with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # a reader's own settings are for his own figures
+        matplotlib.rcdefaults()  # ignore the user's own settings
         matplotlib.rcParams.update(cast(Any, _STYLE))  # its stubs spell out every key
         drawn = NewFigure(figsize=(width_in, height_in), layout="constrained")
         yield drawn
@@ -84,7 +84,7 @@ def _save(drawn: Figure, path: Path) -> None:
 
 
 def headline(drawn: Figure, title: str, subtitle: str) -> None:
-    """What the figure shows, and below it how it came about."""
+    """Write a title, and below it how the figure was made."""
     drawn.suptitle(title, x=0.14 / drawn.get_figwidth(), ha="left", fontsize=13, fontweight="bold")
     if subtitle:
         drawn.text(
@@ -101,7 +101,7 @@ def headline(drawn: Figure, title: str, subtitle: str) -> None:
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], *, gap: float = 0.055) -> None:
-    """Write names beside the right ends of lines, (x, y, name, colour), pushed apart where they would touch."""
+    """Write names beside the right ends of lines, (x, y, name, colour), without overlap."""
     low, high = axes.get_ylim()
     height = (high - low) or 1.0
     right = axes.get_xlim()[1]

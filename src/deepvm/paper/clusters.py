@@ -1,6 +1,6 @@
-"""Table IV and Figure 4 again: which clusters $3 an hour buys, how long they take, and what they cost.
+"""Table IV and Figure 4: a catalogue in; clusters for $3 an hour, their makespans and costs beside the published out.
 
-Makespans are predicted relative to DeepVM's first cluster, the one measurement that a prediction has to start from.
+Makespans are predicted relative to the measured makespan of DeepVM's first cluster.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from deepvm.performance import MeasuredPoints, curve_from_spec
 from deepvm.plan import Recommendation, Request, plan
 from deepvm.plan.request import POLICIES
 
+_FIRST_S = reference.TABLE_IV[0].makespan_s
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """A row of Table IV: as published and measured, and as planned and predicted here."""
 
-    published: reference.Cluster
+    published: reference.PublishedCluster
     gpu: str
     gpu_count: int
     cpu: str | None
@@ -39,20 +41,19 @@ class Row:
 
     @property
     def published_text(self) -> str:
-        was = self.published
-        return cluster_text(was.gpu, was.gpu_count, was.cpu, was.cpu_count)
+        return _cluster_text(self.published)
 
     @property
     def our_text(self) -> str:
-        return cluster_text(self.gpu, self.gpu_count, self.cpu, self.cpu_count)
+        return _cluster_text(self)
 
 
-def cluster_text(gpu: str, gpu_count: int, cpu: str | None, cpu_count: int) -> str:
-    return f"{gpu_count} × {gpu}" + ("" if cpu is None else f" + {cpu_count} × {cpu}")
+def _cluster_text(row: Row | reference.PublishedCluster) -> str:
+    return f"{row.gpu_count} × {row.gpu}" + ("" if row.cpu is None else f" + {row.cpu_count} × {row.cpu}")
 
 
 def make_rows(catalog: Catalog) -> tuple[Row, ...]:
-    """Table IV by the planner under the published objective, each row beside the published one."""
+    """Plan Table IV under the published objective, each row beside the published one."""
     found = {policy: _plan(catalog, policy) for policy in POLICIES}
     first = found["deepvm"][0]
     rows = []
@@ -67,8 +68,8 @@ def make_rows(catalog: Catalog) -> tuple[Row, ...]:
                 cpu=cpu,
                 cpu_count=cpu_count,
                 hourly_usd=best.hourly_usd,
-                by_points_s=_anchor_s() * epoch_s(gpu, gpu_count) / epoch_s(*_machines(first)[:2]),
-                by_paper_s=_anchor_s() * first.performance / best.performance,
+                by_points_s=_FIRST_S * epoch_s(gpu, gpu_count) / epoch_s(*_machines(first)[:2]),
+                by_paper_s=_FIRST_S * first.performance / best.performance,
             )
         )
     return tuple(rows)
@@ -92,12 +93,8 @@ def _machines(best: Recommendation) -> tuple[str, int, str | None, int]:
     return best.worker.instance, best.nodes, memory.instance, memory.count
 
 
-def _anchor_s() -> float:
-    return reference.TABLE_IV[0].makespan_s
-
-
 def epoch_s(gpu: str, nodes: int) -> float:
-    """Seconds of an epoch of the scaling figure, by the curve through its measured points."""
+    """Return the seconds of an epoch of the scaling figure, by the curve through its measured points."""
     curve = MeasuredPoints(nodes=reference.SCALING_NODES, seconds=reference.SCALING_S[gpu])
     return curve.seconds[0] / float(curve.speedup(nodes))
 
@@ -124,7 +121,7 @@ def _compare_row(row: Row) -> list[Comparison]:
 
 
 def _compare_prediction(row: Row, part: str, what: str) -> list[Comparison]:
-    was, starts = row.published, "the measured makespan of DeepVM 1st, which predictions start from"
+    was, starts = row.published, "the measured makespan of DeepVM 1st, the base of predictions"
     first = reference.TABLE_IV[0]
     anchored = (row.gpu, row.gpu_count) == (first.gpu, first.gpu_count)
     lines = []
@@ -162,9 +159,9 @@ def _compare_ratios(catalog: Catalog, rows: Sequence[Row]) -> list[Comparison]:
         )
         for quantity, published, ours, note in (
             (f"{over}, by measured points",
-             reference.PERFORMANCE_FIRST_RATIO_BY_POINTS, last.by_points_s / _anchor_s(), measured),
+             reference.PERFORMANCE_FIRST_RATIO_BY_POINTS, last.by_points_s / _FIRST_S, measured),
             (f"{over}, by the paper's model",
-             reference.PERFORMANCE_FIRST_RATIO_BY_PAPER, last.by_paper_s / _anchor_s(), measured),
+             reference.PERFORMANCE_FIRST_RATIO_BY_PAPER, last.by_paper_s / _FIRST_S, measured),
             (f"speedup of {last.gpu_count} × {last.gpu}, by measured points",
              reference.SEVEN_G5_SPEEDUP, speedup, f"the paper's model claims {claimed:.2f}"),
         )

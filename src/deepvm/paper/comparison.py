@@ -1,4 +1,4 @@
-"""One line of the comparison: what was published, what came out here, and the difference."""
+"""One line of the comparison: a published and a computed figure in; difference, text and JSON out."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-COLUMNS = ("part", "kind", "subject", "quantity", "unit", "published", "ours", "difference", "relative", "note")
-
+from deepvm.json_fields import json_fields
 
 Kind = Literal["reproduced", "predicted", "refitted", "claimed", "improved"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Numbers are compared by difference, words by being the same.
+    """Numbers compare by difference, texts by equality.
 
-    What was ``reproduced`` has to be the same. ``predicted`` holds a measurement against a model of ours or the
-    paper's, ``refitted`` a parameter against our fit, ``claimed`` the paper's words against its method and data, and
-    ``improved`` the published method against ours."""
+    ``reproduced`` figures must be equal. ``predicted`` compares a measurement with a model, ``refitted`` a parameter
+    with our fit, ``claimed`` the paper's text with its method and data, ``improved`` the published method with ours."""
 
     part: str  # of the paper: Table IV, Figure 3 ...
     kind: Kind
@@ -38,35 +36,28 @@ class Comparison:
 
     @property
     def relative(self) -> float | None:
-        """The difference as a share of what was published."""
+        """The difference as a fraction of the published figure."""
         if self.difference is None or isinstance(self.published, str) or self.published == 0:
             return None
         return self.difference / self.published
 
     @property
     def agrees(self) -> bool:
-        """Whether it is the same as far as it was printed."""
+        """True if both are equal in the printed digits."""
         if self.difference is None:
             return self.published == self.ours
         return abs(self.difference) <= 0.5 * 0.1**self.decimals * (1 + 1e-6)
 
     def cells(self) -> tuple[str, str, str]:
-        """Published, ours and difference, as people read them."""
+        """Format published, ours and difference for people."""
         return self._text(self.published), self._text(self.ours), self._difference_text()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "part": self.part,
-            "kind": self.kind,
-            "subject": self.subject,
-            "quantity": self.quantity,
-            "unit": self.unit,
-            "published": self.published,
-            "ours": self.ours,
-            "difference": self.difference,
-            "relative": self.relative,
-            "note": self.note,
-        }
+        return json_fields(self, "part kind subject quantity unit published ours difference relative note")
+
+    @property
+    def what(self) -> str:
+        return f"{self.subject}: {self.quantity}" + (f" ({self.unit})" if self.unit else "")
 
     def _text(self, value: float | str) -> str:
         return value if isinstance(value, str) else f"{value:,.{self.decimals}f}"
@@ -86,7 +77,6 @@ def to_markdown(title: str, comparisons: Sequence[Comparison]) -> str:
         lines += [f"## {part}", "", "| what | published | ours | difference | note |", "|---|--:|--:|--:|---|"]
         for c in comparisons:
             if c.part == part:
-                what = f"{c.subject}: {c.quantity}" + (f" ({c.unit})" if c.unit else "")
-                lines.append(f"| {what} | {' | '.join(c.cells())} | {c.note} |")
+                lines.append(f"| {c.what} | {' | '.join(c.cells())} | {c.note} |")
         lines.append("")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The figures: the policies over budgets, and those that the paper's results are made again in."""
+"""The figures: points, rows and curves in, image files by ``canvas`` out. For ``reproduce`` and ``sweep``."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _NAMES = {
 }
 _COLOURS = {"deepvm": BLUE, "noscale": ORANGE, "cost-first": GREEN, "performance-first": VERMILION}
 _DASHES = {"noscale": (0, (5, 1.6)), "cost-first": (0, (1.2, 1.2))}
-_FEW_POINTS = 25  # below it every budget is worth a dot
+_FEW_POINTS = 25  # below this, every budget gets a dot
 
 
 def draw_sweep(points: Sequence[Point], path: Path, *, title: str) -> None:
-    """Performance over budget by policy, relative to DeepVM's highest, as SVG, PNG or PDF by the path's suffix."""
+    """Draw performance over budget by policy, relative to DeepVM's highest, in the format of the path's suffix."""
     draw_policies(points, [path], title=title, subtitle="")
 
 
@@ -84,7 +84,7 @@ def draw_policies(points: Sequence[Point], paths: Sequence[Path], *, title: str,
 
 
 def draw_optima(optima: Sequence[Optimum], paths: Sequence[Path]) -> None:
-    """How much of the best possible performance each objective reaches."""
+    """Draw the fraction of the optimum that each objective reaches."""
     x = np.array([o.budget_usd for o in optima])
     flopp = np.array([1 / o.flopp_ratio for o in optima])
     ours = np.array([1 / o.throughput_ratio for o in optima])
@@ -118,7 +118,7 @@ def draw_optima(optima: Sequence[Optimum], paths: Sequence[Path]) -> None:
 
 
 def draw_clusters(rows: Sequence[Row], paths: Sequence[Path]) -> None:
-    """Figure 4: makespan, total cost and hourly price, measured and predicted."""
+    """Draw Figure 4: makespan, total cost and hourly price, measured and predicted."""
     names = [f"{row.published.name}\n{row.our_text}" for row in rows]
     y = np.arange(len(rows))[::-1]
     with figure(paths, width_in=10.4, height_in=4.8) as drawn:
@@ -163,7 +163,7 @@ def draw_clusters(rows: Sequence[Row], paths: Sequence[Path]) -> None:
 
 
 def draw_scalings(scalings: Sequence[Scaling], paths: Sequence[Path]) -> None:
-    """Times over machines: measured, by curves of each family, and as the paper's model claims."""
+    """Draw times over machines: measured, by fitted curves, and by the paper's model."""
     styles = {
         "measured": ("measured points (PCHIP)", INK, (0, (1, 1.5)), 1.3),
         "logistic": ("logistic S(n)", ORANGE, "-", 1.9),
@@ -178,7 +178,7 @@ def draw_scalings(scalings: Sequence[Scaling], paths: Sequence[Path]) -> None:
             "An epoch of ResNet-18 by number of machines, axes logarithmic; in brackets the speedup's worst error.",
         )
         for axes, scaling in zip(panels, scalings, strict=True):
-            counts = np.arange(1.0, max(scaling.nodes) + 1)  # a curve means nothing between whole numbers
+            counts = np.arange(1.0, max(scaling.nodes) + 1)  # curves are defined at whole numbers
             axes.plot(
                 counts, scaling.claimed_s(counts), color=VERMILION, linewidth=1.3, linestyle=(0, (2, 1.6)),
                 label=f"n × ScalingFactor, the paper's ({scaling.claim_error:.0%})",
@@ -233,7 +233,7 @@ def draw_transmission(seconds: Sequence[float], paths: Sequence[Path]) -> None:
 
 
 def draw_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], paths: Sequence[Path]) -> None:
-    """A table as a figure: the first column and words to the left, numbers to the right."""
+    """Draw a table: numbers right-aligned, all else left-aligned."""
     widths = [max(len(str(row[i])) for row in (header, *rows)) + 2.5 for i in range(len(header))]
     edges = np.concatenate(([0.0], np.cumsum(widths)))
     numbers = [

@@ -1,7 +1,7 @@
-"""The published method as it was run, in plain nested loops: a check on the planner, and the baseline of its benchmark.
+"""The published method as it was run, in nested loops: a setting and a budget in, choices out.
 
-It shares no code with the planner. Where it is wrong, it is wrong here too: its objective counts the price twice, and
-its search ends one machine before a quota.
+It checks the planner, shares no code with it, and is the baseline of its benchmark. Its errors are kept: the objective
+counts the price twice, and the search ends one machine before a quota.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SATURATION = {0.3: 2, 1.7: 12, 5.0: 16, 10.0: 20, 12.5: 24, 15.0: 24, 25.0: 28, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Gpu:
+class GpuType:
     name: str
     spot_usd: float
     on_demand_usd: float
@@ -41,17 +41,17 @@ class Gpu:
 
     @property
     def end(self) -> int:
-        """The search stops before it: quotas bound it exclusively."""
+        """The exclusive end of the search, by the quota."""
         return MOST_MACHINES + 1 if self.quota is None else self.quota
 
     @property
     def cap(self) -> int:
-        """The most machines of the baselines, which use a quota up."""
+        """The most machines of the baselines, which use the whole quota."""
         return MOST_MACHINES if self.quota is None else self.quota
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cpu:
+class CpuType:
     name: str
     on_demand_usd: float
     gbps: float
@@ -65,9 +65,9 @@ class Cpu:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    gpus: tuple[Gpu, ...]
-    cpus: tuple[Cpu, ...]
-    memory_gib: float  # that every memory node has to have: checkpoint × buffers
+    gpus: tuple[GpuType, ...]
+    cpus: tuple[CpuType, ...]
+    memory_gib: float  # that every memory node needs: checkpoint × buffers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,13 +81,15 @@ class Choice:
     performance: float  # by the paper's text: eFLOPS × n × ScalingFactor
 
 
-Found = tuple[Gpu, int, Cpu | None, int, float]  # type, machines that train, memory nodes and how many, USD an hour
+Found = tuple[
+    GpuType, int, CpuType | None, int, float
+]  # type, machines that train, memory nodes and how many, USD an hour
 
 
 def recommend(setting: Setting, budget_usd: float, policy: str, *, top: int = 1, prune: bool = False) -> list[Choice]:
-    """What a policy recommends for a budget, best first; empty where nothing fits.
+    """Return what a policy recommends for a budget, best first; empty if nothing fits.
 
-    ``prune`` ends a loop once the price exceeds the budget. As it was run, every loop goes to its end."""
+    ``prune`` ends a loop once the price exceeds the budget. The published run has no pruning."""
     policies: dict[str, Callable[[], list[Found]]] = {
         "deepvm": lambda: best(setting, budget_usd, flopp, top=top, prune=prune),
         "noscale": lambda: best(setting, budget_usd, flopp_without_scaling, top=top, prune=prune),
@@ -99,26 +101,26 @@ def recommend(setting: Setting, budget_usd: float, policy: str, *, top: int = 1,
     return [choice(found) for found in policies[policy]()]
 
 
-def flopp(v: Gpu, n: int) -> float:
-    """Z as it was run: the on-demand term of the paper's Equation 2 is left out."""
+def flopp(v: GpuType, n: int) -> float:
+    """Compute Z as it was run: without the on-demand term of the paper's Equation 2."""
     return v.eflops / v.spot_usd * n * v.scaling_factor(n)
 
 
-def flopp_without_scaling(v: Gpu, n: int) -> float:
+def flopp_without_scaling(v: GpuType, n: int) -> float:
     return v.eflops / v.spot_usd * n
 
 
-def performance(v: Gpu, n: int) -> float:
-    """Performance by the paper's text."""
+def performance(v: GpuType, n: int) -> float:
+    """Compute performance by the paper's text."""
     return v.eflops * n * v.scaling_factor(n)
 
 
 def best(
-    setting: Setting, budget_usd: float, worth: Callable[[Gpu, int], float], *, top: int = 1, prune: bool = False
+    setting: Setting, budget_usd: float, worth: Callable[[GpuType, int], float], *, top: int = 1, prune: bool = False
 ) -> list[Found]:
-    """The clusters of the highest worth; of equals the cheaper, then the smaller.
+    """Return the clusters of the highest worth; of equals the cheaper, then the smaller.
 
-    Values that differ only by how floats round are equal: 3 × 100/0.3 is 1 × 100/0.1, and the cheaper wins."""
+    Values that differ by rounding are equal: 3 × 100/0.3 is 1 × 100/0.1, and the cheaper wins."""
 
     def order(found: Found) -> tuple[float, float, int]:
         v, n, _, _, usd = found
@@ -132,7 +134,7 @@ def _rounded(value: float) -> float:
 
 
 def clusters(setting: Setting, budget_usd: float, *, prune: bool = False) -> Iterator[Found]:
-    """Every cluster of both architectures within the budget."""
+    """Yield every cluster of both architectures within the budget."""
     budget = budget_usd + USD_TOLERANCE
     for v in setting.gpus:  # Tiering
         for n in range(1, v.end):
@@ -188,14 +190,14 @@ def choice(found: Found) -> Choice:
 
 
 def setting_of(catalog: Catalog, *, checkpoint_bytes: int, buffers: int) -> Setting:
-    """A catalogue of the paper's kind: one place, logistic curves, bandwidths of the saturation table."""
+    """Convert a catalogue like the paper's: one place, logistic curves, bandwidths of the saturation table."""
     usd = {(offer.instance.name, offer.market): offer.usd_per_hour for offer in catalog.offers()}
     quotas = {(family, quota.market): quota.vcpus for quota in catalog.quotas for family in quota.families}
     gpus, cpus = [], []
     for machine in catalog.instances:
         if machine.vcpus is None or machine.burst_gbps not in SATURATION:
             raise UsageError(
-                f"{machine.name} has no vCPUs or no bandwidth of the paper's table: use a paper's catalogue"
+                f"{machine.name} has no vCPUs, or no bandwidth of the paper's table: use a catalogue of the paper"
             )
 
         def quota(market: Market, family: str | None = machine.family, vcpus: float = machine.vcpus) -> int | None:
@@ -204,7 +206,7 @@ def setting_of(catalog: Catalog, *, checkpoint_bytes: int, buffers: int) -> Sett
 
         if machine.accelerator is None and machine.memory_gib is not None:
             cpus.append(
-                Cpu(
+                CpuType(
                     name=machine.name,
                     on_demand_usd=usd[machine.name, Market.ON_DEMAND],
                     gbps=machine.burst_gbps,
@@ -214,7 +216,7 @@ def setting_of(catalog: Catalog, *, checkpoint_bytes: int, buffers: int) -> Sett
             )
         elif machine.eflops is not None and machine.speedup is not None:
             gpus.append(
-                Gpu(
+                GpuType(
                     name=machine.name,
                     spot_usd=usd[machine.name, Market.SPOT],
                     on_demand_usd=usd[machine.name, Market.ON_DEMAND],

@@ -1,4 +1,4 @@
-"""What was published and measured: the paper's Table IV, its figures' data, and figures found by running its method.
+"""Published and measured data: the paper's Table IV, the data of its figures, and results of running its method.
 
 "DeepVM: Integrating Spot and On-Demand VMs for Cost-Efficient Deep Learning Clusters in the Cloud", CCGrid 2024,
 and the data that its authors published with it. Nothing here is computed by this project.
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cluster:
+@dataclass(frozen=True, slots=True)
+class PublishedCluster:
     """A row of Table IV, with the makespan and the hourly price behind its cost (Figure 4)."""
 
     name: str
@@ -26,35 +26,17 @@ class Cluster:
     hourly_usd: float
 
 
-def _tiering(
-    name: str, policy: str, rank: int, cpu: str, total_usd: float, makespan_s: float, hourly_usd: float
-) -> Cluster:
-    return Cluster(
-        name=name, policy=policy, rank=rank, gpu="g4dn.xlarge", gpu_count=17, cpu=cpu, cpu_count=1,
-        total_usd=total_usd, makespan_s=makespan_s, hourly_usd=hourly_usd,
-    )  # fmt: skip
-
-
-def _single_anchor(
-    name: str, policy: str, gpu: str, gpu_count: int, total_usd: float, makespan_s: float, hourly_usd: float
-) -> Cluster:
-    return Cluster(
-        name=name, policy=policy, rank=1, gpu=gpu, gpu_count=gpu_count, cpu=None, cpu_count=0,
-        total_usd=total_usd, makespan_s=makespan_s, hourly_usd=hourly_usd,
-    )  # fmt: skip
-
-
 # Table IV and Figure 4: 30 epochs of ResNet-50 at a budget of $3 an hour, two buffers of 300 MB. NoScale's cluster is
-# DeepVM's first, and was not run a second time.
+# DeepVM's first, and was not run again.
 TABLE_IV_BUDGET_USD = 3.0
 TABLE_IV_CHECKPOINT_BYTES = 300_000_000
-TABLE_IV: tuple[Cluster, ...] = (
-    _tiering("DeepVM 1st", "deepvm", 1, "c5.xlarge", 0.1991, 251.25, 2.8526),
-    _tiering("DeepVM 2nd", "deepvm", 2, "m6i.xlarge", 0.2013, 252.13, 2.8746),
-    _tiering("DeepVM 3rd", "deepvm", 3, "c5n.xlarge", 0.2022, 251.13, 2.8986),
-    _tiering("NoScale", "noscale", 1, "c5.xlarge", 0.1991, 251.25, 2.8526),
-    _single_anchor("Cost-First", "cost-first", "g4dn.xlarge", 16, 0.2385, 296.77, 2.893),
-    _single_anchor("Performance-First", "performance-first", "g5.xlarge", 7, 0.3865, 493.93, 2.8168),
+TABLE_IV: tuple[PublishedCluster, ...] = (
+    PublishedCluster("DeepVM 1st", "deepvm", 1, "g4dn.xlarge", 17, "c5.xlarge", 1, 0.1991, 251.25, 2.8526),
+    PublishedCluster("DeepVM 2nd", "deepvm", 2, "g4dn.xlarge", 17, "m6i.xlarge", 1, 0.2013, 252.13, 2.8746),
+    PublishedCluster("DeepVM 3rd", "deepvm", 3, "g4dn.xlarge", 17, "c5n.xlarge", 1, 0.2022, 251.13, 2.8986),
+    PublishedCluster("NoScale", "noscale", 1, "g4dn.xlarge", 17, "c5.xlarge", 1, 0.1991, 251.25, 2.8526),
+    PublishedCluster("Cost-First", "cost-first", 1, "g4dn.xlarge", 16, None, 0, 0.2385, 296.77, 2.893),
+    PublishedCluster("Performance-First", "performance-first", 1, "g5.xlarge", 7, None, 0, 0.3865, 493.93, 2.8168),
 )
 
 # Figure 3: the virtual catalogue, two buffers of 500 MB, budgets of $0 to $10 by $0.1.
@@ -62,14 +44,14 @@ SWEEP_USD = (0.0, 10.0, 0.1)
 SWEEP_CHECKPOINT_BYTES = 500_000_000
 BUFFERS = 2
 
-# What the paper's text says of Figure 3.
+# Claims of the paper's text about Figure 3.
 NOSCALE_BELOW_COST_FIRST_ABOVE_USD = 2.5
 PERFORMANCE_FIRST_FALLS_AT_USD = 1.6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepStatistics:
-    """How the published choices compare with the best there is, by the paper's own definition of performance.
+    """The published choices beside the optimum, by the paper's own definition of performance.
 
     Ratios are of the optimum to the choice; the mean is over all feasible budgets."""
 
@@ -80,7 +62,7 @@ class SweepStatistics:
     behind_performance_first: int
 
 
-# The published method was run over the published data, and its choices held against all others.
+# By running the published method on the published data and comparing its choices with all others.
 SWEEP_STATISTICS = SweepStatistics(
     feasible=98, not_optimal=44, worst_ratio=2.17, mean_ratio=1.20, behind_performance_first=13
 )
@@ -92,7 +74,7 @@ SCALING_S: Mapping[str, tuple[float, ...]] = {
     "g4dn.xlarge": (61.16, 59.04, 43.99, 26.90, 19.96, 16.34, 14.15, 12.78, 11.14, 11.65),
     "g5.xlarge": (31.01, 65.60, 50.19, 30.20, 22.54, 18.27, 15.11, 13.88, 11.29, 10.77),
 }
-# The job behind these times, for models that need to know it.
+# The job of these times, for models that need it.
 SCALING_GRADIENT_BYTES = 44.7e6  # 11.17 M parameters in FP32
 SCALING_STEPS = 391  # 50,000 images in batches of 128, on one machine
 SCALING_GBPS: Mapping[str, float] = {  # sustained; of g3s.xlarge only the advertised rate is known
@@ -101,7 +83,7 @@ SCALING_GBPS: Mapping[str, float] = {  # sustained; of g3s.xlarge only the adver
     "g5.xlarge": 2.5,
 }
 
-# How much longer Performance-First takes than DeepVM's first: measured, and as two models see it.
+# The makespan of Performance-First over DeepVM's first: measured, and by two models.
 PERFORMANCE_FIRST_RATIO_MEASURED = 1.97
 PERFORMANCE_FIRST_RATIO_BY_POINTS = 2.13
 PERFORMANCE_FIRST_RATIO_BY_PAPER = 1.31

@@ -1,10 +1,10 @@
-"""All of it: tables and figures computed anew, written to a folder, and compared with what was published."""
+"""Reproduce the paper: a folder in, its tables, figures and comparison with the published ones out."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,21 @@ import numpy as np
 
 from deepvm import catalog as catalogues
 from deepvm.errors import UsageError
+from deepvm.json_fields import json_fields
 from deepvm.paper import canvas, clusters, figures, reference, scaling, sweeps
 from deepvm.paper.clusters import Row
-from deepvm.paper.comparison import COLUMNS, Comparison, to_markdown
+from deepvm.paper.comparison import Comparison, to_markdown
 from deepvm.paper.scaling import Scaling
 from deepvm.paper.sweeps import Optimum
 from deepvm.plan import Point
 
 _PARTS = ("Table IV", "Figure 3", "Figure 4", "Scaling")
-Progress = Callable[[str, int, int], None]  # what is made now, steps done, steps in all
+Progress = Callable[[str, int, int], None]  # what is made now, steps done, all steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reproduction:
-    """Where everything was written, and how it compares."""
+    """The written files and the comparisons."""
 
     out: Path
     files: tuple[Path, ...]
@@ -41,10 +42,10 @@ class Reproduction:
 
 
 def reproduce(out: Path, progress: Progress | None = None) -> Reproduction:
-    """Make the paper's tables and figures again under ``out``."""
-    canvas.require_matplotlib()  # told before anything is computed
+    """Write the paper's tables and figures under ``out``."""
+    canvas.require_matplotlib()  # before anything is computed
     folder = _Folder(out, progress)
-    folder.says("planning")
+    folder.report("planning")
     real = catalogues.load("paper-aws-2023")
     made = sweeps.make_sweeps(catalogues.load("paper-virtual"))
     rows, scalings = clusters.make_rows(real), scaling.make_scalings(real)
@@ -60,30 +61,25 @@ def reproduce(out: Path, progress: Progress | None = None) -> Reproduction:
         ("figure-3-throughput", made.throughput, "Figure 3 when performance itself is maximised",
          "Choices for the objective throughput; performance eFLOPS × n × ScalingFactor."),
     ):  # fmt: skip
-        folder.says(name)
         figures.draw_policies(points, folder.pictures(name), title=title, subtitle=subtitle)
         folder.table(name, _point_rows(points))
-    folder.says("optimum")
     figures.draw_optima(made.optima, folder.pictures("optimum"))
     folder.table("optimum", [_optimum_row(optimum) for optimum in made.optima])
-    folder.says("figure-4")
     figures.draw_clusters(rows, folder.pictures("figure-4"))
     folder.table("figure-4", [_figure_4_row(row) for row in rows])
-    folder.says("scaling")
     figures.draw_scalings(scalings, folder.pictures("scaling"))
     folder.table("scaling", [r for s in scalings for r in _scaling_rows(s)])
     folder.table("scaling-fits", [r for s in scalings for r in _fit_rows(s)])
-    folder.says("transmission")
     figures.draw_transmission(reference.TRANSMISSION_S, folder.pictures("transmission"))
     folder.table("transmission", [{"memory_nodes": m, "seconds": s} for m, s in enumerate(reference.TRANSMISSION_S, 1)])
-    folder.says("comparison")
-    folder.table("comparison", [c.to_json() for c in comparisons], COLUMNS)
+    folder.report("comparison")
+    folder.table("comparison", [c.to_json() for c in comparisons])
     folder.text("comparison.md", to_markdown("Published, ours, difference", comparisons))
     return Reproduction(out=out, files=tuple(folder.files), comparisons=comparisons)
 
 
 class _Folder:
-    """Where the files go; every one is listed once it is written."""
+    """Writes the files, lists them, and reports progress."""
 
     STEPS = 10
 
@@ -93,21 +89,24 @@ class _Folder:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"{out} cannot be a folder ({error.strerror or error}): choose another --out") from None
+            raise UsageError(
+                f"{out} cannot be used as a folder ({error.strerror or error}): choose another --out"
+            ) from None
 
-    def says(self, what: str) -> None:
+    def report(self, what: str) -> None:
         if self._progress is not None:
             self._progress(what, self._done, self.STEPS)
         self._done += 1
 
     def pictures(self, name: str) -> list[Path]:
+        self.report(name)
         paths = [self.out / f"{name}.svg", self.out / f"{name}.png"]
         self.files += paths
         return paths
 
-    def table(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Iterable[str] | None = None) -> None:
+    def table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         content = io.StringIO()
-        writer = csv.DictWriter(content, list(columns or rows[0]), lineterminator="\n")
+        writer = csv.DictWriter(content, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         self.text(f"{name}.csv", content.getvalue())
@@ -122,7 +121,6 @@ class _Folder:
 
 
 def _write_table_iv(folder: _Folder, rows: Sequence[Row]) -> None:
-    folder.says("table-iv")
     folder.table("table-iv", [_table_row(row) for row in rows])
     header = ("configuration", "cluster, published", "cluster, ours", "$/h, published", "$/h, ours",
               "cost $, published", "cost $, predicted", "difference")  # fmt: skip
@@ -180,16 +178,8 @@ def _point_rows(points: Sequence[Point]) -> list[dict[str, Any]]:
 
 
 def _optimum_row(optimum: Optimum) -> dict[str, Any]:
-    return {
-        "budget": optimum.budget_usd,
-        "instance": optimum.instance,
-        "count": optimum.count,
-        "performance": optimum.performance,
-        "flopp_performance": optimum.flopp_performance,
-        "flopp_ratio": optimum.flopp_ratio,
-        "throughput_performance": optimum.throughput_performance,
-        "throughput_ratio": optimum.throughput_ratio,
-    }
+    objectives = "flopp_performance flopp_ratio throughput_performance throughput_ratio"
+    return {"budget": optimum.budget_usd, **json_fields(optimum, f"instance count performance {objectives}")}
 
 
 def _scaling_rows(s: Scaling) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The scaling figure again: measured times, and a curve of every family fitted to them."""
+"""The scaling figure: measured times in, a fitted curve of every family and its errors out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODELS = ("measured", "logistic", "all-reduce", "universal-scalability")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaling:
-    """One machine type: its measured times, the curves fitted to them, and what the paper's model claims."""
+    """One machine type: its measured times, the curves fitted to them, and the paper's curve."""
 
     instance: str
     nodes: tuple[int, ...]
@@ -28,13 +28,13 @@ class Scaling:
     published: Logistic
 
     def predicted_s(self, model: str, nodes: Floats) -> Floats:
-        """Of the logistic it is S(n), the curve that was fitted; ``claimed_s`` is what the paper makes of it."""
+        """Return seconds by a fitted curve; for the logistic by S(n), and by the paper's use of it in ``claimed_s``."""
         curve = self.fits[model].curve
         speedup = curve.published_speedup(nodes) if isinstance(curve, Logistic) else curve.speedup(nodes)
         return np.asarray(self.seconds[0] / speedup)
 
     def claimed_s(self, nodes: Floats) -> Floats:
-        """Seconds by n × ScalingFactor(n), which the paper multiplies eFLOPS with."""
+        """Return seconds by n × ScalingFactor(n), the paper's factor of eFLOPS."""
         return np.asarray(self.seconds[0] / self.published.speedup(nodes))
 
     @property

@@ -1,4 +1,4 @@
-"""Figure 3 again: the policies over budgets, as published, by the paper's text, and held against the optimum."""
+"""Figure 3: a catalogue in; the policies over budgets as published, by the paper's text, and beside the optimum out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EQUAL = 1 + 1e-9  # performances that differ by less differ by rounding
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """The best there is at a budget, found by the nested loops, beside what the two objectives choose."""
+    """The optimum at a budget by the nested loops, beside the choices of the two objectives."""
 
     budget_usd: float
     instance: str
@@ -62,7 +62,7 @@ def make_sweeps(catalog: Catalog) -> Sweeps:
 
 
 def as_evaluated(point: Point) -> Point:
-    """The published evaluation multiplies eFLOPS × n × ScalingFactor by n once more, against the paper's text."""
+    """Multiply eFLOPS × n × ScalingFactor by n again, as the published evaluation does against the paper's text."""
     if point.performance is None or point.count is None:
         return point
     return replace(point, performance=point.performance * point.count)
@@ -77,7 +77,7 @@ def _optima(
     by_price = sorted(published.clusters(setting, max(at_usd), prune=True), key=lambda cluster: cluster[4])
     by_flopp, by_throughput = _of_policy(flopp, "deepvm"), _of_policy(throughput, "deepvm")
     optima, best, position = [], None, 0
-    for budget in at_usd:  # they ascend, so that one pass over the clusters serves all
+    for budget in at_usd:  # ascending: one pass over the clusters serves all
         while position < len(by_price) and by_price[position][4] <= budget + USD_TOLERANCE:
             found = published.choice(by_price[position])
             if best is None or found.performance > best.performance:
@@ -113,7 +113,7 @@ def statistics(sweeps: Sweeps) -> SweepStatistics:
 
 
 def _ahead(points: Sequence[Point], *policies: str) -> list[float]:
-    """The budgets at which one of the policies performs better than DeepVM."""
+    """Return the budgets at which one of the policies performs better than DeepVM."""
     deepvm = _of_policy(points, "deepvm")
     ahead = {
         point.budget_usd
@@ -155,7 +155,7 @@ def _compare_statistics(sweeps: Sweeps) -> list[Comparison]:
 def _compare_claims(sweeps: Sweeps) -> list[Comparison]:
     fall, others = _first_fall(sweeps.flopp), tuple(policy for policy in POLICIES if policy != "deepvm")
     above = reference.NOSCALE_BELOW_COST_FIRST_ABOVE_USD
-    at_fall = f"it then takes {fall.count} × {fall.instance} at {format_usd(fall.hourly_usd or 0.0)}/h"
+    at_fall = f"it then chooses {fall.count} × {fall.instance} at {format_usd(fall.hourly_usd or 0.0)}/h"
     evaluations = (("the text", sweeps.flopp), ("the published evaluation", sweeps.flopp_as_evaluated))
     beyond = sum(optimum.budget_usd > above + USD_TOLERANCE for optimum in sweeps.optima)
     lines: list[tuple[str, float, float, int, str]] = [
@@ -181,7 +181,7 @@ def _compare_claims(sweeps: Sweeps) -> list[Comparison]:
 
 
 def _first_fall(points: Sequence[Point]) -> Point:
-    """Where Performance-First first does worse than at the budget before."""
+    """Return the first point where Performance-First is worse than at the budget before."""
     line = _of_policy(points, "performance-first").values()
     return next(now for before, now in pairwise(line) if (now.performance or 0.0) < (before.performance or 0.0))
 

@@ -1,4 +1,4 @@
-"""How fast n machines are: eFLOPS of one, speedup curves of many, and their memory nodes."""
+"""Machines and measurements in; eFLOPS, speedup curves, memory-node counts and restore times out. For the planner."""
 
 from deepvm.performance.allreduce import (
     DEFAULT_EFFICIENCY,

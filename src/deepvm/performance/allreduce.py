@@ -1,27 +1,27 @@
-"""Data-parallel training with a ring all-reduce: a speedup from the figures of a job and a network alone.
+"""Data-parallel training with a ring all-reduce: figures of a job and a network in, speedup out.
 
-This is the curve for machines that nobody measured. Its three constants for the network come from machines
-that somebody did.
+The planner uses this curve for machines without measurements. Its three constants for the network were fitted to
+measured machines.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from deepvm.performance.checks import Floats, check_measured_range, check_number, node_counts
+from deepvm.performance.checks import Floats, ParametricCurve, node_counts
 
 # One fit to 18 measured epochs of ResNet-18 on CIFAR-10 over 2 to 32 nodes of g4dn.xlarge (5 Gbit/s
 # sustained) and g5.xlarge (2.5): 0.571, 7.5 ms and 0. The times that it gives are within 14 % of all of
-# g4dn's and 20 % of all of g5's, and within 25 % of those of g3s.xlarge (10 Gbit/s advertised), which it
-# never saw.
+# g4dn's and 20 % of all of g5's, and within 25 % of those of g3s.xlarge (10 Gbit/s advertised), which was
+# not in the fit.
 DEFAULT_EFFICIENCY = 0.57  # of the sustained bandwidth
-# Far above the tenth of a millisecond that a packet takes: it stands for all that each further node adds to a
-# step, stragglers and the fixed costs of an epoch among them. Measurements by node count cannot tell these
-# apart.
+# Far above the tenth of a millisecond of a packet: it stands for all that each further node adds to a step,
+# such as stragglers and the fixed costs of an epoch. Measurements by node count cannot separate these.
 DEFAULT_LATENCY_S = 0.0075
 # Fitted alone, g4dn hides 0.56 of its compute time and g5 all of it, but no common share explains both better
 # than none; and a plan that counts on no overlap errs towards fewer machines.
@@ -38,7 +38,7 @@ def allreduce_speedup(
     overlap: ArrayLike = DEFAULT_OVERLAP,
     efficiency: ArrayLike = DEFAULT_EFFICIENCY,
 ) -> Floats:
-    """The speedup over one machine. Everything broadcasts: columns [V, 1] and nodes [N] give [V, N].
+    """Return the speedup over one machine. All arguments broadcast: columns [V, 1] and nodes [N] give [V, N].
 
     A step takes t(n) = compute + max(0, comm(n) - overlap × compute), where comm(n) sends 2(n-1)/n of the
     gradients at ``efficiency`` of the bandwidth and pays ``latency_s`` on each of the ring's 2(n-1) hops. The
@@ -59,10 +59,18 @@ def allreduce_speedup(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllReduce:
+class AllReduce(ParametricCurve):
     """``allreduce_speedup`` for one job on one machine type. ``compute_s`` is one step on one machine."""
 
     model: ClassVar[str] = "all-reduce"
+    bounds: ClassVar[Mapping[str, Mapping[str, float]]] = {
+        "compute_s": {"above": 0},
+        "gradient_bytes": {"at_least": 0},
+        "sustained_gbps": {"above": 0},
+        "latency_s": {"at_least": 0},
+        "overlap": {"at_least": 0, "at_most": 1},
+        "efficiency": {"above": 0, "at_most": 1},
+    }
 
     compute_s: float
     gradient_bytes: float
@@ -72,37 +80,8 @@ class AllReduce:
     efficiency: float = DEFAULT_EFFICIENCY
     measured: tuple[int, int] | None = None
 
-    def __post_init__(self) -> None:
-        check_number("all-reduce: compute_s", self.compute_s, above=0)
-        check_number("all-reduce: gradient_bytes", self.gradient_bytes, at_least=0)
-        check_number("all-reduce: sustained_gbps", self.sustained_gbps, above=0)
-        check_number("all-reduce: latency_s", self.latency_s, at_least=0)
-        check_number("all-reduce: overlap", self.overlap, at_least=0, at_most=1)
-        check_number("all-reduce: efficiency", self.efficiency, above=0, at_most=1)
-        object.__setattr__(self, "measured", check_measured_range("all-reduce", self.measured))
-
     def speedup(self, nodes: ArrayLike) -> Floats:
-        return allreduce_speedup(
-            nodes,
-            compute_s=self.compute_s,
-            gradient_bytes=self.gradient_bytes,
-            sustained_gbps=self.sustained_gbps,
-            latency_s=self.latency_s,
-            overlap=self.overlap,
-            efficiency=self.efficiency,
-        )
+        return allreduce_speedup(nodes, **self.parameters())
 
     def scaling(self, nodes: ArrayLike) -> Floats:
         return self.speedup(nodes) / node_counts(nodes)
-
-    def to_spec(self) -> dict[str, Any]:
-        spec: dict[str, Any] = {
-            "model": self.model,
-            "compute_s": float(self.compute_s),
-            "gradient_bytes": float(self.gradient_bytes),
-            "sustained_gbps": float(self.sustained_gbps),
-            "latency_s": float(self.latency_s),
-            "overlap": float(self.overlap),
-            "efficiency": float(self.efficiency),
-        }
-        return spec if self.measured is None else {**spec, "measured": list(self.measured)}

@@ -1,9 +1,11 @@
-"""What every curve asks of its numbers, so that all of them refuse the same things in the same words."""
+"""What every curve shares: checks of its numbers, and the form of its parameters in JSON. Curves import it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from numbers import Real
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,7 +23,7 @@ def check_number(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> None:
-    """Raise where ``value`` is no finite number within these bounds."""
+    """Raise UsageError unless ``value`` is a finite number within these bounds."""
     if not isinstance(value, bool) and isinstance(value, Real):
         try:
             number = float(value)
@@ -43,7 +45,7 @@ def check_number(
 
 
 def check_measured_range(owner: str, measured: tuple[int, int] | None) -> tuple[int, int] | None:
-    """The range as a tuple of integers; JSON brings it as a list."""
+    """Return the range as a tuple of integers; JSON brings it as a list."""
     if measured is None:
         return None
     try:
@@ -60,8 +62,29 @@ def check_measured_range(owner: str, measured: tuple[int, int] | None) -> tuple[
 
 
 def node_counts(nodes: ArrayLike) -> Floats:
-    """Node counts as floats. No curve says anything about less than one machine."""
+    """Return node counts as floats. UsageError below one node: curves start at one machine."""
     n = np.asarray(nodes, dtype=np.float64)
     if n.size and not (n.min() >= 1 and n.max() < np.inf):
-        raise UsageError("a speedup is asked for less than one node, or for no finite number of them")
+        raise UsageError("a speedup needs node counts of 1 and more, all finite")
     return n
+
+
+class ParametricCurve:
+    """A curve made of a few numbers. Subclasses are dataclasses with the fields of ``bounds`` and ``measured``."""
+
+    __slots__ = ()
+    model: ClassVar[str]
+    bounds: ClassVar[Mapping[str, Mapping[str, float]]]
+    measured: tuple[int, int] | None
+
+    def __post_init__(self) -> None:
+        for name, bounds in self.bounds.items():
+            check_number(f"{self.model}: {name}", getattr(self, name), **bounds)
+        object.__setattr__(self, "measured", check_measured_range(self.model, self.measured))
+
+    def parameters(self) -> dict[str, float]:
+        return {name: float(getattr(self, name)) for name in self.bounds}
+
+    def to_spec(self) -> dict[str, Any]:
+        spec: dict[str, Any] = {"model": self.model, **self.parameters()}
+        return spec if self.measured is None else {**spec, "measured": list(self.measured)}

@@ -1,7 +1,7 @@
-"""How much faster n machines are than one: one Protocol, four models, and their form in JSON.
+"""How much faster n machines are than one: a spec from the catalogue in, one of four models out. The planner asks it.
 
-A curve that came from measurements says over which node counts (``measured``); outside of these its values
-are extrapolations, and whoever shows them says so.
+A curve that came from measurements has their range of node counts (``measured``). Values outside of it are
+extrapolations, and are marked so where they are shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.allreduce import AllReduce
-from deepvm.performance.checks import Floats, check_measured_range, check_number, node_counts
+from deepvm.performance.checks import Floats, ParametricCurve, check_number, node_counts
 
 
 class SpeedupCurve(Protocol):
@@ -42,27 +42,21 @@ class SpeedupCurve(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Logistic:
+class Logistic(ParametricCurve):
     """DeepVM's published model: a logistic S(n) through measured speedups, and a ScalingFactor made of it.
 
     L is the tangent of S at its midpoint b. ScalingFactor(n) is 1 up to b, and S(n)/L(n) beyond. The model
-    claims n × ScalingFactor(n) as the work of n machines, and ``speedup`` returns that claim, so that plans
-    made with it are the published ones. It is not the measured speedup: that is ``published_speedup``, S
-    itself.
+    claims n × ScalingFactor(n) as the work of n machines. ``speedup`` returns that claim, so that plans equal the
+    published ones. The measured speedup is ``published_speedup``, S itself.
     """
 
     model: ClassVar[str] = "logistic"
+    bounds: ClassVar[Mapping[str, Mapping[str, float]]] = {"a": {"above": 0}, "b": {}, "c": {"above": 0}}
 
     a: float
     b: float
     c: float
     measured: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        check_number("logistic: a", self.a, above=0)
-        check_number("logistic: b", self.b)
-        check_number("logistic: c", self.c, above=0)
-        object.__setattr__(self, "measured", check_measured_range("logistic", self.measured))
 
     def published_speedup(self, nodes: ArrayLike) -> Floats:
         """S(n) = c / (1 + e^(-a(n-b)))."""
@@ -80,24 +74,17 @@ class Logistic:
     def speedup(self, nodes: ArrayLike) -> Floats:
         return node_counts(nodes) * self.scaling(nodes)
 
-    def to_spec(self) -> dict[str, Any]:
-        return _parametric_spec(self, a=self.a, b=self.b, c=self.c)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UniversalScalability:
+class UniversalScalability(ParametricCurve):
     """Gunther's law, n / (1 + sigma (n-1) + kappa n (n-1)): sigma for contention, kappa for coherency."""
 
     model: ClassVar[str] = "universal-scalability"
+    bounds: ClassVar[Mapping[str, Mapping[str, float]]] = {"sigma": {"at_least": 0}, "kappa": {"at_least": 0}}
 
     sigma: float
     kappa: float
     measured: tuple[int, int] | None = None
-
-    def __post_init__(self) -> None:
-        check_number("universal-scalability: sigma", self.sigma, at_least=0)
-        check_number("universal-scalability: kappa", self.kappa, at_least=0)
-        object.__setattr__(self, "measured", check_measured_range("universal-scalability", self.measured))
 
     def scaling(self, nodes: ArrayLike) -> Floats:
         n = node_counts(nodes)
@@ -107,16 +94,13 @@ class UniversalScalability:
     def speedup(self, nodes: ArrayLike) -> Floats:
         return node_counts(nodes) * self.scaling(nodes)
 
-    def to_spec(self) -> dict[str, Any]:
-        return _parametric_spec(self, sigma=self.sigma, kappa=self.kappa)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredPoints:
     """The measurements themselves: the same work done in ``seconds`` by this many ``nodes``.
 
-    Exact where it was measured; in between a cubic that keeps the data's shape (PCHIP on the speedup), so
-    that it rises only where they rise; beyond the last point that point's speedup, because nobody saw more.
+    Exact at measured counts. In between a cubic keeps the data's shape (PCHIP on the speedup), so that it rises only
+    where they rise. Beyond the last point the speedup stays that point's: more was never measured.
     """
 
     model: ClassVar[str] = "measured"
@@ -140,12 +124,14 @@ class MeasuredPoints:
         if any(later <= earlier for earlier, later in pairwise(nodes)):
             raise UsageError("measured: node counts must ascend, each of them once")
         if nodes[0] != 1:
-            raise UsageError(f"measured: a speedup is over one machine, the fewest are {nodes[0]}: measure one too")
+            raise UsageError(
+                f"measured: the fewest nodes are {nodes[0]}, a speedup is relative to one: measure one machine too"
+            )
         with np.errstate(over="ignore"):
             speedups = seconds[0] / np.asarray(seconds, dtype=np.float64)
         if not np.isfinite(speedups).all():
             raise UsageError("measured: the times are too far apart to be of the same work")
-        from scipy.interpolate import PchipInterpolator  # 0.4 s, paid by those alone who have measurements
+        from scipy.interpolate import PchipInterpolator  # takes 0.4 s, only measurements need it
 
         object.__setattr__(self, "nodes", tuple(int(count) for count in nodes))
         object.__setattr__(self, "seconds", tuple(float(time_s) for time_s in seconds))
@@ -174,29 +160,21 @@ MODELS: Mapping[str, type[AllReduce] | type[Logistic] | type[MeasuredPoints] | t
 
 
 def curve_from_spec(spec: Mapping[str, Any]) -> SpeedupCurve:
-    """A curve from its JSON form, such as ``{"model": "logistic", "a": 0.13, "b": 12.9, "c": 6.2}``."""
+    """Make a curve from its JSON form, such as ``{"model": "logistic", "a": 0.13, "b": 12.9, "c": 6.2}``."""
     if not isinstance(spec, Mapping) or not isinstance(spec.get("model"), str):
-        raise UsageError(f"a speedup curve names its model, one of {', '.join(MODELS)}: found {spec!r}")
+        raise UsageError(f"a speedup curve needs a model, one of {', '.join(MODELS)}: found {spec!r}")
     kind = MODELS.get(spec["model"])
     if kind is None:
         raise UnknownName("speedup model", spec["model"], MODELS)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.init}
-    given = {key: value for key, value in spec.items() if key != "model"}
-    unknown = [key for key in given if key not in fields]
+    parameters = {key: value for key, value in spec.items() if key != "model"}
+    unknown = [key for key in parameters if key not in fields]
     if unknown:
         raise UnknownName(f"parameter of {kind.model}", str(unknown[0]), fields)
-    missing = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in given]
+    missing = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in parameters]
     if missing:
         raise UsageError(f"a speedup curve of the model {kind.model} needs {', '.join(missing)} too")
-    return kind(**given)
-
-
-def _parametric_spec(curve: Logistic | UniversalScalability, **parameters: float) -> dict[str, Any]:
-    spec: dict[str, Any] = {
-        "model": curve.model,
-        **{name: float(value) for name, value in parameters.items()},
-    }
-    return spec if curve.measured is None else {**spec, "measured": list(curve.measured)}
+    return kind(**parameters)
 
 
 def _sequence(what: str, values: Any) -> tuple[Any, ...]:

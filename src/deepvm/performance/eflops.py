@@ -1,4 +1,4 @@
-"""eFLOPS: how fast one machine trains, on the scale on which a T4 was measured at 377."""
+"""eFLOPS, the training speed of one machine: data-sheet figures in, an estimate out. A measured T4 has 377."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ T4_GBYTES_PER_S = 320.0
 
 
 def estimate_eflops(*, tflops_16bit: float, memory_gbytes_per_s: float, count: float = 1.0) -> float:
-    """An estimate, for machines that nobody measured, from the data sheet of their ``count`` accelerators.
+    """Estimate eFLOPS from the data sheet of ``count`` accelerators, for machines without a measurement.
 
-    It is the geometric mean of compute and memory bandwidth, each relative to a T4, times the T4's measured
-    377 eFLOPS. Training is bound by both in turn: compute alone overstates GPUs whose tensor cores starve,
-    bandwidth alone understates those that have tensor cores over those that have none. The geometric mean has
-    no parameter that three measurements could not support. On the three GPUs that were measured it is exact
-    for the T4 (377, by construction), 27 % low for half an M60 (73 for 100) and 23 % low for an A10G (536 for
-    696).
+    The estimate is the geometric mean of compute and memory bandwidth, each relative to a T4, times the T4's measured
+    377 eFLOPS. Training is bound by both in turn. Compute alone overstates GPUs whose tensor cores starve; bandwidth
+    alone understates tensor cores. The mean has no parameter that three measurements could not support. It is exact
+    for the T4 (by construction), 27 % low for half an M60 (73 for 100) and 23 % low for an A10G (536 for 696).
     """
     check_number("tflops_16bit", tflops_16bit, above=0)
     check_number("memory_gbytes_per_s", memory_gbytes_per_s, above=0)

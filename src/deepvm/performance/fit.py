@@ -1,4 +1,4 @@
-"""Curves fitted to measurements: the same work, timed on several numbers of machines."""
+"""Fit curves to measurements: node counts and times of the same work in, a curve of ``curves`` and its error out."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from deepvm.performance.curves import Logistic, MeasuredPoints, SpeedupCurve, Un
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fit:
-    """``worst_relative_error`` is that of the speedup, over all points; of a logistic, S(n) is what was
-    fitted.
-    """
+    """``worst_relative_error`` is the speedup's over all points; for a logistic, that of S(n)."""
 
     curve: SpeedupCurve
     worst_relative_error: float
@@ -47,12 +45,11 @@ def fit(model: str, nodes: Sequence[int], seconds: Sequence[float], **known: flo
             f"{model} needs at least {fitter.points} node counts with a time each:"
             f" found {len(nodes)} counts and {len(seconds)} times"
         )
-    points = _points(pairs)
-    return fitter.run(points, known)
+    return fitter.run(_points(pairs), known)
 
 
 def _points(pairs: Sequence[tuple[int, float]]) -> MeasuredPoints:
-    """In ascending order. What is wrong with the numbers is found where points are made."""
+    """Sort the pairs into points, each node count once."""
     for count, time_s in pairs:
         check_number("a node count", count, at_least=1)
         check_number("a time in seconds", time_s, above=0)
@@ -77,8 +74,7 @@ def _fit_logistic(points: MeasuredPoints, _known: Mapping[str, float]) -> Fit:
 
     best, _ = _least_squares(
         lambda x: curve(x).published_speedup(n) - speedups,
-        # From the bend in the middle of the range and from its end: data that still rise have no bend to be
-        # found.
+        # From a bend in the middle of the range and from one at its end: data that still rise show no bend.
         starts=[(4.0 / widest, widest / 2, top), (4.0 / widest, widest, 2 * top)],
         low=(1e-6, -10 * widest, 1e-6),
         high=(100.0, 10 * widest, 1000 * top),
@@ -99,7 +95,7 @@ def _fit_universal_scalability(points: MeasuredPoints, _known: Mapping[str, floa
         low=(0.0, 0.0),
         high=(1e6, 1e6),
     )
-    fitted = curve(np.where(best < 1e-9, 0.0, best))  # a bound is only approached
+    fitted = curve(np.where(best < 1e-9, 0.0, best))  # the solver only approaches a bound
     return Fit(curve=fitted, worst_relative_error=_worst(fitted.speedup(n), speedups))
 
 
@@ -124,7 +120,7 @@ def _fit_all_reduce(points: MeasuredPoints, known: Mapping[str, float]) -> Fit:
     def residuals(x: Floats) -> Floats:
         return np.log(curve(x).speedup(n) / speedups)
 
-    # Both span decades, so they are fitted as logarithms; a nanosecond of latency is none.
+    # Both span decades, so they are fitted as logarithms; a nanosecond of latency means zero.
     network, network_low, network_high = (
         (math.log(0.5), math.log(1e-3)),
         (math.log(1e-4), math.log(1e-9)),
@@ -146,7 +142,7 @@ def _fit_all_reduce(points: MeasuredPoints, known: Mapping[str, float]) -> Fit:
 
 
 def _akaike(loss: float, parameters: int, count: int) -> float:
-    """Akaike's criterion for small samples: a further parameter has to earn its place."""
+    """Compute Akaike's criterion for small samples: a further parameter must improve the fit enough."""
     return (
         count * math.log(max(loss, 1e-18) / count)
         + 2 * parameters
@@ -161,7 +157,7 @@ def _least_squares(
     low: tuple[float, ...],
     high: tuple[float, ...],
 ) -> tuple[Floats, float]:
-    """The best of several starts, and its sum of squares."""
+    """Return the best result of several starts, and its sum of squares."""
     from scipy.optimize import least_squares  # slow to import, and only fits need it
 
     results = [
@@ -183,7 +179,7 @@ def _worst(predicted: Floats, measured: Floats) -> float:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Fitter:
     run: Callable[[MeasuredPoints, Mapping[str, float]], Fit]
-    points: int  # as many as parameters, and one more where the time of one machine is no information
+    points: int  # one per parameter, and one more if the time of one machine does not inform it
     known: tuple[str, ...] = ()
 
 

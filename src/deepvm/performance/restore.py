@@ -1,22 +1,23 @@
-"""How long a cluster stands still to restore: from the loss of its workers to the end of their next step.
+"""How long a restore takes, from the loss of the workers to the end of their next step: figures in, seconds out.
 
-Pure: figures in, seconds out. What nobody knows of a machine is a default here, with where it was seen.
+Pure. Figures that a catalogue lacks have defaults here, each with its source. The planner's forecast uses it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from deepvm.errors import UsageError
+from deepvm.json_fields import json_fields
 from deepvm.performance.checks import check_number
 
 CONNECTIONS = 2  # to each memory node, as the checkpointer makes them
 FLOW_BYTES_PER_S = 5e9 / 8  # EC2's limit for one flow outside a placement group
-CHECKSUM_BYTES_PER_S = 8e9  # xxh3 on one core; 16 GiB/s were seen, while nothing else used the memory
+CHECKSUM_BYTES_PER_S = 8e9  # xxh3 on one core; 16 GiB/s on an idle memory bus
 
-DETECTION_S = 0.1  # how often the elastic agent looks at its workers
+DETECTION_S = 0.1  # how often the elastic agent polls its workers
 RENDEZVOUS_S = 1.0  # torchrun, two workers: 2.2 s to their first all-reduce, half of it the import
 IMPORT_S = 1.2  # a fresh interpreter with `import torch` from a warm cache
 TEMPLATE_S = 0.02  # a worker forked from a template
@@ -25,7 +26,7 @@ MODEL_S = 0.3  # constructing a model of 100 million parameters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestorePath:
-    """What a restore has to bring, and over what."""
+    """What a restore transfers, and over which links."""
 
     state_bytes: float
     worker_link_bytes_per_s: float
@@ -36,9 +37,9 @@ class RestorePath:
     flow_bytes_per_s: float = FLOW_BYTES_PER_S  # at most, of one connection; inf where nothing limits it
     checksum_bytes_per_s: float = CHECKSUM_BYTES_PER_S  # of one worker, while bytes arrive
 
-    on_demand: bool = False  # the first loss waits for what it needs, the rest comes behind it
+    on_demand: bool = False  # the first loss waits for what it needs, the rest arrives after it
     first_loss_share: float = 1.0  # of the state that it needs; a third of Adam's
-    overlapped: bool = False  # bytes come while the worker starts, meets the others and builds its model
+    overlapped: bool = False  # bytes arrive while the worker starts, meets the others and builds its model
     template: bool = False  # workers are forked, not started
 
     detection_s: float = DETECTION_S
@@ -60,8 +61,8 @@ class RestorePath:
             check_number(what, getattr(self, what), at_least=0)
         if self.template_s > self.import_s:
             raise UsageError(
-                f"a worker of a template takes {self.template_s:g} s and a fresh one {self.import_s:g} s: "
-                "a template that is slower is no template"
+                f"template_s is {self.template_s:g} and import_s {self.import_s:g}: "
+                "a worker from a template must not be slower than a fresh one"
             )
 
 
@@ -80,11 +81,13 @@ class RestoreTime:
     bound_by: str  # what the fetch waits for
 
     def to_json(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return json_fields(
+            self, "detection_s entry_s rendezvous_s model_s fetch_s first_step_s total_s rest_s bound_by"
+        )
 
 
 def fetch_rate(path: RestorePath) -> tuple[float, str]:
-    """Bytes that reach one worker in a second, while all restore at once, and what limits them."""
+    """Return the bytes a second that reach one worker while all restore at once, and what limits them."""
     limits = {
         "the worker's link": path.worker_link_bytes_per_s,
         "the memory nodes' links": path.memory_nodes * path.node_link_bytes_per_s / path.workers,
@@ -116,5 +119,5 @@ def restore_time(path: RestorePath) -> RestoreTime:
 
 
 def restore_s(path: RestorePath) -> float:
-    """Seconds from the loss of the workers to the end of their next step."""
+    """Return the seconds from the loss of the workers to the end of their next step."""
     return restore_time(path).total_s

@@ -1,7 +1,7 @@
-"""How many memory nodes a cluster needs, so that checkpoints do not wait for the network.
+"""How many memory nodes a cluster needs, so that checkpoints do not wait for the network: bandwidths in, counts out.
 
-Bandwidths are in Gbit/s, vectorised, and what is unknown (NaN) stays unknown. Where workers and memory nodes
-differ, the smaller bandwidth is the one to pass.
+Bandwidths are in Gbit/s, vectorised; unknown (NaN) stays unknown. If workers and memory nodes differ, pass the smaller
+bandwidth. The planner's board asks it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from deepvm.performance.checks import Floats, check_number
 TABLE_GBPS = (0.3, 1.7, 5.0, 10.0, 12.5, 15.0, 25.0, 30.0)
 TABLE_WORKERS = (2.0, 12.0, 16.0, 20.0, 24.0, 24.0, 28.0, 32.0)
 
-DEFAULT_UTILISATION = 0.5  # the other half is for gradients, and for restores that come while others save
+DEFAULT_UTILISATION = 0.5  # the other half is for gradients, and for restores while others save
 GBPS_PER_VCPU = 0.25
-_ROUNDING = 1e-12  # figures are decimal, floats binary: what a few operations lose is no reason for a node
+_ROUNDING = 1e-12  # figures are decimal, floats binary: rounding must not add a node
 
 
 def table_workers(gbps: ArrayLike) -> Floats:
-    """How many workers saturate one memory node, by the published table.
+    """Return how many workers saturate one memory node, by the published table.
 
-    Its rows are exact. Between them the count is interpolated linearly; below the first it is proportional to
-    the bandwidth (no bandwidth serves nobody); above the last it stays there, because nothing was measured
-    beyond.
+    Its rows are exact. Between them the count is interpolated linearly. Below the first it is proportional to the
+    bandwidth. Above the last it is constant: nothing was measured beyond.
     """
     rate = _bandwidths(gbps)
     below = rate * (TABLE_WORKERS[0] / TABLE_GBPS[0])
@@ -34,10 +33,10 @@ def table_workers(gbps: ArrayLike) -> Floats:
 
 
 def table_memory_nodes(workers: ArrayLike, gbps: ArrayLike) -> Floats:
-    """The fewest memory nodes m >= 1 with workers/m < ``table_workers``, strictly; infinite without any."""
+    """Return the fewest memory nodes m >= 1 with workers/m < ``table_workers``; inf without bandwidth."""
     count = np.asarray(workers, dtype=np.float64)
     if count.size and count.min() < 0:
-        raise UsageError("a number of workers is negative")
+        raise UsageError("the number of workers must not be negative")
     limit = table_workers(gbps)
     served = np.where(limit > 0, limit, np.nan)
     # workers/m < limit is m > workers/limit: the next whole number. A quotient that is whole but for its rounding
@@ -52,8 +51,8 @@ def bandwidth_memory_nodes(
     gbps: ArrayLike,
     utilisation: float = DEFAULT_UTILISATION,
 ) -> Floats:
-    """The fewest memory nodes that receive a checkpoint every ``interval_s`` within ``utilisation`` of their
-    sustained bandwidth; infinite without bandwidth.
+    """Return the fewest memory nodes that receive a checkpoint every ``interval_s`` within ``utilisation`` of their
+    sustained bandwidth; inf without bandwidth.
     """
     check_number("utilisation", utilisation, above=0, at_most=1)
     size, interval = np.asarray(checkpoint_bytes, dtype=np.float64), np.asarray(interval_s, dtype=np.float64)
@@ -67,20 +66,19 @@ def bandwidth_memory_nodes(
 
 
 def estimate_sustained_gbps(vcpus: ArrayLike) -> Floats:
-    """An estimate, for where neither a catalogue nor a type's family tells the bandwidth: 0.25 Gbit/s per vCPU.
+    """Estimate a bandwidth that neither the catalogue nor the type's family has: 0.25 Gbit/s per vCPU.
 
-    It is under the sustained rates that EC2 publishes for general machines: with 4 vCPUs c5.xlarge has 1.25 and
-    m6i.xlarge 1.562 Gbit/s, and this gives 1. Burstable machines sustain less (t3.nano 0.032 with 2 vCPUs), machines
-    made for the network far more.
+    This is below the rates that EC2 publishes for general machines: 1 Gbit/s for 4 vCPUs, where c5.xlarge sustains 1.25
+    and m6i.xlarge 1.562. Burstable machines sustain less (t3.nano 0.032 with 2 vCPUs), network-optimised ones far more.
     """
     count = np.asarray(vcpus, dtype=np.float64)
     if count.size and count.min() <= 0:
-        raise UsageError("a number of vCPUs is zero or negative")
+        raise UsageError("the number of vCPUs must be above zero")
     return np.asarray(GBPS_PER_VCPU * count)
 
 
 def _bandwidths(gbps: ArrayLike) -> Floats:
     rate = np.asarray(gbps, dtype=np.float64)
     if (rate < 0).any():
-        raise UsageError("a bandwidth is negative")
+        raise UsageError("a bandwidth must not be negative")
     return rate

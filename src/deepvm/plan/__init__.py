@@ -1,4 +1,4 @@
-"""Job, budget and catalogue in, ranked plans out. Pure: no clock, no file, no chance."""
+"""Job, budget and catalogue in, ranked plans out. Pure: no clock, no file, no random numbers. Commands call it."""
 
 from deepvm.plan.decide import plan
 from deepvm.plan.explain import Explanation, explain

@@ -1,5 +1,6 @@
-"""Stage 3's shapes of clusters. A new one is a class with these two methods, named by an entry point of the
-group ``deepvm.architectures``; nothing else has to change.
+"""Stage 3's shapes of clusters: a board and node counts in, prices and clusters out. The search calls them.
+
+A new one is a class with these two methods, named by an entry point of the group ``deepvm.architectures``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from deepvm.catalog import Market
 from deepvm.errors import DeepvmError, UnknownName
-from deepvm.plan.search.board import Board, Floats, Ints
+from deepvm.plan.search.board import Board, Floats, Ints, MemoryNodes, Workers
 from deepvm.units import USD_DECIMALS
 
 RoleName = Literal["worker", "anchor", "memory"]
@@ -23,7 +24,7 @@ ENTRY_POINTS = "deepvm.architectures"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Some machines of one type, place and market in a cluster. ``instance`` and ``place`` index the catalogue."""
+    """Machines of one type, place and market in a cluster. ``instance`` and ``place`` index the catalogue."""
 
     role: RoleName
     instance: int
@@ -31,6 +32,20 @@ class Part:
     market: Market
     count: int
     usd_per_hour: float
+
+    @classmethod
+    def of_row(
+        cls, role: RoleName, rows: Workers | MemoryNodes, row: int, market: Market, count: int, usd: Floats
+    ) -> Part:
+        """Make a part of one row of the board; ``usd`` is the column of its price."""
+        return cls(
+            role=role,
+            instance=int(rows.instance[row]),
+            place=int(rows.place[row]),
+            market=market,
+            count=count,
+            usd_per_hour=float(usd[row]),
+        )
 
 
 Cluster = tuple[Part, ...]
@@ -42,7 +57,7 @@ def hourly_usd(cluster: Cluster) -> float:
 
 @runtime_checkable
 class Architecture(Protocol):
-    """How a cluster is put together around its workers. All of a cluster's machines that train are of one type."""
+    """The shape of a cluster. All of its training machines are of one type."""
 
     @property
     def name(self) -> str: ...
@@ -53,13 +68,13 @@ class Architecture(Protocol):
         ...
 
     def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
-        """[row of board.workers, node count] -> price of the cheapest such cluster; inf where there is none.
+        """Return [row of board.workers, node count]: the price of the cheapest such cluster; inf if impossible.
 
-        ``nodes`` counts the machines that train, whatever their role and market."""
+        ``nodes`` counts the machines that train, in any role and market."""
         ...
 
     def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:
-        """The cheapest clusters of one worker row and size, cheapest first, ``limit`` at most."""
+        """List the cheapest clusters of one worker row and size, cheapest first, at most ``limit``."""
         ...
 
 
@@ -68,7 +83,7 @@ def _up_to(limit: Floats, nodes: Ints, usd: Floats) -> Floats:
 
 
 class Tiering:
-    """Spot workers, and on-demand CPU machines that keep their checkpoints in memory."""
+    """Spot workers, and on-demand CPU machines with their checkpoints in memory."""
 
     name = "tiering"
     summary = "spot workers + on-demand memory nodes"
@@ -76,7 +91,7 @@ class Tiering:
     def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
         workers = board.workers
         usd = nodes * workers.spot_usd[:, None] + board.cheapest_tier_usd(nodes)
-        # However many memory nodes there are, the workers' own links have to carry the bytes to them.
+        # The workers' own links must carry the bytes, for any number of memory nodes.
         usd[nodes * workers.gbps[:, None] < board.checkpoint_gbps] = np.inf
         return _up_to(workers.spot_limit, nodes, usd)
 
@@ -85,14 +100,7 @@ class Tiering:
         return [
             (
                 _workers(board, worker, nodes, Market.SPOT),
-                Part(
-                    role="memory",
-                    instance=int(memory.instance[row]),
-                    place=int(memory.place[row]),
-                    market=Market.ON_DEMAND,
-                    count=count,
-                    usd_per_hour=float(memory.usd[row]),
-                ),
+                Part.of_row("memory", memory, row, Market.ON_DEMAND, count, memory.usd),
             )
             for row, count in board.tiers(worker, nodes, limit)
         ]
@@ -106,19 +114,19 @@ class SingleAnchor:
 
     def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
         workers = board.workers
-        # Where no spot machine is offered, (n - 1) × inf would be NaN at n = 1; such clusters are ruled out below.
+        # Without a spot offer, (n - 1) × inf is NaN at n = 1; such clusters are excluded below.
         with np.errstate(invalid="ignore"):
             usd = (nodes - 1) * workers.spot_usd[:, None] + workers.on_demand_usd[:, None]
         usd[:, nodes < 2] = np.inf
         usd[~self.may_anchor(board)] = np.inf
         usd[workers.on_demand_limit < 1] = np.inf
-        spot = workers.spot_limit + (0 if board.anchor_counts_as_spot else 1)
-        return _up_to(spot, nodes, usd)
+        anchors = 0 if board.request.published else 1  # the published bound counts the on-demand anchor as spot
+        return _up_to(workers.spot_limit + anchors, nodes, usd)
 
     def may_anchor(self, board: Board) -> NDArray[np.bool_]:
-        """[row of workers]: whether one machine holds the checkpoints and its link receives them in time.
+        """Return [row of workers]: True if one machine holds the checkpoints and its link receives them in time.
 
-        A memory that is not known is not held against the type. The published method bounds memory nodes alone."""
+        Unknown memory counts as enough. The published method bounds memory nodes only."""
         if board.request.published:
             return np.ones(len(board.workers), dtype=bool)
         with np.errstate(invalid="ignore"):
@@ -126,19 +134,13 @@ class SingleAnchor:
         return ~too_small & (board.workers.gbps >= board.checkpoint_gbps)
 
     def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:  # noqa: ARG002
-        anchor = Part(
-            role="anchor",
-            instance=int(board.workers.instance[worker]),
-            place=int(board.workers.place[worker]),
-            market=Market.ON_DEMAND,
-            count=1,
-            usd_per_hour=float(board.workers.on_demand_usd[worker]),
-        )
+        workers = board.workers
+        anchor = Part.of_row("anchor", workers, worker, Market.ON_DEMAND, 1, workers.on_demand_usd)
         return [(_workers(board, worker, nodes - 1, Market.SPOT), anchor)]
 
 
 class AllSpot:
-    """Spot workers alone; checkpoints go to a durable store, whose price is not counted."""
+    """Spot workers only; checkpoints are in a durable store, whose price is not counted."""
 
     name = "all-spot"
     summary = "spot workers alone, checkpoints in a durable store (not in the price)"
@@ -153,7 +155,7 @@ class AllSpot:
 
 
 class AllOnDemand:
-    """On-demand workers alone: what the same work costs without spot machines."""
+    """On-demand workers only: the cost of the same work without spot machines."""
 
     name = "all-on-demand"
     summary = "on-demand workers alone, never preempted"
@@ -167,22 +169,10 @@ class AllOnDemand:
 
 def _workers(board: Board, worker: int, count: int, market: Market) -> Part:
     usd = board.workers.spot_usd if market is Market.SPOT else board.workers.on_demand_usd
-    return Part(
-        role="worker",
-        instance=int(board.workers.instance[worker]),
-        place=int(board.workers.place[worker]),
-        market=market,
-        count=count,
-        usd_per_hour=float(usd[worker]),
-    )
+    return Part.of_row("worker", board.workers, worker, market, count, usd)
 
 
-_BUILT_IN: dict[str, type[Architecture]] = {
-    Tiering.name: Tiering,
-    SingleAnchor.name: SingleAnchor,
-    AllSpot.name: AllSpot,
-    AllOnDemand.name: AllOnDemand,
-}
+_BUILT_IN: dict[str, Architecture] = {kind.name: kind for kind in (Tiering(), SingleAnchor(), AllSpot(), AllOnDemand())}
 
 
 def names() -> list[str]:
@@ -190,16 +180,16 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Architecture:
-    """A built-in architecture, or one that an installed package brings."""
+    """Find a built-in architecture, or one of an installed package."""
     if name in _BUILT_IN:  # reading every installed package's entry points takes longer than planning
-        return _BUILT_IN[name]()
+        return _BUILT_IN[name]
     point = next((p for p in entry_points(group=ENTRY_POINTS) if p.name == name), None)
     if point is None:
         raise UnknownName("architecture", name, names())
     try:
         architecture = point.load()()
     except Exception as error:
-        raise DeepvmError(f"the architecture {name!r} of {point.value} cannot be loaded: {error}") from error
+        raise DeepvmError(f"architecture {name!r} of {point.value} cannot be loaded: {error}") from error
     if not isinstance(architecture, Architecture):
-        raise DeepvmError(f"{point.value} is no architecture: it needs name, summary, hourly_usd and clusters")
+        raise DeepvmError(f"{point.value} is not a valid architecture: it needs name, summary, hourly_usd and clusters")
     return architecture

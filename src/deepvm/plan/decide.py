@@ -1,4 +1,4 @@
-"""Stage 4, the decision, and the whole: request and catalogue in, ranked recommendations out."""
+"""Stage 4, the decision, and the entry point of all stages: catalogue and request in, ranked recommendations out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from deepvm.plan.search.space import Candidate, Space
 
 
 def plan(catalog: Catalog, request: Request) -> Plan:
-    """The best clusters for a request, or Infeasible with the cheapest price at which there would be one."""
+    """Find the best clusters for a request. Infeasible if none fits, with the cheapest possible price."""
     board = analyse_instances(catalog, request)
     space = objectives.build_space(board)
     found = space.best(request.budget_usd, request.top)
@@ -58,7 +58,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
 
 
 def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
-    """The figures that nobody measured or that hardly anybody pays, by machine type."""
+    """Name the estimated figures and doubtful prices, by machine type."""
     catalog = board.catalog
     by_family = " (by its family)" if catalog.provider == "aws" else ""
     marked = [
@@ -99,30 +99,28 @@ def _best_of_each(space: Space) -> tuple[Recommendation, ...]:
 
 
 def instance_rows(board: Board) -> tuple[InstanceAnalysis, ...]:
-    """Every GPU type once, the best spot FLOPP first."""
-    workers, catalog = board.workers, board.catalog
+    """List every GPU type once, the best spot FLOPP first."""
+    workers = board.workers
     with np.errstate(divide="ignore", invalid="ignore"):
         order = np.lexsort((workers.instance, workers.on_demand_usd, -workers.eflops / workers.spot_usd))
-    rows, seen = [], set()
-    for row in order:
-        instance = int(workers.instance[row])
-        if instance in seen:
-            continue
-        seen.add(instance)
-        region, zone = catalog.places[workers.place[row]]
-        rows.append(
-            InstanceAnalysis(
-                instance=catalog.instances[instance].name,
-                accelerator=catalog.instances[instance].accelerator or "",
-                eflops=float(workers.eflops[row]),
-                eflops_estimated=bool(board.eflops_estimated[instance]),
-                region=region,
-                zone=zone,
-                spot_usd=_finite(workers.spot_usd[row]),
-                on_demand_usd=_finite(workers.on_demand_usd[row]),
-            )
-        )
-    return tuple(rows)
+    _, first = np.unique(workers.instance[order], return_index=True)
+    return tuple(_instance_row(board, row) for row in order[np.sort(first)])
+
+
+def _instance_row(board: Board, row: int) -> InstanceAnalysis:
+    workers, catalog = board.workers, board.catalog
+    index = int(workers.instance[row])
+    region, zone = catalog.places[workers.place[row]]
+    return InstanceAnalysis(
+        instance=catalog.instances[index].name,
+        accelerator=catalog.instances[index].accelerator or "",
+        eflops=float(workers.eflops[row]),
+        eflops_estimated=bool(board.eflops_estimated[index]),
+        region=region,
+        zone=zone,
+        spot_usd=_finite(workers.spot_usd[row]),
+        on_demand_usd=_finite(workers.on_demand_usd[row]),
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -1,4 +1,4 @@
-"""Why this plan: what binds it, what came close, and what a dollar, a price or a quota would change."""
+"""Why this plan: a plan and its catalogue in; binding constraints, runner-up, and the effect of changes out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from deepvm.catalog import Catalog, Quota, binding_quotas
 from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import Infeasible
+from deepvm.json_fields import json_fields
 from deepvm.plan import objectives
 from deepvm.plan.decide import plan as make_plan
 from deepvm.plan.decide import recommendation
@@ -34,7 +35,7 @@ class QuotaRaise:
     gain: float  # of the objective, as a fraction
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return json_fields(self, "quota vcpus wanted_vcpus performance gain")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,12 +50,7 @@ class PriceAge:
         return self.days > STALE_DAYS
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "instance": self.instance,
-            "market": self.market,
-            "seen": self.seen.isoformat(),
-            "days": self.days,
-        }
+        return json_fields(self, "instance market seen days")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,29 +62,18 @@ class Explanation:
     runner_up_behind: float | None  # by this fraction of the objective
     dollar_more: Recommendation | None
     dollar_more_gain: float | None  # fraction of the objective that one more dollar an hour buys
-    next_better_usd: float | None  # the smallest budget that buys more; looked for up to twice the budget
-    flip_usd: float | None  # price of a worker above which the runner-up is chosen; None: it stays the best
-    quota_raises: tuple[QuotaRaise, ...]  # the one that buys most comes first
+    next_better_usd: float | None  # the smallest budget that buys more, up to twice the budget
+    flip_usd: float | None  # price of a worker above which the runner-up wins; None if it never does
+    quota_raises: tuple[QuotaRaise, ...]  # the largest gain first
     price_ages: tuple[PriceAge, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "because": self.because,
-            "binding": list(self.binding),
-            "unspent_usd": self.unspent_usd,
-            "runner_up": None if self.runner_up is None else self.runner_up.to_json(),
-            "runner_up_behind": self.runner_up_behind,
-            "dollar_more": None if self.dollar_more is None else self.dollar_more.to_json(),
-            "dollar_more_gain": self.dollar_more_gain,
-            "next_better_usd": self.next_better_usd,
-            "flip_usd": self.flip_usd,
-            "quota_raises": [q.to_json() for q in self.quota_raises],
-            "price_ages": [age.to_json() for age in self.price_ages],
-        }
+        more = "dollar_more dollar_more_gain next_better_usd flip_usd quota_raises price_ages"
+        return json_fields(self, f"because binding unspent_usd runner_up runner_up_behind {more}")
 
 
 def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
-    """Explain a plan's first recommendation. It is made for clusters of one type and the request's own policy."""
+    """Explain a plan's first recommendation, by clusters of one type and the request's policy."""
     request = replace(plan.request, mixed=False)
     chosen = plan.recommendations[0]
     board = analyse_instances(catalog, request)
@@ -117,7 +102,7 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
 
 
 def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
-    clusters = sum(1 for _ in board.workers.instance) * len(plan.architectures)
+    clusters = len(board.workers) * len(plan.architectures)
     best = {
         "throughput": "the most performance within the budget",
         "flopp": "the highest FLOPP × n × scaling, the paper's objective",
@@ -146,20 +131,16 @@ def _binding(
     next_better_usd: float | None,
     raises: tuple[QuotaRaise, ...],
 ) -> tuple[str, ...]:
-    """The constraints whose loosening makes the plan better."""
+    """Name the constraints whose loosening improves the plan."""
     found = []
     if next_better_usd is not None:
         found.append(f"budget (the next better cluster costs {format_usd(next_better_usd)}/h)")
     found += [f"quota {r.quota} ({r.vcpus:g} vCPUs)" for r in raises]
-    relaxed: dict[str, Request] = {
-        f"--max-nodes {request.max_nodes}": replace(request, max_nodes=request.max_nodes * 2)
-    }
     size = f"{request.buffers} × {format_bytes(request.checkpoint_bytes)} of checkpoints"
-    relaxed[f"memory and network for {size}"] = replace(
-        request,
-        checkpoint_bytes=0,
-        gradient_bytes=round(request.gradient_bytes_per_step),
-    )
+    relaxed: dict[str, Request] = {
+        f"--max-nodes {request.max_nodes}": replace(request, max_nodes=request.max_nodes * 2),
+        f"memory and network for {size}": request.without_checkpoints(),
+    }
     if request.deadline_s is not None:
         relaxed["deadline"] = replace(request, deadline_s=None)
     places = request.zones or request.regions
@@ -173,7 +154,7 @@ def _binding(
 
 
 def _next_better_usd(board: Board) -> float | None:
-    """The price of the cheapest cluster that beats the best one within the budget."""
+    """Return the price of the cheapest cluster that beats the best one within the budget."""
     budget = board.request.budget_usd
     wider = replace(board, request=replace(board.request, budget_usd=2 * budget + 1))
     beyond = objectives.build_space(wider).frontier().hourly_usd
@@ -182,7 +163,7 @@ def _next_better_usd(board: Board) -> float | None:
 
 
 def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation) -> tuple[QuotaRaise, ...]:
-    quotas = catalog.quotas if request.quotas is None else request.quotas
+    quotas = request.quotas_of(catalog)
     raises = []
     for i, quota in enumerate(quotas):
         better = _first(catalog, replace(request, quotas=(*quotas[:i], *quotas[i + 1 :])))
@@ -200,7 +181,7 @@ def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation) ->
 
 
 def _used(catalog: Catalog, quotas: Sequence[Quota], quota: Quota, cluster: Recommendation, published: bool) -> float:
-    """The vCPUs under a quota that a cluster needs; the published search stays one machine below."""
+    """Return the vCPUs of a quota that a cluster needs; the published search stays one machine below."""
     used = 0.0
     for role in cluster.roles:
         instance = catalog.instance(role.instance)
@@ -217,23 +198,23 @@ def _first(catalog: Catalog, request: Request) -> Recommendation | None:
 
 
 def _gain(chosen: Recommendation, other: Recommendation) -> float:
-    """By how much of the objective the other is better: 0.1 is ten percent more, or ten percent less to pay."""
+    """Return the gain of the other as a fraction of the objective: 0.1 is ten percent more, or cheaper, or faster."""
     if chosen.objective in ("cost", "time"):
         return chosen.objective_value / other.objective_value - 1
     return other.objective_value / chosen.objective_value - 1
 
 
 def _best_without(space: Space, worker_type: int) -> Recommendation | None:
-    """The best cluster of another worker type."""
+    """Return the best cluster of another worker type."""
     others = (space.board.workers.instance != worker_type)[None, :, None]
     best = space.best(space.board.request.budget_usd, 1, keep=others)
     return recommendation(space.board, best[0], 2) if best else None
 
 
 def _flip_usd(board: Board, chosen: Recommendation, runner_up: Recommendation | None) -> float | None:
-    """The price of one worker at which the runner-up overtakes, by bisection over the chosen type alone.
+    """Return the price of one worker at which the runner-up wins, by bisection over the chosen type alone.
 
-    The runner-up does not use the chosen type, so its value stays what it is while the price moves."""
+    The runner-up does not use the chosen type, so its value is constant."""
     if runner_up is None:
         return None
     role = chosen.worker
@@ -244,14 +225,14 @@ def _flip_usd(board: Board, chosen: Recommendation, runner_up: Recommendation | 
     places = board.catalog.places
 
     def holds(usd: float) -> bool:
-        here = [places[p] == (role.region, role.zone) for p in columns["place"]]
-        moved = {**columns, price: np.where(here, usd, columns[price])}
+        in_place = [places[p] == (role.region, role.zone) for p in columns["place"]]
+        moved = {**columns, price: np.where(in_place, usd, columns[price])}
         only = replace(board, workers=replace(board.workers, **moved))
         best = objectives.build_space(only).best(board.request.budget_usd, 1)
         return bool(best) and _gain(recommendation(only, best[0], 1), runner_up) < 0
 
     low, high = role.usd_per_hour, board.request.budget_usd + USD_TOLERANCE
-    if not holds(low) or holds(high):  # another place takes over before another type does
+    if not holds(low) or holds(high):  # another place wins before another type does
         return None
     while high - low > _FLIP_TOLERANCE_USD:
         middle = (low + high) / 2

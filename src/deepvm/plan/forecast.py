@@ -1,4 +1,4 @@
-"""How long a planned cluster would stand still after a preemption, by its memory tier and its links."""
+"""Forecast the restore after a preemption: a board and a candidate in, seconds by ``performance.restore`` out."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ _BYTES_PER_GBIT = 1e9 / 8
 
 
 def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) -> RestoreForecast | None:
-    """For all of its workers at once: one lost worker stops them all, and elastic launchers start all again.
+    """Forecast for all workers at once: after one loss, elastic launchers restart all.
 
-    None where the checkpoints are in no machine of the cluster, or a bandwidth is not known."""
-    kept = next((part for part in candidate.cluster if part.role in ("memory", "anchor") and part.count > 0), None)
-    if kept is None:
+    None if no machine of the cluster keeps checkpoints, or a bandwidth is unknown."""
+    keeper = next((part for part in candidate.cluster if part.role in ("memory", "anchor") and part.count > 0), None)
+    if keeper is None:
         return None
-    workers = candidate.nodes - (kept.count if kept.role == "anchor" else 0)  # an anchor has it in its own memory
-    node_gbps = _gbps(board, kept)
+    workers = candidate.nodes - (
+        keeper.count if keeper.role == "anchor" else 0
+    )  # an anchor has the state in its own memory
+    node_gbps = _gbps(board, keeper)
     if workers < 1 or not (0 < slowest_gbps < np.inf and 0 < node_gbps < np.inf):
         return None
     path = RestorePath(
         state_bytes=board.request.checkpoint_bytes,
         worker_link_bytes_per_s=slowest_gbps * _BYTES_PER_GBIT,
         node_link_bytes_per_s=node_gbps * _BYTES_PER_GBIT,
-        memory_nodes=kept.count,
+        memory_nodes=keeper.count,
         workers=workers,
         first_step_s=float(board.compute_s(np.array([candidate.worker]))[0]),
     )
@@ -39,7 +41,7 @@ def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) ->
     return RestoreForecast(
         state_bytes=board.request.checkpoint_bytes,
         workers=workers,
-        memory_nodes=kept.count,
+        memory_nodes=keeper.count,
         time=restore_time(path),
         on_demand_s=restore_s(soonest),
     )

@@ -1,4 +1,4 @@
-"""Why nothing fits: the price of the cheapest cluster, or what rules every cluster out."""
+"""Why nothing fits: a board without a cluster in, an Infeasible error with the cheapest price or the constraint out."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ MOST_NODES = 255
 
 
 def infeasible(board: Board) -> Infeasible:
-    """The error of a request for which no cluster was found."""
+    """Make the error of a request without a feasible cluster."""
     request = board.request
     if not len(board.workers):
         reasons = "; ".join(f"{x.count} × {x.reason}" for x in board.left_out[:4]) or "the catalogue has no GPU types"
-        return Infeasible(f"no GPU type is left to plan with ({reasons}): allow more types or places")
+        return Infeasible(f"no GPU type fits ({reasons}): allow more types or places")
     space = objectives.build_space(replace(board, request=replace(request, budget_usd=ANY_PRICE_USD)))
     if not space.possible.size:
         return Infeasible(_missing_market(board) or _binding(board))
@@ -36,7 +36,7 @@ def infeasible(board: Board) -> Infeasible:
 
 
 def _missing_market(board: Board) -> str | None:
-    """Which market the architectures need and the catalogue lacks, and what does without it."""
+    """Name the market that the architectures need and the catalogue lacks, and an alternative."""
     request, catalog = board.request, board.catalog
     kinds = objectives.allowed_architectures(request)
     names = " and ".join(kind.name for kind in kinds)
@@ -63,7 +63,7 @@ def _missing_market(board: Board) -> str | None:
 
 
 def _binding(board: Board) -> str:
-    """The constraints of which one alone, if it were not, would leave a cluster; all of them where none suffices."""
+    """Name each constraint whose removal would leave a cluster; all of them if none suffices."""
     request = board.request
     size = f"{request.buffers} × {format_bytes(request.checkpoint_bytes)}"
     without: list[tuple[str, str, Request]] = [
@@ -71,7 +71,7 @@ def _binding(board: Board) -> str:
         (
             f"checkpoints of {size} every {format_seconds(request.checkpoint_every_s)}",
             "save less or less often",
-            replace(request, checkpoint_bytes=0, gradient_bytes=round(request.gradient_bytes_per_step)),
+            request.without_checkpoints(),
         ),
         ("the memory nodes' zone", "allow --memory-in region", replace(request, memory_in="region")),
     ]

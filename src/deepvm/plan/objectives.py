@@ -1,6 +1,6 @@
-"""What counts as better: the objectives, and the policies that choose by them or by rules of their own.
+"""Objectives and policies: a board in, the space of its clusters with a score for each out. All searches use it.
 
-Every policy is a score over the same space of clusters, so that all are searched, swept and explained alike.
+Every policy is a score over the same space, so that all are searched, swept and explained alike.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _throughput(_board: Board, performance: Floats, _usd: Floats) -> Floats:
 
 
 def _flopp(board: Board, performance: Floats, _usd: Floats) -> Floats:
-    """The paper's Z as it was run: spot FLOPP × n × ScalingFactor, for every architecture alike. A type that is not
-    offered as spot has no such value, and is not chosen by it."""
+    """Compute the paper's Z as it was run: spot FLOPP × n × ScalingFactor, for every architecture alike. A type without
+    a spot price has no value, and is never chosen."""
     spot_usd = board.workers.spot_usd[:, None]
     return np.where(np.isfinite(spot_usd), performance / spot_usd, np.nan)
 
@@ -38,7 +38,7 @@ def _cost_usd(board: Board, performance: Floats, usd: Floats) -> Floats:
     return np.asarray(usd * _time_h(board, performance, usd))
 
 
-# name -> (value of [worker, nodes] performances and prices, +1 where more is better, unit)
+# name -> (value of [worker, nodes] performances and prices, +1 if more is better, unit)
 _OBJECTIVES: dict[str, tuple[Values, int, str]] = {
     "throughput": (_throughput, +1, "eFLOPS"),
     "flopp": (_flopp, +1, "eFLOPS per USD/h"),
@@ -52,7 +52,7 @@ def unit(objective: str) -> str:
 
 
 def value(objective: str, board: Board, worker: int, performance: float, hourly_usd: float) -> float:
-    """The objective's value of one cluster."""
+    """Return the objective's value of one cluster."""
     values, _, _ = _OBJECTIVES[objective]
     full = np.full((len(board.workers), 1), performance)
     return float(values(board, full, np.full_like(full, hourly_usd))[worker, 0])
@@ -65,7 +65,7 @@ def allowed_architectures(request: Request) -> tuple[Architecture, ...]:
 
 
 def build_space(board: Board, nodes: Ints | None = None) -> Space:
-    """All clusters of the board with their prices, performances and scores under the request's policy."""
+    """Make all clusters of the board, with prices, performances and scores under the request's policy."""
     request = board.request
     nodes = node_counts(board, request) if nodes is None else nodes
     kinds = allowed_architectures(request)
@@ -77,7 +77,7 @@ def build_space(board: Board, nodes: Ints | None = None) -> Space:
 
 
 def _rounded(score: Floats) -> Floats:
-    """Scores to 40 binary digits: what differs behind them is how floats were added, and no reason to choose by."""
+    """Round to 40 binary digits: smaller differences come from float addition and must not decide."""
     mantissa, exponent = np.frexp(score)
     return np.ldexp(np.rint(mantissa * 2.0**40) / 2.0**40, exponent)
 

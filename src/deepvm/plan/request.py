@@ -1,25 +1,24 @@
-"""Stage 1, the user's request: a budget an hour, a job, and what the cluster may be made of."""
+"""Stage 1, the request: a budget, a job and constraints in, one checked value out. All stages read it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from deepvm.catalog import Quota
+from deepvm.catalog import Catalog, Quota
 from deepvm.errors import UnknownName, UsageError
+from deepvm.json_fields import json_fields
 
 OBJECTIVES = ("throughput", "flopp", "cost", "time")
 POLICIES = ("deepvm", "noscale", "cost-first", "performance-first")
 PAPER_ARCHITECTURES = ("tiering", "single-anchor")
 
-# What 300 MB of checkpoint most often is, where nothing else is said: a model trained with Adam in FP32,
-# whose gradients are a third of it (weights and two moments are kept).
+# The default assumes Adam in FP32: a checkpoint has weights and two moments, gradients are a third of it.
 CHECKPOINT_OVER_GRADIENTS = 3
 
-# What must be above zero, as users say it.
-_SPOKEN = {
+# What must be above zero, in words for messages.
+_ABOVE_ZERO = {
     "checkpoint_every_s": "the time between checkpoints, in seconds,",
     "step_s": "the time of a step, in seconds,",
     "work_eflops_h": "the job's size, in eFLOPS hours,",
@@ -27,12 +26,12 @@ _SPOKEN = {
     "min_gpu_memory_gb": "the least GPU memory, in GB,",
 }
 
-Names = str | tuple[str, ...] | None  # one, several, or whatever there is
+Names = str | tuple[str, ...] | None  # one, several, or any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is wanted. Every field is checked when the value is made."""
+    """What the user wants. All fields are checked at construction."""
 
     budget_usd: float
     objective: str = "throughput"
@@ -42,8 +41,8 @@ class Request:
     checkpoint_bytes: int = 300_000_000
     buffers: int = 2
     checkpoint_every_s: float = 60.0
-    gradient_bytes: int | None = None  # of one step; a third of the checkpoint where it is not given
-    step_s: float = 0.5  # compute of one step on one T4; others by their eFLOPS, with batches that fill their memory
+    gradient_bytes: int | None = None  # of one step; a third of the checkpoint by default
+    step_s: float = 0.5  # compute of one step on one T4; other GPUs by eFLOPS, with batches that fill their memory
     work_eflops_h: float | None = None  # the whole job, for the objectives cost and time
     deadline_s: float | None = None
 
@@ -56,31 +55,35 @@ class Request:
     cpu: Literal["x86_64", "arm64", "any"] = "x86_64"
     fractional_gpus: bool = False
     max_nodes: int = 255
-    memory_in: Literal["zone", "region"] = "zone"  # where memory nodes may be, seen from the workers
-    quotas: tuple[Quota, ...] | None = None  # instead of the catalogue's
+    memory_in: Literal["zone", "region"] = "zone"  # memory nodes in the workers' zone or region
+    quotas: tuple[Quota, ...] | None = None  # replace the catalogue's
     curve: Literal["auto", "all-reduce"] = "auto"
     saturation: Literal["auto", "table", "bandwidth"] = "auto"
 
     def __post_init__(self) -> None:
         for what in ("region", "zone", "gpu"):
-            object.__setattr__(self, what, _plainly(getattr(self, what)))
-        _choice("objective", self.objective, OBJECTIVES)
-        _choice("policy", self.policy, POLICIES)
-        _choice("CPU architecture", self.cpu, ("x86_64", "arm64", "any"))
-        _choice("place for memory nodes", self.memory_in, ("zone", "region"))
-        _choice("speedup curve", self.curve, ("auto", "all-reduce"))
-        _choice("saturation model", self.saturation, ("auto", "table", "bandwidth"))
+            object.__setattr__(self, what, _simplest(getattr(self, what)))
+        for kind, value, known in (
+            ("objective", self.objective, OBJECTIVES),
+            ("policy", self.policy, POLICIES),
+            ("CPU architecture", self.cpu, ("x86_64", "arm64", "any")),
+            ("place for memory nodes", self.memory_in, ("zone", "region")),
+            ("speedup curve", self.curve, ("auto", "all-reduce")),
+            ("saturation model", self.saturation, ("auto", "table", "bandwidth")),
+        ):
+            if value not in known:
+                raise UnknownName(kind, value, known)
         if not math.isfinite(self.budget_usd) or self.budget_usd < 0:
             raise UsageError(f"the budget is {self.budget_usd}: it must be a finite number of dollars, zero or more")
-        for what, least in (("top", 1), ("checkpoint_bytes", 0), ("buffers", 1), ("max_nodes", 1)):
-            if getattr(self, what) < least:
-                raise UsageError(f"{what} is {getattr(self, what)}: it must be {least} or more")
-        if self.gradient_bytes is not None and self.gradient_bytes < 0:
-            raise UsageError(f"gradient_bytes is {self.gradient_bytes}: it must be zero or more")
-        for what in _SPOKEN:
+        least_of = {"top": 1, "checkpoint_bytes": 0, "gradient_bytes": 0, "buffers": 1, "max_nodes": 1}
+        for what, least in least_of.items():
+            count = getattr(self, what)
+            if count is not None and count < least:
+                raise UsageError(f"{what} is {count}: it must be {least} or more")
+        for what in _ABOVE_ZERO:
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{_SPOKEN[what]} is {value:g}: it must be a finite number above zero")
+                raise UsageError(f"{_ABOVE_ZERO[what]} is {value:g}: it must be a finite number above zero")
         if self.objective in ("cost", "time") and self.work_eflops_h is None:
             raise UsageError(
                 f"the objective {self.objective} needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours"
@@ -88,13 +91,13 @@ class Request:
         if self.deadline_s is not None and self.work_eflops_h is None:
             raise UsageError("a deadline needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours")
         if not self.architectures:
-            raise UsageError("no architecture is allowed: name at least one")
+            raise UsageError("architectures is empty: name at least one")
         if self.mixed and (self.policy != "deepvm" or self.objective != "throughput"):
-            raise UsageError("clusters of several GPU types are planned for throughput under the policy deepvm only")
+            raise UsageError("--mixed needs the objective throughput and the policy deepvm")
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The regions asked for; empty where any will do."""
+        """The regions asked for; empty for any."""
         return names_of(self.region)
 
     @property
@@ -107,7 +110,7 @@ class Request:
 
     @property
     def published(self) -> bool:
-        """Whether the method is the paper's as it was run: its objective, its bounds, its memory rule."""
+        """True for the paper's method as it was run: its objective, its bounds, its memory rule."""
         return self.objective == "flopp"
 
     @property
@@ -118,34 +121,27 @@ class Request:
 
     @property
     def least_performance(self) -> float:
-        """The eFLOPS below which the deadline is missed."""
+        """The least eFLOPS that meet the deadline."""
         if self.deadline_s is None or self.work_eflops_h is None:
             return 0.0
         return self.work_eflops_h * 3600 / self.deadline_s
 
+    def quotas_of(self, catalog: Catalog) -> tuple[Quota, ...]:
+        return catalog.quotas if self.quotas is None else self.quotas
+
+    def without_checkpoints(self) -> Request:
+        """Return the same job with checkpoints of no bytes."""
+        return replace(self, checkpoint_bytes=0, gradient_bytes=round(self.gradient_bytes_per_step))
+
     def to_json(self) -> dict[str, Any]:
-        document = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("architectures", "region", "zone", "gpu"):
-            if isinstance(document[name], tuple):
-                document[name] = list(document[name])
-        if self.quotas is not None:
-            document["quotas"] = [
-                {"families": list(q.families), "market": q.market.value, "vcpus": q.vcpus, "region": q.region}
-                for q in self.quotas
-            ]
-        return document
+        return json_fields(self, " ".join(f.name for f in fields(self)))
 
 
 def names_of(names: Names) -> tuple[str, ...]:
     return () if names is None else (names,) if isinstance(names, str) else names
 
 
-def _plainly(names: Names) -> Names:
-    """One name as itself, several once each, none as None."""
+def _simplest(names: Names) -> Names:
+    """Return one name as itself, several once each, none as None."""
     several = tuple(dict.fromkeys(names_of(names)))
     return several if len(several) > 1 else several[0] if several else None
-
-
-def _choice(kind: str, value: str, known: Iterable[str]) -> None:
-    if value not in known:
-        raise UnknownName(kind, value, known)

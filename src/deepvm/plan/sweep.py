@@ -1,4 +1,4 @@
-"""Every policy at every budget. One search serves all budgets: the best cluster at a price is a running maximum."""
+"""Sweep budgets: a request, policies and budgets in, a Point for each out. One search serves all budgets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from deepvm.catalog import Catalog
 from deepvm.errors import UsageError
+from deepvm.json_fields import json_fields
 from deepvm.plan import objectives
 from deepvm.plan.request import POLICIES, Request
 from deepvm.plan.search.instances import analyse_instances
@@ -19,7 +20,7 @@ MOST_BUDGETS = 100_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """What one policy recommends at one budget; None where nothing is feasible."""
+    """What one policy recommends at one budget; None if nothing is feasible."""
 
     policy: str
     budget_usd: float
@@ -30,34 +31,27 @@ class Point:
     performance: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "policy": self.policy,
-            "budget": self.budget_usd,
-            "architecture": self.architecture,
-            "instance": self.instance,
-            "count": self.count,
-            "hourly_usd": self.hourly_usd,
-            "performance": self.performance,
-        }
+        cluster = json_fields(self, "architecture instance count hourly_usd performance")
+        return {"policy": self.policy, "budget": self.budget_usd, **cluster}
 
 
 def budgets(first_usd: float, last_usd: float, step_usd: float) -> list[float]:
-    """From first to last, both included, without the drift that adding the step up would bring."""
+    """List the budgets from first to last, both included, without the drift of repeated addition."""
     if not (np.isfinite([first_usd, last_usd, step_usd]).all() and step_usd > 0 and 0 <= first_usd <= last_usd):
         raise UsageError(
-            f"a sweep goes from 0 or more up to a larger budget by a step above 0, "
-            f"not from {first_usd} to {last_usd} by {step_usd}"
+            f"cannot sweep from {first_usd} to {last_usd} by {step_usd}: "
+            "start at 0 or more, end at the same or a larger budget, with a step above 0"
         )
     count = int((last_usd - first_usd) / step_usd + 1e-9) + 1
     if count > MOST_BUDGETS:
-        raise UsageError(f"{count} budgets are more than a sweep takes ({MOST_BUDGETS}): use a larger step")
+        raise UsageError(f"a sweep of {count} budgets is too long (at most {MOST_BUDGETS}): use a larger step")
     return [round(first_usd + i * step_usd, 9) for i in range(count)]
 
 
 def sweep(
     catalog: Catalog, request: Request, at_usd: Sequence[float], policies: Sequence[str] = POLICIES
 ) -> list[Point]:
-    """The points, policy by policy, budgets in the order given. The request's own budget and policy do not count."""
+    """Return the points by policy, then by budget as passed. The request's own budget and policy are ignored."""
     return [
         point
         for policy in policies

@@ -1,4 +1,4 @@
-"""What the trainers that are left do after a loss: wait for others, or go on with fewer. Pure."""
+"""What the remaining trainers do after a loss: group sizes and a wait in, a decision out. Pure; the hub asks it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _LIKE = "wait, wait:30s, wait:30s:2, shrink, shrink:2"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AfterLoss:
-    """``wait_s`` for those that are missing, infinite for as long as it takes; then smaller, with ``least`` or more."""
+    """Wait ``wait_s`` for missing trainers (inf: for ever), then continue with ``least`` or more."""
 
     wait_s: float = math.inf
     least: int = 1
 
     def __post_init__(self) -> None:
         if not self.wait_s >= 0:
-            raise UsageError(f"a wait of {self.wait_s} s after a loss: it must not be negative")
+            raise UsageError(f"wait_s is {self.wait_s}: it must not be negative")
         if self.least < 1:
-            raise UsageError(f"a group of {self.least} trainers: at least one must be left")
+            raise UsageError(f"least is {self.least}: a group needs at least 1 trainer")
 
     def decide(self, joined: int, wanted: int, waited_s: float) -> bool:
-        """Whether the group may form now. With all that are wanted it always may: nobody is left to wait for."""
+        """True if the group may form now: with all trainers always, with fewer after the wait."""
         if joined < 1:
             return False
         return joined >= wanted or (joined >= self.least and waited_s >= self.wait_s)
@@ -38,11 +38,11 @@ class AfterLoss:
 
 
 def parse_after_loss(text: str) -> AfterLoss:
-    """``wait`` without end, ``wait:30s`` and then go on smaller, ``shrink`` at once; with ``:2`` never below 2."""
+    """Parse ``wait`` (for ever), ``wait:30s`` (then shrink), ``shrink`` (at once); ``:2`` sets the least group size."""
     kind, *settings = text.strip().lower().split(":")
     if kind == "wait" and not settings:
         return AfterLoss()
-    if kind == "wait" and len(settings) <= 2 and settings[0][-1:].isalpha():  # 30 what? 30s
+    if kind == "wait" and len(settings) <= 2 and settings[0][-1:].isalpha():  # a number needs a unit: 30s
         return AfterLoss(wait_s=_seconds(settings[0], text), least=_least(settings[1:], text))
     if kind == "shrink" and len(settings) <= 1:
         return AfterLoss(wait_s=0.0, least=_least(settings, text))
@@ -65,4 +65,4 @@ def _least(settings: list[str], text: str) -> int:
 
 
 def _not_understood(text: str) -> UsageError:
-    return UsageError(f"{text!r} does not say what to do after a loss: write it like {_LIKE}")
+    return UsageError(f"{text!r} is not a valid policy for losses: write it like {_LIKE}")

@@ -1,4 +1,4 @@
-"""What to do with the seconds that are left when a machine's end is announced. Pure: what was measured comes in."""
+"""What to do at a preemption notice: seconds left and measurements in, a decision out. Pure; the hub asks it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Choice = Literal["save", "finish", "rely"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoticeDecision:
-    """``save``: begin one, once what is under way is whole. ``finish``: only what is under way. ``rely``: on the last
-    checkpoint. The machine may leave when it has done so."""
+    """``save``: start one after the save under way. ``finish``: only the save under way. ``rely``: on the last
+    checkpoint. The machine may leave afterwards."""
 
     choice: Choice
     why: str  # a sentence
@@ -23,29 +23,28 @@ class NoticeDecision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoticePolicy:
-    """How sure a save must be to end in time before it is begun."""
+    """How certain a save must be to end in time before it starts."""
 
-    margin: float = 1.5  # a save may take so many times what it is expected to
-    keep_s: float = 0.5  # for leaving the group, a clock that differs, and a cloud that is early
+    margin: float = 1.5  # a save may take this many times the expected time
+    keep_s: float = 0.5  # for leaving the group, differing clocks and an early cloud
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.margin) and self.margin >= 1):
-            raise UsageError(f"a margin of {self.margin}: it must be 1 at least, or saves would be begun in vain")
+            raise UsageError(f"margin is {self.margin}: it must be at least 1, or saves would start in vain")
         if not (math.isfinite(self.keep_s) and self.keep_s >= 0):
-            raise UsageError(f"{self.keep_s} s kept for the end: the number must be finite and not negative")
+            raise UsageError(f"keep_s is {self.keep_s}: it must be finite and not negative")
 
     def spare_s(self, seconds_left: float, work_s: float) -> float:
-        """What is left once so much expected work is done; below 0 it does not fit."""
+        """Return the seconds left after this much expected work; negative if it does not fit."""
         return seconds_left - self.keep_s - self.margin * work_s
 
 
 def expected_save_s(
     *, state_bytes: int | None = None, bytes_per_s: float | None = None, took_s: float | None = None
 ) -> float | None:
-    """Until a save that begins now is safe elsewhere: the slower of what its bytes and what the last one took tell."""
+    """Estimate the seconds until a save is safe elsewhere: the slower of its bytes' transfer and the last save."""
     by_bytes = state_bytes / bytes_per_s if state_bytes is not None and bytes_per_s else None
-    told = [seconds for seconds in (by_bytes, took_s) if seconds is not None]
-    return max(told) if told else None
+    return max((seconds for seconds in (by_bytes, took_s) if seconds is not None), default=None)
 
 
 def at_notice(
@@ -56,20 +55,19 @@ def at_notice(
     under_way_for_s: float | None = None,
     policy: NoticePolicy = NoticePolicy(),
 ) -> NoticeDecision:
-    """The most that can be saved for sure in the time that is left.
+    """Decide on the most that can be saved for certain in the time left.
 
-    ``seconds_left`` is None where the notice tells no time, ``save_s`` (see ``expected_save_s``) where none was
-    measured: trying then costs little, since only what is whole is published. ``under_way_for_s`` tells how long ago
-    a save was begun that is not whole yet, and ``unsaved_steps`` counts the steps that neither it nor the last
-    checkpoint has.
+    ``seconds_left`` is None if the notice has no time, ``save_s`` (see ``expected_save_s``) if no save was measured:
+    trying then costs little, since only complete checkpoints are published. ``under_way_for_s`` is the age of a save
+    that is not complete yet. ``unsaved_steps`` counts the steps that neither it nor the last checkpoint has.
     """
     under_way = under_way_for_s is not None
     if unsaved_steps <= 0 and not under_way:
-        return _decided("rely", "the last checkpoint is of this very step")
+        return _decided("rely", "the last checkpoint has this step")
     if seconds_left is not None and policy.spare_s(seconds_left, 0.0) < 0:
         return _decided("rely", f"{format_seconds(seconds_left)} are left, which is too late to save")
     if seconds_left is None or save_s is None:
-        unknown = "how much time is left was not told" if seconds_left is None else "no save was measured yet"
+        unknown = "the time left is unknown" if seconds_left is None else "no save was measured yet"
         if under_way:
             return _decided("finish", f"a save is under way, and {unknown}")
         return _decided("save", f"{_steps(unsaved_steps)} would be lost, and {unknown}")

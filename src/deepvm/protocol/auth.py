@@ -1,7 +1,7 @@
 """Mutual proof of a shared token, for nodes and hubs: nonces and a greeting in, proofs and tag keys out.
 
-A ``Meeting`` holds what both sides saw of a handshake: two nonces, the greeting, and the address that was dialled. All
-proofs and keys are bound to it, so that a relay cannot use them elsewhere. ``Tags`` protect every frame after it.
+A ``Handshake`` is what both sides saw: two nonces, the greeting, and the address that was dialled. All proofs and keys
+are bound to it, so that a relay cannot use them elsewhere. ``Tags`` protect every frame after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Side = Literal["client", "server"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
+class Handshake:
     """``protocol`` is "node" or "hub"; ``greeting`` is the server's first message, byte for byte."""
 
     protocol: str
@@ -43,22 +43,21 @@ class Meeting:
 
     def _keyed(self, token: bytes, purpose: str) -> bytes:
         seen = hashlib.sha256(self.greeting).hexdigest()
-        text = (
-            f"deepvm/{VERSION}/{self.protocol}/{purpose}/{self.server_nonce}/{self.client_nonce}/{seen}/{self.address}"
-        )
-        return hmac.digest(
-            token, text.encode("utf-8", "surrogatepass"), "sha256"
-        )  # parts of it come from the other side
+        parts = (self.protocol, purpose, self.server_nonce, self.client_nonce, seen, self.address)
+        text = f"deepvm/{VERSION}/" + "/".join(parts)  # some parts come from the other side
+        return hmac.digest(token, text.encode("utf-8", "surrogatepass"), "sha256")
 
 
 class Tags:
-    """Numbered tags: a frame that is left out, repeated, changed or moved has a wrong one. For one thread."""
+    """Numbered tags: a frame that is left out, repeated, changed or moved has a wrong one. For one thread.
 
-    size = TAG_BYTES
+    Without keys they are empty: before a handshake, and on loopback, where a node needs no token.
+    """
 
-    def __init__(self, *, send: bytes, receive: bytes) -> None:
+    def __init__(self, *, send: bytes = b"", receive: bytes = b"") -> None:
         self._send, self._receive = send, receive
         self._sent = self._received = 0
+        self.size = TAG_BYTES if send else 0
 
     def next(self, data: bytes | bytearray | memoryview) -> bytes:
         self._sent += 1
@@ -73,37 +72,20 @@ class Tags:
         self._received += 1
         return hmac.compare_digest(_tag(self._receive, self._received, data), tag)
 
+    def next_of_document(self, body: bytes) -> bytes:
+        return self.next(hashlib.sha256(body).digest()) if body and self.size else b""
+
+    def fits_document(self, body: bytes | bytearray, tag: bytes | bytearray | memoryview) -> bool:
+        return not self.size or self.fits(hashlib.sha256(body).digest(), tag)
+
     def skip(self, count: int) -> None:
         """Count tags that were discarded unread."""
         self._received += count
 
 
-class NoTags(Tags):
-    """For connections without a token: the node listens on loopback only."""
-
-    size = 0
-
-    def __init__(self) -> None:
-        super().__init__(send=b"", receive=b"")
-
-    def next(self, _: bytes | bytearray | memoryview) -> bytes:
-        return b""
-
-    def on(self, head: bytes) -> bytes:
-        return head
-
-    def fits(self, _: bytes | bytearray | memoryview, tag: bytes | bytearray | memoryview) -> bool:
-        return not len(tag)
-
-
 def _tag(key: bytes, number: int, data: bytes | bytearray | memoryview) -> bytes:
     """Use keyed BLAKE2b: as strong as HMAC-SHA256, and three times as fast for short data."""
-    return hashlib.blake2b(number.to_bytes(8, "big") + data, key=key, digest_size=TAG_BYTES).digest()
-
-
-def of_body(body: bytes | bytearray | memoryview) -> bytes:
-    """Return what the tag of a document covers."""
-    return hashlib.sha256(body).digest()
+    return hashlib.blake2b(number.to_bytes(8, "big") + data, key=key, digest_size=TAG_BYTES).digest() if key else b""
 
 
 # --- addresses: the same text at both ends of a connection, unless it is relayed ------------------------------------

@@ -16,10 +16,14 @@ import hmac
 import json
 import secrets
 import struct
-from collections.abc import Iterable, Mapping
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
+
+import xxhash
 
 from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
@@ -40,21 +44,21 @@ VERSION = auth.VERSION
 class Kind(IntEnum):
     # the node sends first
     HELLO = 1  # node: {"version", "block_bytes", "nonce", "token": bool}
-    AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty where the node has no token
+    AUTH = 2  # client: {"version", "nonce", "address", "proof"}; the proof is empty if the node has no token
     # answers
     OK = 10
     ERROR = 11  # {"code", "message"}
     DATA = 12  # a body that was asked for
     # of a run; OPEN must be first
     OPEN = 20  # {"run", "session", "write": bool, "proof" or "verifier"}
-    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, where nodes share the chunks,
-    # {"nodes", "node_index", "replicas"}: then room is set aside for this node's share only; {"attempt"}: a higher one
+    BEGIN = 21  # {"step", "size_bytes", "layout", "rank", "world_size"} and, if nodes share the chunks,
+    # {"nodes", "node_index", "replicas"}: then room is reserved for this node's share only; {"attempt"}: a higher one
     # of the same step begins anew; {"repair": true}: only while no save is under way
     KEEP = 23  # {"step", "from_step"} + body: N chunk indices u32, then N digests u64, of what is as it was
     EXTRA = 24  # {"step", "rank"} + body: this rank's own state, a JSON document
     EXTRAS = 25  # {"step", "world_size", "timeout_s"} -> DATA: JSON list of all ranks' documents
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that the node must have -> DATA: their digests u64
-    PUBLISH = 27  # {"step"} and, where nodes share the chunks, {"node_index"} + body: the manifest
+    PUBLISH = 27  # {"step"} and, if nodes share the chunks, {"node_index"} + body: the manifest
     ABORT = 28  # {"step"} and {"attempt"}: later attempts continue
     STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
     MANIFEST = 31  # {"step"} -> DATA
@@ -62,23 +66,22 @@ class Kind(IntEnum):
     DELETE = 33  # {"step"}
     MEND = 34  # {"step", "chunk"} + body: the chunk as its manifest lists it, in place of a damaged one
     OFFER = 35  # {"step"} + body: N chunk indices u32, then N digests u64 -> DATA: indices u32 that the node may have
-    LINK = (
-        36  # {"step"} + body: N indices u32, N digests u64, N proofs of 32 bytes -> DATA: indices u32 that are shared
-    )
+    LINK = 36  # {"step"} + body: N indices u32, digests u64 and proofs of 32 bytes -> DATA: indices u32 that it shares
     PUTS = 37  # {"step", "chunks": [indices]} + body: each chunk, followed by its digest u64
     # of the node
     RUNS = 40  # -> OK {"runs": [...], "more": how many were left out}
     STATUS = 41  # -> OK {...}
 
 
-DOCUMENTS = frozenset(
-    {Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK}
-)  # DATA: chunks, too
+DOCUMENTS = frozenset({Kind.KEEP, Kind.EXTRA, Kind.SEAL, Kind.PUBLISH, Kind.DATA, Kind.OFFER, Kind.LINK})
 _MOST_BODY_BYTES = {  # of all other kinds: none
     **dict.fromkeys(DOCUMENTS, MOST_DOCUMENT_BYTES),
     Kind.MEND: MOST_BLOCK_BYTES,
     Kind.PUTS: MOST_PUT * (MOST_BLOCK_BYTES + DIGEST.size),
 }
+
+
+_KINDS = frozenset(int(kind) for kind in Kind)
 
 
 class ProtocolError(StoreError):
@@ -87,7 +90,7 @@ class ProtocolError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A header."""
+    """A frame's header."""
 
     kind: Kind
     request: int
@@ -99,7 +102,7 @@ class Frame:
 def encode(
     kind: Kind, request: int = 0, meta: Mapping[str, Any] | None = None, body_bytes: int = 0, digest: int = 0
 ) -> bytes:
-    """Header and meta of a frame; the body follows it on the wire."""
+    """Encode header and meta of a frame; the body follows them on the wire."""
     text = json.dumps(meta, separators=(",", ":"), allow_nan=False).encode() if meta else b""
     if len(text) > MOST_META_BYTES:
         raise ProtocolError(f"meta of {len(text)} bytes, the limit is {MOST_META_BYTES}")
@@ -125,19 +128,64 @@ def decode_header(data: bytes | bytearray | memoryview) -> Frame:
     return Frame(found, request, meta_bytes, body_bytes, digest)
 
 
-_KINDS = frozenset(int(kind) for kind in Kind)
-
-
 def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        meta = strict.loads(bytes(data), most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH)
+        return strict.table(strict.loads(data, most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH), "it")
     except strict.MalformedJson as error:
         raise ProtocolError(f"a frame's meta cannot be read: {error}") from None
-    if not isinstance(meta, dict):
-        raise ProtocolError("a frame's meta is not a JSON object")
-    return meta
+
+
+# --- receiving, at either end of a connection ---------------------------------------------------------------------
+
+
+def receive_head(receive: Callable[[memoryview], None], tags: auth.Tags) -> tuple[Frame, dict[str, Any], bytes]:
+    """Receive and check a frame's header and meta; also return them as they were sent. The body is the caller's."""
+    start = bytearray(HEADER.size + tags.size)
+    receive(memoryview(start))
+    header, tag = start[: HEADER.size], start[HEADER.size :]
+    frame = decode_header(header)
+    meta = bytearray(frame.meta_bytes)
+    if meta:
+        receive(memoryview(meta))
+    head = bytes(header + meta)
+    check_tag(tags.fits(head, tag))
+    return frame, decode_meta(meta), head
+
+
+def is_intact(frame: Frame, body: bytearray, tag: bytearray | memoryview, tags: auth.Tags) -> bool:
+    """True if a document has the digest of its frame; then its tag is checked, too."""
+    if xxhash.xxh3_64_intdigest(body) != frame.digest:
+        tags.skip(1)
+        return False
+    check_tag(tags.fits_document(body, tag))
+    return True
+
+
+def check_tag(fits: bool) -> None:
+    if not fits:
+        raise ProtocolError("a frame's tag is wrong: it was changed, repeated or left out on the way")
+
+
+# --- numbers: little-endian, "I" has 4 bytes, "Q" has 8 -------------------------------------------------------------
+
+
+def pack(code: str, numbers: Iterable[int]) -> bytes:
+    packed = array(code, numbers)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(code: str, data: bytes | bytearray) -> array[int]:
+    numbers = array(code)
+    if len(data) % numbers.itemsize:
+        raise ProtocolError(f"{len(data)} bytes, which is not a multiple of {numbers.itemsize}")
+    numbers.frombytes(data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
 
 
 # --- errors over the wire -----------------------------------------------------------------------------------------
@@ -164,9 +212,7 @@ def raise_error(meta: Mapping[str, Any]) -> None:
     code, message = meta.get("code"), meta.get("message")
     if not isinstance(message, str) or not message.strip():
         message = f"refused without a reason ({strict.brief(code)})"
-    shown = "".join(
-        letter if letter.isprintable() else "?" for letter in message[:1000]
-    )  # it may be shown in a terminal
+    shown = "".join(c if c.isprintable() else "?" for c in message[:1000])  # it may reach a terminal
     raise _ERRORS.get(str(code), StoreError)(shown)
 
 
@@ -179,9 +225,8 @@ def new_nonce() -> str:
 
 def proof(secret: str, role: str, node_nonce: str, client_nonce: str) -> str:
     """Prove that the client knows a run's key, for this connection only."""
-    return hmac.new(
-        secret.encode(), f"deepvm/{VERSION}/{role}/{node_nonce}/{client_nonce}".encode(), "sha256"
-    ).hexdigest()
+    text = f"deepvm/{VERSION}/{role}/{node_nonce}/{client_nonce}"
+    return hmac.digest(secret.encode(), text.encode(), "sha256").hex()
 
 
 def same(left: str, right: str) -> bool:
@@ -190,7 +235,7 @@ def same(left: str, right: str) -> bool:
 
 def run_verifier(run: str, key: str) -> str:
     """Derive what a node stores of a run's key, also on disk: it verifies the key and does not reveal it."""
-    return hmac.new(key.encode(), f"deepvm-run/1/{run}".encode(), "sha256").hexdigest()
+    return hmac.digest(key.encode(), f"deepvm-run/1/{run}".encode(), "sha256").hex()
 
 
 def masked(verifier: str, token: str | None, node_nonce: str, client_nonce: str) -> str:

@@ -1,4 +1,4 @@
-"""A plan file -> the machines of a run, and the part of them that one host can play."""
+"""A plan file -> the machines of a run, and the part of them that one host can run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAME = 200  # characters
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """One place in the cluster. The replacement of a lost machine has the same name: ``worker/2``."""
+    """One machine of the cluster. The replacement of a lost one has the same name: ``worker/2``."""
 
     name: str
     role: RoleName
@@ -50,8 +50,8 @@ class Cluster:
     catalog: str
     checkpoint_bytes: int | None
     restore_s: float | None  # the plan's forecast of how long training stands still after a loss
-    notes: tuple[str, ...] = ()  # in what it differs from the plan
-    plan: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the document that it comes from
+    notes: tuple[str, ...] = ()  # how it differs from the plan
+    plan: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the plan document
 
     @property
     def hourly_usd(self) -> float:
@@ -75,6 +75,17 @@ def billing_facts(machine: Machine) -> dict[str, Any]:
         "usd_per_hour": machine.usd_per_hour,
         "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
     }
+
+
+def hub_of(cluster: Cluster) -> Machine:
+    """Return the machine with the hub in a cloud: the first on-demand one that keeps checkpoints, if there is one."""
+    on_demand = [machine for machine in cluster.machines if machine.market == "on-demand"]
+    if not on_demand:
+        raise UsageError(
+            f"the {cluster.architecture} plan has spot machines only, and the hub needs an on-demand one: "
+            "plan with --policy deepvm"
+        )
+    return next((machine for machine in on_demand if machine.keeps), on_demand[0])
 
 
 def load_cluster(path: Path | str, *, rank: int = 1) -> Cluster:
@@ -111,8 +122,8 @@ def _recommendation(document: Mapping[str, Any], path: Path | str, rank: int) ->
         for row in rows
     }
     if rank not in ranked:
-        there = ", ".join(map(str, list(ranked)[:20])) or "none"
-        raise UsageError(f"{path} has no plan of rank {rank}: it has {there}")
+        ranks = ", ".join(map(str, list(ranked)[:20])) or "none"
+        raise UsageError(f"{path} has no plan of rank {rank}: choose one of {ranks}")
     return dict(ranked[rank])
 
 
@@ -159,16 +170,16 @@ def _optional(check: Callable[..., T], value: Any, what: str, *limits: float) ->
 
 
 def scaled(cluster: Cluster, *, most_trainers: int, most_memory: int = 1) -> Cluster:
-    """Return as much of the cluster as one host can play: the first machines of each role."""
+    """Return the part of the cluster that one host can run: the first machines of each role."""
     if most_trainers < 1:
-        raise UsageError(f"{most_trainers} machines that train: at least one must be left")
+        raise UsageError(f"most_trainers is {most_trainers}: at least one machine must train")
     anchors = [m for m in cluster.machines if m.role == "anchor"][:most_trainers]
     workers = [m for m in cluster.machines if m.role == "worker"][: most_trainers - len(anchors)]
     memory = [m for m in cluster.machines if m.role == "memory"][:most_memory]
     kept = tuple(m for m in cluster.machines if m in {*anchors, *workers, *memory})
     if len(kept) == len(cluster.machines):
         return cluster
-    note = f"the plan has {_counts(cluster.machines)}; here {_counts(kept)} run"
+    note = f"the plan has {_counts(cluster.machines)}; this host runs {_counts(kept)}"
     return replace(cluster, machines=kept, notes=(*cluster.notes, note))
 
 

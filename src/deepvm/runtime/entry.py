@@ -1,4 +1,4 @@
-"""The words after ``--`` -> one value: a script or a module, and its arguments."""
+"""The words after ``--`` -> a script or a module, and its arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deepvm.errors import UsageError
 
 _PYTHON = re.compile(r"pythonw?(\d+(\.\d+)*)?\Z")
 _LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
-_HARMLESS = ("-u",)  # workers write line by line anyway
+_HARMLESS = ("-u",)  # workers write line by line in any case
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class Entry:
     module: bool = False
 
     def check(self, folder: str) -> None:
-        """Raise UsageError if there is no such script or module, seen from ``folder``."""
+        """Raise UsageError if the script or module does not exist, seen from ``folder``."""
         if self.module:
             _check_module(self.script, folder)
         else:
@@ -42,11 +42,11 @@ def parse_entry(words: Sequence[str]) -> Entry:
             left.pop(0)
         if left and left[0].startswith("-") and left[0] != "-m":
             raise UsageError(
-                f"python {left[0]}: workers are forked from an interpreter that runs already; leave out its options, "
-                "or set them by environment variables (as PYTHONOPTIMIZE=1 for -O)"
+                f"python {left[0]}: workers are forked from a running interpreter; leave out its options, or set "
+                "environment variables (PYTHONOPTIMIZE=1 for -O)"
             )
     elif left and os.path.basename(left[0]) in _LAUNCHERS:
-        raise UsageError(f"{left[0]} starts workers, and so does deepvm run: write the script alone, as -- train.py")
+        raise UsageError(f"{left[0]}: deepvm run starts the workers itself; write the script alone, as -- train.py")
     module = bool(left) and left[0] == "-m"
     if module:
         left.pop(0)
@@ -57,7 +57,7 @@ def parse_entry(words: Sequence[str]) -> Entry:
 
 def _check_script(path: Path) -> None:
     if not path.is_file():
-        raise UsageError(f"there is no script {path.name!r} in {path.parent}: write it after --, as -- train.py ARGS")
+        raise UsageError(f"script {path.name!r} not found in {path.parent}: write it after --, as -- train.py ARGS")
     try:
         with path.open("rb") as file:
             first = file.readline(200)
@@ -77,7 +77,7 @@ def _check_module(name: str, folder: str) -> None:
         if spec is None and path is None:
             spec = _known(part)
         if spec is None:
-            raise UsageError(f"there is no module {found!r} in {folder} or where Python looks: -- -m package.train")
+            raise UsageError(f"module {found!r} not found in {folder} or sys.path: write it as -- -m package.train")
         path = list(spec.submodule_search_locations or ())
     if path and PathFinder.find_spec(f"{name}.__main__", path) is None:
         raise UsageError(f"{name} is a package without __main__.py: name one of its modules, as -- -m {name}.train")

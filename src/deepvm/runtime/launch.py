@@ -1,6 +1,6 @@
 """``python -m deepvm.runtime.launch --nproc-per-node 2 train.py ARGS``: torchrun, with workers from a template.
 
-The options are torchrun's. A worker that is started again skips Python's start and its imports.
+The options are torchrun's. A restarted worker skips the start of Python and its imports.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from deepvm.errors import DeepvmError, MissingExtra, UsageError
+from deepvm.runtime.workers.forked_worker import script_folder
 from deepvm.runtime.workers.template import DEFAULT_PRELOAD, Template
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # which the agent takes for itself
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # the agent sets handlers of its own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,7 @@ class Launch:
 
     def __post_init__(self) -> None:
         if not self.module and not Path(self.script).is_file():
-            raise UsageError(f"there is no script {self.script!r} in {os.getcwd()}: give a file, or a module with -m")
+            raise UsageError(f"script {self.script!r} not found in {os.getcwd()}: give a file, or a module with -m")
         if self.max_restarts < 0:
             raise UsageError(f"max_restarts is {self.max_restarts}: it must be zero or more")
         if not self.monitor_interval_s > 0:
@@ -56,13 +57,11 @@ class Launch:
         if isinstance(self.nproc_per_node, int) and self.nproc_per_node < 1:
             raise UsageError(f"nproc_per_node is {self.nproc_per_node}: it must be one or more")
         if self.rdzv_backend == "static":
-            raise UsageError("the static rendezvous knows no restart with other nodes: use c10d and --rdzv-endpoint")
+            raise UsageError("rdzv_backend is 'static', which supports no restarts: use c10d and --rdzv-endpoint")
         if self.nodes[1] > 1 and self.rdzv_endpoint is None:
-            raise UsageError(
-                f"{self.nnodes} nodes have to meet somewhere: give all of them one --rdzv-endpoint HOST:PORT"
-            )
+            raise UsageError(f"{self.nnodes} nodes need a rendezvous: give all of them one --rdzv-endpoint HOST:PORT")
         if self.log_dir is None and (self.redirects, self.tee) != ("0", "0"):
-            raise UsageError("redirected output needs a place to stay: give --log-dir")
+            raise UsageError("redirected output needs a folder: give --log-dir")
 
     @property
     def nodes(self) -> tuple[int, int]:
@@ -72,7 +71,7 @@ class Launch:
         except ValueError:
             least = most = 0
         if not 0 < least <= most:
-            raise UsageError(f"{self.nnodes!r} is no number of nodes: write 4, or 1:4 for a range")
+            raise UsageError(f"{self.nnodes!r} is not a valid number of nodes: write 4, or 1:4 for a range")
         return least, most
 
     @property
@@ -100,13 +99,13 @@ def run(what: Launch) -> None:
         log_dir = what.log_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="deepvm-launch-"))
         template = None
         if what.template:
-            first_path = os.getcwd() if what.module else os.path.dirname(os.path.realpath(what.script))
+            first_path = script_folder(what.script, what.module)
             template = stack.enter_context(
                 Template(preload=what.preload, first_path=first_path, label=[what.script, *what.args])
             )
-        elastic = _elastic()  # imports torch here while the template imports it there
+        elastic = _elastic()  # imports torch while the template imports it, too
         if template is not None:
-            template.ready()  # a refusal is told before anything else has begun
+            template.ready()  # raises a refusal before anything else starts
         elastic.run_agent(
             script=what.script,
             args=what.args,
@@ -146,11 +145,10 @@ def _count(word: str) -> int:
 
 @contextlib.contextmanager
 def _restored(*, several: bool) -> Iterator[None]:
-    """Restore signal handlers and the variables set here afterwards. Templates and fresh workers inherit the
-    variables."""
+    """Set variables for templates and workers, and restore them and the signal handlers afterwards."""
     chosen = {
-        # torch's agent would keep one store over all restarts: a worker then finds the addresses of the round before,
-        # and fails if it comes before those that are to replace them. Workers of a template do come early.
+        # torch's agent would keep one store over all restarts: an early worker would find the addresses of the last
+        # round there, and fail. Workers of a template are early.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         # Several workers on one machine would each start a thread for every core; torchrun does the same.
         **({"OMP_NUM_THREADS": "1"} if several else {}),
@@ -175,7 +173,7 @@ def main(arguments: list[str] | None = None) -> int:
     given["args"] = tuple(given["args"])
     if given.pop("standalone"):
         given |= {"rdzv_endpoint": None, "rdzv_id": None, "rdzv_backend": "c10d"}
-    for number in (signal.SIGTERM, signal.SIGHUP):  # until the agent takes them: so that nothing is left behind
+    for number in (signal.SIGTERM, signal.SIGHUP):  # until the agent sets its handlers: the template must end too
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
         run(Launch(**given))
@@ -202,25 +200,22 @@ def _parser() -> argparse.ArgumentParser:
 
     option("nproc-per-node", type=_workers, default=1, help="workers on this node: a number, gpu, cpu or auto")
     option("nnodes", default="1", help="nodes, as 4 or MIN:MAX")
-    option("max-restarts", type=int, default=0, help="how often the workers are started again after a failure")
-    option("monitor-interval", type=float, default=0.1, dest="monitor_interval_s", help="seconds between looks at them")
-    option("rdzv-endpoint", help="HOST:PORT where the nodes meet")
-    option("rdzv-backend", default="c10d", help="how they meet")
-    option("rdzv-id", help="the job's name there")
+    option("max-restarts", type=int, default=0, help="how often failed workers are restarted")
+    option("monitor-interval", type=float, default=0.1, dest="monitor_interval_s", help="seconds between two polls")
+    option("rdzv-endpoint", help="HOST:PORT of the rendezvous")
+    option("rdzv-backend", default="c10d", help="the kind of rendezvous")
+    option("rdzv-id", help="the job's name in the rendezvous")
     option("rdzv-conf", type=_pairs, default={}, help="KEY=VALUE,... for the rendezvous")
-    option("local-addr", help="this node's address, where it cannot be looked up")
+    option("local-addr", help="this node's address, if it cannot be looked up")
     option("role", default="default", help="the workers' role, shown in logs")
-    option("log-dir", help="where logs and error files stay")
+    option("log-dir", help="folder of logs and error files")
+    option("preload", type=_names, default=DEFAULT_PRELOAD, help="modules that the template imports, with commas")
     parser.add_argument("-r", "--redirects", default="0", help="1 stdout, 2 stderr, 3 both into files; or 0:3,1:1")
     parser.add_argument("-t", "--tee", default="0", help="the same, and shown")
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name")
-    parser.add_argument("--standalone", action="store_true", help="one node, whatever the rdzv options say")
-    parser.add_argument(
-        "--preload", type=_names, default=DEFAULT_PRELOAD, help="modules that the template imports, with commas between"
-    )
-    parser.add_argument(
-        "--no-template", action="store_false", dest="template", help="start every worker as a fresh interpreter"
-    )
+    parser.add_argument("--standalone", action="store_true", help="one node; the rdzv options are ignored")
+    no_template = "start every worker as a fresh interpreter"
+    parser.add_argument("--no-template", action="store_false", dest="template", help=no_template)
     parser.add_argument("script")
     parser.add_argument("args", nargs=argparse.REMAINDER)
     return parser

@@ -1,4 +1,4 @@
-"""A file that others append lines to, read as it grows. Progress bars, which rewrite their line by ``\\r``, are one."""
+"""A log that grows -> its lines, as a terminal would show them: a progress bar, rewritten by ``\\r``, is one line."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from pathlib import Path
 
 from deepvm.runtime.line_buffer import LineBuffer
 
-LOOK_S = 0.02
+POLL_S = 0.02
 MOST_BYTES = 2**20  # at once, and of one line
 _DEEPVM_LINE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} deepvm\.")
 _TORCH_LINE = re.compile(r"(\[rank\d+\]:? ?)?\[?[WIEF]\d{4} \d\d:\d\d:\d\d")
 
 
 def as_shown(line: str) -> str:
-    """Return what a terminal leaves of a line: the text after the last carriage return."""
+    """Return the part of a line that a terminal shows: the text after the last carriage return."""
     return next((part for part in reversed(line.split("\r")) if part), "")
 
 
 def script_output(line: str) -> str:
-    """Return the part of a log's line that the script printed: nothing of deepvm's and torch's own logs.
+    """Return the part of a line that the script printed, without the logs of deepvm and torch.
 
-    Both share one pipe. If deepvm logs while the script's line is not ended, the beginning of that line is the
-    script's."""
+    They share one pipe. If deepvm logs in the middle of the script's line, its beginning is the script's."""
     if _TORCH_LINE.match(line):
         return ""
     own = _DEEPVM_LINE.search(line)
@@ -72,7 +71,7 @@ class Tail:
         return self
 
     def drain(self) -> None:
-        """Read everything that is there now."""
+        """Read the rest of the file now."""
         with self._lock:
             while self._read():
                 pass
@@ -83,7 +82,7 @@ class Tail:
         self.drain()
 
     def _follow(self) -> None:
-        while not self._closed.wait(LOOK_S):
+        while not self._closed.wait(POLL_S):
             self.drain()
 
     def _read(self) -> bool:
@@ -98,7 +97,7 @@ class Tail:
         self._offset += len(found)
         if lines := self._lines.feed(found):
             self._on_lines([as_shown(line.decode(errors="replace")) for line in lines])
-        # Of a line that is not whole, only what a terminal would still show is kept, and not more than a bound.
+        # Of an incomplete line, keep what a terminal would show, at most MOST_BYTES.
         rest = self._lines.rest
         rewritten = rest.rfind(b"\r", 0, max(0, len(rest) - 1))
         self._lines.rest = rest = rest[max(0, rewritten) :][-MOST_BYTES:]

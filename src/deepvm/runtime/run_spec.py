@@ -1,4 +1,4 @@
-"""One value for a run: what the user asked for, kept in its folder, and what each of its machines gets from the hub."""
+"""The options of ``deepvm run`` -> one value for a run: settings in its folder, and the job that machines receive."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from deepvm.runtime.entry import Entry
 if TYPE_CHECKING:
     from deepvm.runtime.cluster import Machine  # imports the planner, which a machine does not need
 
+# of the document for the hub, and from it for each machine that joins
 JOB_FIELDS = (
     "run", "script", "args", "policy", "after_loss", "batch", "planned_world_size", "memory_bytes", "durable",
     "max_restarts", "env", "module",
 )  # fmt: skip
-# for the hub, and from it for each machine that joins
-_OF_A_START = frozenset({"run", "folder", "token_file", "hub", "planned_world_size", "env"})  # not kept as settings
+_START_FIELDS = frozenset({"run", "folder", "token_file", "hub", "planned_world_size", "env"})  # not in the settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,9 +34,9 @@ class RunSpec:
     script: str
     args: tuple[str, ...] = ()
     module: bool = False  # the script is a module's name, as after ``python -m``
-    cwd: str = ""  # of the workers, on machines played here; empty: that of deepvm run
+    cwd: str = ""  # of the workers, on local machines; empty: that of deepvm run
     rank: int = 1  # of the plan's recommendations
-    policy: str = "every 10s or at notice"  # when to save
+    policy: str = "every 10s or at notice"  # of saves
     after_loss: str = "wait"
     batch: str = KEEP_GLOBAL
     preempt: str = ""
@@ -58,7 +58,7 @@ class RunSpec:
         """Raise UsageError if this cannot be run; nothing has been started yet."""
         folder = self.cwd or os.getcwd()
         if not Path(folder).is_dir():
-            raise UsageError(f"the run's folder {folder} does not exist any more: create it again, or start a new run")
+            raise UsageError(f"the run's folder {folder} does not exist: create it, or start a new run")
         Entry(script=self.script, args=self.args, module=self.module).check(folder)
         parse_policy(self.policy)
         parse_after_loss(self.after_loss)
@@ -67,7 +67,7 @@ class RunSpec:
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers is {self.workers}: at least one machine must train")
         if self.bandwidth_bits_per_s is not None and not self.isolate:
-            raise UsageError("--bandwidth needs machines in networks of their own: add --isolate")
+            raise UsageError("--bandwidth needs isolated machines: add --isolate")
         if self.durable is not None:
             _check_durable(self.durable)
         return self
@@ -79,7 +79,7 @@ class RunSpec:
         return f"{stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}"
 
     def with_absolute_paths(self) -> RunSpec:
-        """Return the same for a process that was started in another folder."""
+        """Return the spec for a process in another folder."""
         folder = Path(self.cwd or os.getcwd()).resolve()
         script = self.script if self.module else str(Path(folder, self.script).resolve())
         durable = self.durable
@@ -88,12 +88,12 @@ class RunSpec:
         return replace(self, script=script, cwd=str(folder), durable=durable)
 
     def to_settings(self) -> dict[str, Any]:
-        """Return what the user asked for, to be kept in the run's folder."""
-        kept = {name: value for name, value in asdict(self).items() if name not in _OF_A_START}
+        """Return the user's options, for the run's folder."""
+        kept = {name: value for name, value in asdict(self).items() if name not in _START_FIELDS}
         return {**kept, "args": list(self.args)}
 
     def to_job(self) -> dict[str, Any]:
-        """Return what each machine needs, to be sent by the hub."""
+        """Return the job, which the hub sends to machines."""
         return {**{name: getattr(self, name) for name in JOB_FIELDS}, "args": list(self.args), "env": dict(self.env)}
 
     def to_hub_document(self, machines: Iterable[Machine]) -> dict[str, Any]:
@@ -102,13 +102,13 @@ class RunSpec:
 
     @staticmethod
     def from_settings(document: Mapping[str, Any]) -> RunSpec:
-        """Read what ``to_settings`` returned; fields that another version did not have get their default."""
-        known = {each.name for each in fields(RunSpec)} - _OF_A_START
+        """Read the result of ``to_settings``; fields that another version did not have get their default."""
+        known = {each.name for each in fields(RunSpec)} - _START_FIELDS
         return RunSpec(**{name: value for name, value in document.items() if name in known} | _args(document))
 
     @staticmethod
     def from_job(document: Mapping[str, Any]) -> RunSpec:
-        """Read what ``to_job`` returned. Raise KeyError, TypeError or AttributeError if it is anything else."""
+        """Read the result of ``to_job``. Raise KeyError, TypeError or AttributeError if it is anything else."""
         env = {str(name): str(value) for name, value in document["env"].items()}
         return RunSpec(**{name: document[name] for name in JOB_FIELDS} | _args(document) | {"env": env})
 
@@ -121,7 +121,7 @@ def _check_durable(url: str) -> None:
     from deepvm.store.urls import open_store
 
     if url.lower().startswith("memory:"):
-        raise UsageError(f"--durable {url} is memory, too: give a directory, file:// or s3://")
+        raise UsageError(f"--durable {url} is not durable: give a directory, file:// or s3://")
     try:
         open_store(url).close()
     except DeepvmError as error:

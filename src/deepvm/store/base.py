@@ -10,11 +10,12 @@ import json
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deepvm import strict_json as strict
 from deepvm.errors import Corrupt, UsageError
+from deepvm.protocol.placement import Share
 
 if TYPE_CHECKING:
     from deepvm.store.memory.store import MemoryStore
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 FORMAT = "deepvm-checkpoint/1"
 DEFAULT_CHUNK_BYTES = 4 * 2**20
 MOST_CHUNK_BYTES = 256 * 2**20  # readers hold several in memory
-MOST_CHUNKS = 2**22  # 16 TiB in chunks of 4 MiB; a manifest that says more is not ours
+MOST_CHUNKS = 2**22  # 16 TiB in chunks of 4 MiB; a manifest with more is not ours
 MOST_STEP = 2**63 - 1
 MOST_WORLD_SIZE = 2**20
 MOST_NODES = 4096
@@ -35,8 +36,13 @@ _MOST_DEPTH = 2 * MOST_FACTS_DEPTH + 4
 _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 
 
+def is_run(name: object) -> bool:
+    """True if a name may be a run's."""
+    return isinstance(name, str) and _RUN.match(name) is not None
+
+
 def check_run(run: str) -> str:
-    if not isinstance(run, str) or not _RUN.match(run):
+    if not is_run(run):
         raise UsageError(f"{strict.brief(run)} cannot name a run: letters, digits, dots and dashes, 100 at most")
     return run
 
@@ -46,7 +52,7 @@ def chunk_count(size_bytes: int, chunk_bytes: int) -> int:
 
 
 def chunk_span(chunk: int, size_bytes: int, chunk_bytes: int) -> tuple[int, int]:
-    """Offset and length of a chunk."""
+    """Return offset and length of a chunk."""
     offset = chunk * chunk_bytes
     return offset, min(chunk_bytes, size_bytes - offset)
 
@@ -67,7 +73,7 @@ class Manifest:
     facts: Mapping[str, Any] = field(default_factory=dict)  # versions, threads, state names: for people and checks
 
     def __post_init__(self) -> None:
-        """The limits hold for every manifest, whoever made it: what is written can be read again."""
+        """Check the limits, which hold for every manifest: what is written can be read again."""
         check_run(self.run)
         try:
             self._check_numbers()
@@ -103,6 +109,10 @@ class Manifest:
     def span(self, chunk: int) -> tuple[int, int]:
         return chunk_span(chunk, self.size_bytes, self.chunk_bytes)
 
+    def share(self, index: int) -> Share:
+        """Return which chunks the memory node of this index keeps."""
+        return Share(nodes=max(1, len(self.nodes)), index=index, replicas=self.replicas)
+
     def to_bytes(self) -> bytes:
         document = {
             "format": FORMAT,
@@ -121,27 +131,20 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """The one reader of manifests, from wherever they come. Whatever is wrong with one is Corrupt."""
+        """Parse a manifest: the only parser. Raise Corrupt if anything is wrong with it."""
         try:
             found = strict.loads(
                 data, most_bytes=MOST_MANIFEST_BYTES, most_depth=_MOST_DEPTH, most_values=2 * MOST_FACTS + MOST_NODES
             )
             document = strict.table(found, "the document")
-            if strict.member(document, "format") != FORMAT:
-                found = strict.brief(document["format"])
-                raise Corrupt(f"a manifest has format {found}, this version reads {FORMAT!r}")
-            return cls(
-                run=strict.member(document, "run"),
-                step=strict.member(document, "step"),
-                size_bytes=strict.member(document, "size_bytes"),
-                chunk_bytes=strict.member(document, "chunk_bytes"),
-                digests=_digests(strict.member(document, "digests")),
-                created_s=strict.number(strict.member(document, "created_s"), "created_s", 0, MOST_CREATED_S),
-                world_size=strict.member(document, "world_size"),
-                nodes=tuple(strict.array(strict.member(document, "nodes"), "nodes", MOST_NODES)),
-                replicas=strict.member(document, "replicas"),
-                facts=strict.table(strict.member(document, "facts"), "facts"),
-            )
+            if (format_ := strict.member(document, "format")) != FORMAT:
+                raise Corrupt(f"a manifest has format {strict.brief(format_)}, this version reads {FORMAT!r}")
+            values = {one.name: strict.member(document, one.name) for one in fields(cls)}
+            values["digests"] = _digests(values["digests"])
+            values["created_s"] = strict.number(values["created_s"], "created_s", 0, MOST_CREATED_S)
+            values["nodes"] = tuple(strict.array(values["nodes"], "nodes", MOST_NODES))
+            values["facts"] = strict.table(values["facts"], "facts")
+            return cls(**values)
         except (strict.MalformedJson, UsageError) as error:
             raise Corrupt(f"a manifest cannot be read: {error}") from None
 
@@ -154,16 +157,16 @@ def _digests(found: Any) -> array[int]:
             raise ValueError
         digests.frombytes(data)
     except (TypeError, ValueError):
-        given = strict.brief(found)
-        raise strict.MalformedJson(f"digests is {given}, not 16 hexadecimal digits for each chunk") from None
+        shown = strict.brief(found)
+        raise strict.MalformedJson(f"digests is {shown}, not 16 hexadecimal digits for each chunk") from None
     return digests
 
 
 class Writer(Protocol):
-    """One checkpoint on its way into a store. Chunks may come in any order and from several threads."""
+    """Write one checkpoint into a store. Chunks may come in any order and from several threads."""
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
-        """Store a chunk, given as one or more pieces of memory; returns once they may change again."""
+        """Store a chunk from one or more pieces of memory; return once they may change again."""
         ...
 
     def publish(self, manifest: Manifest) -> None:
@@ -195,25 +198,25 @@ class Store(Protocol):
 
     @property
     def durable(self) -> bool:
-        """Whether a checkpoint here outlives the loss of every machine of the cluster."""
+        """True if a checkpoint here outlives the loss of every machine of the cluster."""
         ...
 
     def runs(self) -> list[str]: ...
 
     def steps(self, run: str) -> list[int]:
-        """The steps of which a whole checkpoint exists, ascending."""
+        """Return the steps of which a whole checkpoint exists, ascending."""
         ...
 
     def manifest(self, run: str, step: int) -> Manifest: ...
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        """Fill ``into`` (exactly the chunk's length) and verify its digest; Corrupt where no copy is good."""
+        """Fill ``into`` (exactly the chunk's length) and verify its digest; Corrupt if no replica is good."""
         ...
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> Writer: ...
 
     def delete(self, run: str, step: int) -> None:
-        """Remove a checkpoint, the manifest first. One that is not there is no error."""
+        """Remove a checkpoint, the manifest first. It may be missing."""
         ...
 
     def close(self) -> None: ...
@@ -222,7 +225,7 @@ class Store(Protocol):
 
     @property
     def parallel_reads(self) -> int | None:
-        """How many chunks to read at once; None if the store has no preference."""
+        """The number of chunks to read at once; None if the store has no preference."""
         return None
 
     def memory_nodes(self) -> MemoryStore | None:

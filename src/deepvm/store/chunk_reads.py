@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from deepvm.store.base import Manifest
 
 WATCH_S = 0.05  # how often the calling thread wakes up, to handle signals and to call ``watch``
-GRACE_S = (
-    60.0  # for reads under way when the caller is interrupted: they have deadlines of their own, which are shorter
-)
+GRACE_S = 60.0  # for reads under way when the caller is interrupted; their own deadlines are shorter
 
 
 def chunk_buffer(manifest: Manifest) -> memoryview:

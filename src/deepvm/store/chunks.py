@@ -1,36 +1,13 @@
-"""What every store does alike: name a checkpoint's two files, count what was put, verify what was read."""
+"""Checks that all stores share: of manifests and chunks that are read, and of chunks that are written."""
 
 from __future__ import annotations
 
-import re
 import threading
 
 import xxhash
 
 from deepvm.errors import Corrupt, StoreError
-from deepvm.store.base import MOST_STEP, Manifest, check_run, chunk_count, chunk_span
-
-_STEM = re.compile(r"step-([0-9]{12,19})\Z")
-DATA, MANIFEST = ".safetensors", ".json"
-
-
-def stem(step: int) -> str:
-    """Names that sort like the steps they stand for."""
-    return f"step-{step:012d}"
-
-
-def step_of(name: str, suffix: str) -> int | None:
-    if not name.endswith(suffix):
-        return None
-    match = _STEM.match(name[: -len(suffix)])
-    step = int(match[1]) if match else -1
-    return step if 0 <= step <= MOST_STEP and name == stem(step) + suffix else None
-
-
-def whole_steps(names: set[str]) -> list[int]:
-    """The steps with both files: a manifest is written last, but its bytes may have been lost since."""
-    found = (step_of(name, MANIFEST) for name in names)
-    return sorted(step for step in found if step is not None and stem(step) + DATA in names)
+from deepvm.store.base import Manifest, check_run, chunk_count, chunk_span
 
 
 def read_manifest(data: bytes, run: str, step: int, place: str) -> Manifest:
@@ -39,7 +16,7 @@ def read_manifest(data: bytes, run: str, step: int, place: str) -> Manifest:
     except Corrupt as error:
         raise Corrupt(f"{place}: {error}; use another step, or delete this one") from None
     if (manifest.run, manifest.step) != (run, step):
-        raise Corrupt(f"{place} speaks of {manifest.run} step {manifest.step}, not of {run} step {step}")
+        raise Corrupt(f"{place} is the manifest of {manifest.run} step {manifest.step}, not of {run} step {step}")
     return manifest
 
 
@@ -48,8 +25,16 @@ def verify_chunk(manifest: Manifest, chunk: int, data: memoryview, place: str) -
         raise Corrupt(f"chunk {chunk} of {place} is not what was saved (its xxh3 differs): use a copy or another step")
 
 
+def truncated(place: object, found_bytes: int, manifest: Manifest) -> Corrupt:
+    return Corrupt(f"{place} ends at {found_bytes} of {manifest.size_bytes} bytes: use another step")
+
+
+def as_bytes(view: memoryview) -> memoryview:
+    return view if view.format == "B" and view.ndim == 1 else view.cast("B")
+
+
 def check_length(manifest: Manifest, chunk: int, into: memoryview) -> int:
-    """The chunk's offset, once it is sure that ``into`` is as long as the chunk."""
+    """Check that ``into`` is as long as the chunk; return the chunk's offset."""
     offset, length = manifest.span(chunk)
     if into.nbytes != length:
         raise ValueError(f"chunk {chunk} has {length} bytes, the buffer {into.nbytes}")
@@ -57,7 +42,7 @@ def check_length(manifest: Manifest, chunk: int, into: memoryview) -> int:
 
 
 class UploadCheck:
-    """The chunks that a writer has taken, checked against the manifest that is to be published."""
+    """The chunks that a writer has put, compared with the manifest that it publishes."""
 
     def __init__(self, run: str, step: int, size_bytes: int, chunk_bytes: int) -> None:
         check_run(run)
@@ -69,20 +54,20 @@ class UploadCheck:
         self._lock = threading.Lock()
 
     def span(self, chunk: int, length: int) -> int:
-        """The offset of a chunk, once it is sure that it belongs here and is of the right length."""
+        """Check that a chunk exists and has this length; return its offset."""
         if not 0 <= chunk < self.chunks:
-            raise StoreError(f"chunk {chunk} of a checkpoint that has {self.chunks}")
+            raise StoreError(f"chunk {chunk} is out of range: the checkpoint has {self.chunks} chunks")
         offset, wanted = chunk_span(chunk, self.size_bytes, self.chunk_bytes)
         if length != wanted:
-            raise StoreError(f"chunk {chunk} was given with {length} bytes, it has {wanted}")
+            raise StoreError(f"chunk {chunk} was put with {length} bytes instead of {wanted}")
         return offset
 
-    def took(self, chunk: int, digest: int) -> None:
+    def put(self, chunk: int, digest: int) -> None:
         with self._lock:
             self._digests[chunk] = digest
 
     def check(self, manifest: Manifest) -> None:
-        """That a manifest speaks of exactly what was put."""
+        """Check that a manifest describes exactly what was put."""
         mine = (self.run, self.step, self.size_bytes, self.chunk_bytes)
         theirs = (manifest.run, manifest.step, manifest.size_bytes, manifest.chunk_bytes)
         if mine != theirs:

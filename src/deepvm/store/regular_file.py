@@ -1,7 +1,6 @@
-"""Files in folders that strangers may write to: a FIFO, a device or a socket may stand where a file is looked for.
+"""Open files in folders that others may write to: a path in, a regular file of limited length out, or Corrupt.
 
-Opening a FIFO waits for somebody at its other end, and a device may have no end. So nothing is opened that waits,
-nothing is read but regular files, and no more than is wanted.
+A FIFO, a device or a socket may be there instead. Opening a FIFO waits for its other end, and a device may have no end.
 """
 
 from __future__ import annotations
@@ -13,31 +12,31 @@ from pathlib import Path
 
 from deepvm.errors import Corrupt
 
-LEASE_S = 10.0  # a file server on this machine gives a file back in a moment; a holder that hangs is told
+LEASE_S = 10.0  # a file server on this machine gives a file back in a moment, unless it hangs
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file, or of one that a link leads to. Corrupt if it is anything else."""
+    """Open a regular file, or one that a link leads to; return its descriptor. Corrupt if it is anything else."""
     deadline = time.monotonic() + LEASE_S
     while True:
         try:
             fd = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
             break
-        except BlockingIOError:  # somebody has a lease on it, and was just asked to give it back
+        except BlockingIOError:  # another process has a lease on it, and was just asked to give it back
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.005)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise Corrupt(f"{path} is not a regular file, and is not read: remove it, or use another step")
+        raise Corrupt(f"{path} is not a regular file: remove it, or use another step")
     return fd
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """All bytes of a regular file. Corrupt if it is something else, or longer."""
+    """Read a regular file. Corrupt if it is something else, or longer."""
     with open(open_regular(path), "rb", buffering=0) as file:
         if (size := os.fstat(file.fileno()).st_size) > most_bytes:
-            raise Corrupt(f"{path} has {size} bytes, more than {most_bytes} bytes are not read: it is not deepvm's")
+            raise Corrupt(f"{path} has {size} bytes, at most {most_bytes} are allowed: it is not deepvm's")
         data = bytearray()
         while len(data) <= most_bytes and (piece := file.read(min(most_bytes + 1 - len(data), 2**20))):
             data += piece
@@ -47,7 +46,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def write_private(path: Path, text: str) -> None:
-    """A new file in the place of what was there, for its owner only, whatever the umask is."""
+    """Replace a file by a new one that only its owner can read, whatever the umask is."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with open(fd, "w", encoding="utf-8", newline="") as file:

@@ -1,11 +1,9 @@
-"""The header of a safetensors file: which tensors lie where. It may come from anywhere, so all of it is checked."""
+"""Parse the header of a safetensors file: untrusted bytes in, checked tensor entries out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepvm import strict_json as strict
 from deepvm.errors import Corrupt
@@ -24,23 +22,21 @@ _BITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
+    offset: int  # in the file
+    size_bytes: int
     name: str
     dtype: str
     shape: tuple[int, ...]
-    offset: int  # in the file
-    size_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Header:
-    tensors: tuple[TensorEntry, ...]  # as they lie in the file
-    metadata: Mapping[str, str]
+class Header(NamedTuple):
+    tensors: list[TensorEntry]  # in the order of their offsets
+    metadata: dict[str, str]
 
 
 def header_bytes(start: bytes | memoryview, size_bytes: int) -> int:
-    """How many bytes length and header take, from a file's first eight."""
+    """Return how many bytes length and header take, from a file's first eight."""
     if size_bytes < _LENGTH_BYTES or len(start) < _LENGTH_BYTES:
         raise Corrupt(f"{size_bytes} bytes are too few for a safetensors file")
     length = int.from_bytes(start[:_LENGTH_BYTES], "little")
@@ -49,13 +45,9 @@ def header_bytes(start: bytes | memoryview, size_bytes: int) -> int:
     return _LENGTH_BYTES + length
 
 
-Row = tuple[int, int, str, str, tuple[int, ...]]  # offset in the file, bytes, name, type, shape
-
-
-def parse_rows(start: bytes | memoryview, size_bytes: int) -> tuple[list[Row], dict[str, str]]:
-    """The one reader of headers: the tensors as they lie in the file, and the metadata. Checks that the header is JSON
-    of exactly the format's form, that tensors fill the rest of the file without gaps, and that each is as large as its
-    shape says. Whatever is wrong is Corrupt."""
+def parse_header(start: bytes | memoryview, size_bytes: int) -> Header:
+    """Parse a header: the only parser. Raise Corrupt unless it is JSON of exactly the format's form, tensors
+    fill the rest of the file without gaps, and each is as large as its shape."""
     end = header_bytes(start, size_bytes)
     if len(start) < end:
         raise Corrupt(f"the safetensors header has {end} bytes, {len(start)} are there")
@@ -67,22 +59,22 @@ def parse_rows(start: bytes | memoryview, size_bytes: int) -> tuple[list[Row], d
         for name, value in metadata.items():
             if type(value) is not str:
                 raise strict.MalformedJson(f"__metadata__ {strict.brief(name)} is {strict.brief(value)}, not text")
-        rows = [_row(name, fields, end) for name, fields in document.items()]
+        tensors = [_entry(name, fields, end) for name, fields in document.items()]
     except strict.MalformedJson as error:
         raise Corrupt(f"the safetensors header cannot be read: {error}") from None
-    rows.sort(key=itemgetter(0, 1))
+    tensors.sort(key=itemgetter(0, 1))
     position = end
-    for offset, length, name, _, _ in rows:
+    for offset, length, name, _, _ in tensors:
         if offset != position:
             shown = strict.brief(name)
             raise Corrupt(f"tensor {shown} begins at byte {offset}, the one before ends at {position}")
         position += length
     if position != size_bytes:
         raise Corrupt(f"the tensors end at byte {position} of a file of {size_bytes}")
-    return rows, metadata
+    return Header(tensors, metadata)
 
 
-def _row(name: str, fields: Any, start: int) -> Row:
+def _entry(name: str, fields: Any, start: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
         if type(dtype) is not str or type(shape) is not list or len(shape) > MOST_DIMENSIONS:
@@ -105,20 +97,11 @@ def _row(name: str, fields: Any, start: int) -> Row:
         raise strict.MalformedJson(f"tensor {shown}, but takes {end - begin} bytes")
     if bits is None:
         strict.text(dtype, f"the type of tensor {strict.brief(name)}", 32, least=1)
-    return start + begin, end - begin, name, dtype, tuple(shape)
-
-
-def parse_header(start: bytes | memoryview, size_bytes: int) -> Header:
-    rows, metadata = parse_rows(start, size_bytes)
-    tensors = tuple(
-        TensorEntry(name=name, dtype=dtype, shape=shape, offset=offset, size_bytes=length)
-        for offset, length, name, dtype, shape in rows
-    )
-    return Header(tensors=tensors, metadata=metadata)
+    return TensorEntry(start + begin, end - begin, name, dtype, tuple(shape))
 
 
 def read_header(store: Store, manifest: Manifest) -> Header:
-    """The header of a checkpoint in any store; only the chunks that hold it are read."""
+    """Read the header of a checkpoint in any store; only the chunks that hold it are read."""
     first = _chunks(store, manifest, 0, 1)
     needed = header_bytes(first, manifest.size_bytes)
     further = -(-needed // manifest.chunk_bytes)

@@ -1,4 +1,4 @@
-"""Stores by their URLs, each opened by the one module that knows it; no module is loaded before it is needed."""
+"""Open stores: URLs in, stores out. The module of a kind of store is imported when it is needed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ _OBJECTS = ("s3", "gs", "az")
 
 
 def open_store(url: str | os.PathLike[str], *, token: str | None = None, key: str | None = None) -> Store:
-    """The store at a URL, or in a directory. ``token`` opens memory nodes, ``key`` this run's checkpoints in them."""
+    """Open the store at a URL, or in a directory. ``token`` opens memory nodes, ``key`` a run's checkpoints in them."""
     text = os.fspath(url)
     scheme, separator, rest = text.partition("://")
     if not text.strip():
-        raise UsageError(f"an empty URL names no store: write it like {', '.join(KNOWN)} or a directory")
-    if not separator:
-        return _file_store(text)
+        raise UsageError(f"the store's URL is empty: write it like {', '.join(KNOWN)} or a directory")
     scheme = scheme.lower()
-    if scheme == "file":
-        return _file_store(_path_of(text))
+    if not separator or scheme == "file":
+        from deepvm.store.files.store import FileStore
+
+        return FileStore(_path_of(text) if separator else text)
     if scheme == "memory":
         from deepvm.store.memory.store import MemoryStore
 
-        memory: Store = MemoryStore.from_url(text, token=token, key=key)
-        return memory
+        return MemoryStore.from_url(text, token=token, key=key)
     if scheme in _OBJECTS:
         from deepvm.store.objects.store import ObjectStore
 
@@ -39,10 +38,10 @@ def open_store(url: str | os.PathLike[str], *, token: str | None = None, key: st
 def open_stores(
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, token: str | None = None, key: str | None = None
 ) -> tuple[Store, ...]:
-    """The stores of a tier, nearest first. If one cannot be opened, those before it are closed again."""
+    """Open the stores of a tier, nearest first. If one cannot be opened, close those before it."""
     wanted = [urls] if isinstance(urls, (str, os.PathLike)) else list(urls)
     if not wanted:
-        raise UsageError("no store is given: a checkpoint needs one place at least")
+        raise UsageError("the list of stores is empty: pass at least one URL or directory")
     opened: list[Store] = []
     try:
         for url in wanted:
@@ -54,14 +53,10 @@ def open_stores(
     return tuple(opened)
 
 
-def _file_store(path: str) -> Store:
-    from deepvm.store.files.store import FileStore
-
-    return FileStore(path)
-
-
 def _path_of(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
-        raise UsageError(f"{url!r} names no directory here: write file:///ABSOLUTE/PATH, special letters as %20")
+        raise UsageError(
+            f"{url!r} is not a directory of this machine: write file:///ABSOLUTE/PATH, special letters like %20"
+        )
     return unquote(parts.path)

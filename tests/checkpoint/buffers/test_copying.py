@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.buffers.copying import SMALL_BYTES, Copier
-from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
@@ -98,8 +97,7 @@ def test_a_copy_that_fails_fails_its_save_and_not_the_step(node: MemoryNode, mon
     optimizer = torch.optim.SGD(parameters, lr=0.5)
     with Checkpointer({"model": parameters, "optimizer": optimizer}, f"memory://{node.address}", run="a") as ckpt:
         with monkeypatch.context() as patched:
-            patched.setattr(Sources, "copy_everything", refuse)
-            patched.setattr(Sources, "copy_chunks", refuse)
+            patched.setattr(LiveTensors, "copy_chunks", refuse)
             patched.setattr(Snapshot, "hand_over", hand_over_later)
             handle = ckpt.save(1)
             step(parameters, optimizer)
@@ -128,23 +126,34 @@ def test_a_failed_job_is_raised_and_the_next_ones_are_done(threads: int) -> None
 def test_a_copy_after_one_that_was_interrupted_is_whole_when_it_returns() -> None:
     """Ctrl-C during a save, and then a last save: common, and nothing of it may be half."""
     main = threading.current_thread()
+    taken, helping, returned = threading.Event(), threading.Event(), threading.Event()
+    ended = threading.Semaphore(0)
     done: list[int] = []
 
     def interrupted() -> None:
         if threading.current_thread() is main:
+            taken.set()
+            assert helping.wait(20)
             raise KeyboardInterrupt
-        time.sleep(0.005)
+        helping.set()
+        assert taken.wait(20)
+        ended.release()
 
     def slow_beside(number: int) -> None:
-        time.sleep(0.01 if threading.current_thread() is main else 0.3)
+        if threading.current_thread() is not main:
+            helping.set()
+            returned.wait(0.2)  # which would be too early
+        assert helping.wait(20)
         done.append(number)
 
     copier = Copier(threads=2)
     try:
         with pytest.raises(KeyboardInterrupt):
-            copier.do([interrupted] * 20)  # while the helper sleeps over one, this thread gets another
-        time.sleep(0.2)  # the helper has finished its part
+            copier.do([interrupted] * 20)
+        assert all(ended.acquire(timeout=20) for _ in range(19)), "the helper has finished its part"
+        helping.clear()
         copier.do([partial(slow_beside, number) for number in range(10)])
         assert sorted(done) == list(range(10))
+        returned.set()
     finally:
         copier.close()

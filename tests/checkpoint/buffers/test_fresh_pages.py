@@ -18,7 +18,7 @@ def _taken(cost_s: Callable[[bool, int], float], extents: int) -> list[bool]:
     choice, kinds = PageChoice(), []
     for number in range(extents):
         kinds.append(choice.huge())
-        choice.took(huge=kinds[-1], seconds=cost_s(kinds[-1], number))
+        choice.record(huge=kinds[-1], seconds=cost_s(kinds[-1], number))
     return kinds
 
 

@@ -260,7 +260,7 @@ def refusals() -> dict[str, Any]:
         "a SequentialSampler": DataLoader(data, sampler=SequentialSampler(range(3))),
         "in_order=False": DataLoader(data, in_order=False),
         "generator of its own": DataLoader(data, batch_sampler=sampler, generator=torch.Generator()),
-        "a Own may load in ways of its own": Own(data),
+        "a Own may load differently": Own(data),
         "state of its own": dataset_readers.Stateful(0),
     }
 
@@ -292,9 +292,9 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         ({}, "it has nothing"),
         ({"_num_yielded": 3}, "it has _num_yielded"),
         ({**fits, "version": 2}, "version 1"),
-        ({**fits, "consumed": "3"}, "no state of a ResumableLoader"),
-        ({**fits, "consumed": 21}, "no state of a ResumableLoader"),
-        ({**fits, "epoch": -1}, "no state of a ResumableLoader"),
+        ({**fits, "consumed": "3"}, "not a valid state of a ResumableLoader"),
+        ({**fits, "consumed": 21}, "not a valid state of a ResumableLoader"),
+        ({**fits, "epoch": -1}, "not a valid state of a ResumableLoader"),
         ({**fits, "consumed": 4, "samples": 21}, "has 20 samples, but 4 of 21"),
         ({**fits, "consumed": 4, "shuffle": True}, "began with shuffle=True"),
     ):

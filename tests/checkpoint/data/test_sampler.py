@@ -61,7 +61,7 @@ def run_stages(samples: int, plan: list[Stage], **options: Any) -> list[tuple[in
     for number, (world_size, batch_size, steps) in enumerate(plan):
         samplers = ranks_of(samples, world_size, batch_size, **options)
         for sampler in samplers:
-            sampler.go_to(seed=sampler.seed, epoch=sampler.epoch, consumed=consumed, samples=samples)
+            sampler.seek(seed=sampler.seed, epoch=sampler.epoch, consumed=consumed, samples=samples)
         found = run(samplers, None if number == len(plan) - 1 else steps)
         taken += [(world_size, batch_size, step) for step in found]
         consumed = samplers[0].consumed
@@ -119,7 +119,7 @@ def test_a_resumed_epoch_goes_on_as_it_would_have(
     begun = run(first, at)
     again = ranks_of(samples, world_size, batch_size, shuffle=shuffle, drop_last=drop_last)
     for sampler in again:
-        sampler.go_to(seed=seed, epoch=epoch, consumed=first[0].consumed, samples=samples)
+        sampler.seek(seed=seed, epoch=epoch, consumed=first[0].consumed, samples=samples)
         assert sampler.batches_left == len(undisturbed) - at
     assert begun + run(again) == undisturbed
 
@@ -151,9 +151,9 @@ def test_the_number_of_batches_is_known_beforehand(
     division = Division(world_size=world_size, batch_size=batch_size, drop_last=drop_last, even=even)
     for rank in range(world_size):
         counted, rest = 0, left
-        while taken := division.taken(rest):
-            counted += bool(division.stretch(taken, rank))
-            rest -= taken
+        while count := division.next_count(rest):
+            counted += bool(division.rank_range(count, rank))
+            rest -= count
         assert division.batches(left, rank) == counted
 
 
@@ -206,13 +206,13 @@ def test_setting_the_epoch_we_are_in_keeps_the_position_and_another_begins_at_it
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sampler = ResumableSampler(range(20), 4)
-    sampler.go_to(seed=0, epoch=3, consumed=8, samples=20)
+    sampler.seek(seed=0, epoch=3, consumed=8, samples=20)
     sampler.set_epoch(3)
     assert (sampler.epoch, sampler.consumed) == (3, 8)
     assert not caplog.records
     sampler.set_epoch(0)
     assert (sampler.epoch, sampler.consumed) == (0, 0)
-    assert "go on at loader.epoch" in caplog.text
+    assert "continue at loader.epoch" in caplog.text
 
 
 def test_a_dataset_of_another_length_is_refused_in_the_middle_of_an_epoch_and_taken_between_epochs(
@@ -221,7 +221,7 @@ def test_a_dataset_of_another_length_is_refused_in_the_middle_of_an_epoch_and_ta
     data = list(range(20))
     sampler = ResumableSampler(data, 4)
     with pytest.raises(CheckpointError, match="has 20 samples, but 8 of 30 are consumed"):
-        sampler.go_to(seed=0, epoch=1, consumed=8, samples=30)
+        sampler.seek(seed=0, epoch=1, consumed=8, samples=30)
     assert (sampler.epoch, sampler.consumed) == (0, 0)
     sampler.advance()
     data.append(20)
@@ -229,7 +229,7 @@ def test_a_dataset_of_another_length_is_refused_in_the_middle_of_an_epoch_and_ta
         iter(sampler)
     sampler.finish()
     assert sorted(chain.from_iterable(sampler)) == list(range(21))
-    sampler.go_to(seed=0, epoch=1, consumed=0, samples=30)
+    sampler.seek(seed=0, epoch=1, consumed=0, samples=30)
     assert "had 30 samples when it was saved and has 21 now" in caplog.text
     assert sampler.samples == 21
 
@@ -240,9 +240,9 @@ def test_a_dataset_of_another_length_is_refused_in_the_middle_of_an_epoch_and_ta
         ((range(3), 0), {}, "at least one sample"),
         ((range(3), 2.0), {}, "at least one sample"),
         ((range(3), 1), {"seed": -1}, "a seed is"),
-        ((range(3), 1), {"rank": 1}, "give both"),
-        ((range(3), 1), {"rank": 2, "world_size": 2}, "rank 2 of 2"),
-        ((iter([1]), 1), {}, "by number"),
+        ((range(3), 1), {"rank": 1}, "pass both"),
+        ((range(3), 1), {"rank": 2, "world_size": 2}, "rank 2 is out of range for world_size 2"),
+        ((iter([1]), 1), {}, "have no index"),
     ],
 )
 def test_what_no_sampler_can_be_made_of_is_refused(words: Any, options: Any, told: str) -> None:
@@ -277,7 +277,7 @@ def test_a_global_batch_stays_what_it_is_though_the_ranks_change(
             for rank in range(ranks)
         ]  # fmt: skip
         for sampler in samplers:
-            sampler.go_to(seed=0, epoch=0, consumed=consumed, samples=samples)
+            sampler.seek(seed=0, epoch=0, consumed=consumed, samples=samples)
         left = samplers[-1].batches_left
         found = run(samplers, steps)
         assert steps is not None or len(found) >= left >= len(found) - 1

@@ -239,7 +239,7 @@ def test_what_cannot_be_loaded_or_saved_is_told(url: str, store: Any, tmp_path: 
         alone(dcp.save, {"text": "x" * 3 * MIB}, storage_writer=DeepvmWriter(url, run="right", step=2))
     with pytest.raises(dcp.CheckpointException, match="needs a step"):
         alone(dcp.save, x, storage_writer=DeepvmWriter(url, run="right"))
-    with pytest.raises(UsageError, match="tells no step"):
+    with pytest.raises(UsageError, match="has no step"):
         alone(dcp.save, x, storage_writer=DeepvmWriter(url, run="right"), checkpoint_id="newest")
     alone(
         dcp.save, {"text": "x" * 3 * MIB}, storage_writer=DeepvmWriter(url, run="right", step=2, object_bytes=4 * MIB)

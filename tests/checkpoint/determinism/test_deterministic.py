@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from deepvm.checkpoint import deterministic
-from deepvm.checkpoint.determinism.seeding import CUBLAS, _environment_at_start, _look_at_hashes
+from deepvm.checkpoint.determinism.seeding import CUBLAS, _check_hash_seed, _environment_at_start
 from deepvm.errors import UsageError
 
 
@@ -75,7 +75,7 @@ def test_hashes_are_fixed_by_whoever_starts_python(monkeypatch: pytest.MonkeyPat
     for value, fixed in (("0", True), ("7", True), ("random", False), ("", False)):
         done: list[str] = []
         not_done: list[str] = []
-        _look_at_hashes({"PYTHONHASHSEED": value}, done, not_done)
+        _check_hash_seed({"PYTHONHASHSEED": value}, done, not_done)
         assert (bool(done), bool(not_done)) == (fixed, not fixed)
 
 

@@ -6,8 +6,6 @@ import gc
 import json
 import logging
 import random
-import statistics
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -119,14 +117,8 @@ def test_more_ranks_than_saved_are_seeded_from_those_there_are_and_it_is_said(tm
     assert not any("no generators" in reason for reason in first[1]["drift"])
 
 
-def test_saving_them_costs_far_less_than_a_millisecond() -> None:
-    component = Determinism({"model": torch.nn.Linear(3, 3)}, 0, 1)
-    taken_s = []
-    for _ in range(300):
-        began = time.perf_counter()
-        state = component.state_dict()
-        taken_s.append(time.perf_counter() - began)
-    assert statistics.median(taken_s) < 0.5e-3, f"{statistics.median(taken_s) * 1e6:.0f} µs"
+def test_what_is_saved_of_them_has_short_names() -> None:
+    state = Determinism({"model": torch.nn.Linear(3, 3)}, 0, 1).state_dict()
     assert len(json.dumps(rng_state.names(state["generators"]))) < 100
 
 
@@ -352,7 +344,7 @@ def test_a_piece_that_nothing_takes_is_told(url: str) -> None:
     with Checkpointer({"model": model, "loader": Shuffled(0)}, url, run="piece") as ckpt:
         ckpt.save(1).wait("remote", 20)
     (reason,) = drift_after(url, "piece", {"model": model})
-    assert "the state of loader (loader), which is not among the state here" in reason
+    assert "the state of loader (loader), which the Checkpointer does not have" in reason
 
 
 def test_a_loader_whose_position_nobody_saves_is_told(url: str) -> None:
@@ -382,5 +374,5 @@ def test_a_checkpoint_without_generators_is_restored_and_it_is_said(tmp_path: Pa
 
 
 def test_names_of_our_own_are_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="are our own"):
+    with pytest.raises(UsageError, match="are reserved"):
         Checkpointer({"deepvm.determinism": 1}, url)

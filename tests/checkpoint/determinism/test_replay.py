@@ -144,7 +144,7 @@ def test_steps_that_are_not_told_have_no_witness(url: str, caplog: pytest.LogCap
         for step in (1, 3):
             work.step()
             ckpt.save(step)
-        assert "step 1 has no witness: step 2 was not told" in caplog.text
+        assert "step 1 has no witness: ckpt.step(2) was not called" in caplog.text
 
 
 def test_a_step_function_that_fails_leaves_the_restored_state(url: str) -> None:
@@ -219,7 +219,7 @@ def test_ranks_replay_together(tmp_path: Path, url: str) -> None:
     assert first["problem"] == f"rank 1: {second['problem']}"
     assert "generator torch differ" in second["problem"]
     (alone,) = run_ranks(1, tmp_path, rank_processes.replayed, url, -1)
-    assert "it was saved by 2 ranks, and as many have to replay it, not 1" in alone["problem"]
+    assert "it was saved by 2 ranks: replay it with 2 ranks, not 1" in alone["problem"]
 
 
 class Reading(Hiding):

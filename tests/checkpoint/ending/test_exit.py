@@ -34,8 +34,9 @@ def checkpointer(every, **more):
 """
 # Imports once, and forks for each script that is asked for: a fork ends as every interpreter does.
 FORKING = """
-import json, os, sys, torch, torch._dynamo, deepvm, deepvm.checkpoint
+import gc, json, os, sys, torch, torch._dynamo, deepvm, deepvm.checkpoint
 torch.set_num_threads(1)
+gc.freeze()  # the end of each fork would walk all that was imported, for a second
 for line in sys.stdin:
     code, errors = json.loads(line)
     child = os.fork()
@@ -152,8 +153,8 @@ def test_training_in_a_daemon_thread_keeps_what_it_saved(run: Run) -> None:
 def test_a_deadline_that_is_missed_at_the_end_is_told_in_one_sentence(run: Run) -> None:
     script = """
     import time
-    from deepvm.checkpoint.save.store_transfer import PlainTransfer
-    PlainTransfer._put = lambda *_: time.sleep(60)
+    from deepvm.checkpoint.save.store_transfer import StoreTransfer
+    StoreTransfer._put = lambda *_: time.sleep(60)
     ckpt = checkpointer(1000, deadline_s=1.0)
     train(ckpt, 1); ckpt.save(1)
     """

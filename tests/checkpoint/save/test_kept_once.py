@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
-from deepvm.checkpoint.save.dedup import AGAIN_SAVES, DedupHistory
+from deepvm.checkpoint.save.dedup import RETRY_SAVES, DedupHistory
 from deepvm.checkpoint.state.layout import HEADER_STEP_BYTES, LARGE_HEADER_BYTES, make_layout, read_header
 from deepvm.memnode import MemoryNode
 from deepvm.store.urls import open_store
@@ -148,7 +148,7 @@ def test_offers_are_made_again_after_many_saves_and_for_another_layout() -> None
     offers.learn([], failed=True)  # nothing was learned: the node was away
     assert offers.begin("a")
     offers.learn([Saved()], failed=False)
-    assert [offers.begin("a") for _ in range(AGAIN_SAVES)].index(True) == AGAIN_SAVES - 1
+    assert [offers.begin("a") for _ in range(RETRY_SAVES)].index(True) == RETRY_SAVES - 1
     offers.learn([Saved()], failed=False)
     assert (offers.begin("a"), offers.partial_reservation) == (False, False)
     assert offers.begin("b")

@@ -72,7 +72,7 @@ def test_a_save_below_steps_that_were_not_restored_fails_and_deletes_nothing(url
                 ckpt.save(number).wait("durable", 30)
             assert (
                 f'run "default" in {url} has step 20, newer than step {number} and not restored: '
-                "call restore() first, or take another run=" in str(raised.value)
+                "call restore() first, or choose another run=" in str(raised.value)
             )
         assert ckpt.status().failed == 3
     assert steps(url) == [10, 20]
@@ -122,7 +122,7 @@ def test_what_was_gone_back_from_is_removed_at_the_first_commit(url: str, caplog
         ckpt.save(12).wait("durable", 30)
     assert steps(url) == [11, 12]
     assert resumed(url) == 12
-    (told,) = warnings(caplog, "step 20 of run default is removed")
+    (told,) = warnings(caplog, "deleted step 20 of run default")
     assert url in told
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import queue
 import random
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import pytest
 import xxhash
 
-from deepvm.checkpoint.save.sender_threads import RankJob, Senders
+from deepvm.checkpoint.save.sender_threads import NodeUpload, Senders, Upload
 from deepvm.errors import Corrupt
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.store.base import Manifest, chunk_span
 from deepvm.store.memory.buffers import group
 from deepvm.store.memory.connection import Connection, Send
 from deepvm.store.memory.store import MemoryStore
-from deepvm.store.memory.upload import begin, seal, seal_and_publish
+from deepvm.store.memory.upload import begin, publish_share, seal, seal_share
 
 BLOCK = 2**20
 SIZE = 5 * BLOCK + 4321
@@ -122,7 +120,8 @@ def test_many_views_and_partial_sends_arrive_as_they_are(
     manifest = Manifest(
         run="run", step=1, size_bytes=SIZE, chunk_bytes=BLOCK, digests=digests, created_s=1.0, nodes=store.nodes
     )
-    seal_and_publish([connection], manifest)
+    seal_share(connection, manifest, 0, 60.0)
+    publish_share(connection, manifest.step, 0, manifest.to_bytes())
     back = bytearray(SIZE)
     for chunk in range(6):
         offset, length = chunk_span(chunk, SIZE, BLOCK)
@@ -149,19 +148,18 @@ def test_an_answer_that_says_no_is_heard_at_the_end_or_before(connection: Connec
 def test_senders_that_wait_for_other_ranks_leave_no_chunk_half_sent(store: MemoryStore) -> None:
     """The header comes when all ranks have met, which may take longer than a node waits for the rest of a frame."""
     source, senders = Scattered(), Senders(store, store.nodes[0], "run", 0, 1)
-    job = RankJob(
-        source=source, step=1, size_bytes=SIZE, chunk_bytes=BLOCK, layout="", base=None, digests=[0] * 6,
-        waiting=queue.SimpleQueue(), senders=0,
-    )  # fmt: skip
+    job = NodeUpload(Upload(source=source, step=1, size_bytes=SIZE, chunk_bytes=BLOCK, layout="", base=None))
     try:
         senders.start(job)
         for chunk in range(1, 6):
             job.waiting.put(chunk)
-        time.sleep(3 * FRAME_S)
+        with closing(store.connect(store.nodes[0], "run", write=True)) as other:
+            begin(other, 1, SIZE, BLOCK, layout="", rank=0, world_size=1, share=store.share_of(store.nodes[0]))
+            assert len(seal(other, 1, range(1, 6), timeout_s=10)) == 5, "whole, though the header is not there yet"
         job.waiting.put(0)
         job.waiting.put(None)
         assert job.finished.wait(10)
     finally:
         senders.close()
     assert job.failure is None
-    assert job.digests == [source.digest(chunk) for chunk in range(6)]
+    assert job.upload.digests == [source.digest(chunk) for chunk in range(6)]

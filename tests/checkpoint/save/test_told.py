@@ -21,6 +21,7 @@ from deepvm.checkpoint.save.schedule import NoticeFile, SaveSchedule
 from deepvm.events import Event
 from deepvm.policy import EverySteps, Moment
 from deepvm.runtime.notices.files import FileNotices, write_notice
+from tests.support.waiting import wait_until
 
 
 class Work:
@@ -121,8 +122,7 @@ def test_nothing_is_told_of_a_step_that_is_replayed(tmp_path: Path, events: Path
         ckpt.save(1).wait("remote", 20)
         work.step()
         ckpt.step(2)
-        while ckpt.status().last_witness_step != 1:
-            time.sleep(0.01)
+        wait_until(lambda: ckpt.status().last_witness_step == 1, "the witness")
     before = len(read(events))
     with Checkpointer(work.state, store, replay=one_step) as ckpt:
         assert ckpt.restore(verify="replay") == 1

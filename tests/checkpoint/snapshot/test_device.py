@@ -18,6 +18,7 @@ from deepvm.checkpoint.snapshot.device import Cuda, Device, DeviceCopies
 from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
 from tests.support.checkpoint.thread_device import ThreadDevice
+from tests.support.waiting import wait_until
 
 MIB = 2**20
 
@@ -103,7 +104,7 @@ def test_a_save_returns_before_anything_is_copied(node: MemoryNode, gpu: ThreadD
     with training.checkpointer(url, gpu) as ckpt:
         gpu.open.clear()
         handle = ckpt.save(0)
-        time.sleep(0.1)
+        wait_until(lambda: "copy" in gpu.calls, "a copy that is asked for")
         assert handle.state == "taken"
         gpu.open.set()
         handle.wait("remote", 20)
@@ -171,7 +172,7 @@ def test_a_chunk_leaves_when_its_own_group_has_arrived(
         arrived: dict[int, float] = {}
 
         def wait_for(chunk: int) -> None:
-            snapshot.ready(chunk)
+            snapshot.wait(chunk)
             arrived[chunk] = time.monotonic()
 
         waiters = [threading.Thread(target=wait_for, args=(chunk,)) for chunk in (1, 9)]

@@ -194,7 +194,7 @@ def test_what_is_no_step_is_one_clear_error(tmp_path: Path, step: Any) -> None:
     with Checkpointer({"a": 1}, f"file://{tmp_path}", policy="every 1 steps") as ckpt:
         calls = [ckpt.step, ckpt.save] + ([ckpt.restore] if step is not None else [])
         for call in calls:
-            with pytest.raises(UsageError, match=r"the step is .*: give a whole number from 0 to 9223372036854775807"):
+            with pytest.raises(UsageError, match=r"the step is .*: pass a whole number from 0 to 9223372036854775807"):
                 call(step)
         assert ckpt.status().failed == 0
 
@@ -205,9 +205,9 @@ def test_what_is_no_step_is_one_clear_error(tmp_path: Path, step: Any) -> None:
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (torch.nn.Linear(2, 2), "the state is a Linear: give a dict of names"),
-        ([torch.nn.Linear(2, 2)], "the state is a list: give a dict of names"),
-        ({1: torch.nn.Linear(2, 2)}, "the state has the name 1, a int: names are texts"),
+        (torch.nn.Linear(2, 2), "the state is a Linear: pass a dict of names"),
+        ([torch.nn.Linear(2, 2)], "the state is a list: pass a dict of names"),
+        ({1: torch.nn.Linear(2, 2)}, "the state has the name 1, a int: use text"),
     ],
 )
 def test_what_is_no_mapping_of_names_is_refused(tmp_path: Path, state: Any, words: str) -> None:
@@ -216,7 +216,7 @@ def test_what_is_no_mapping_of_names_is_refused(tmp_path: Path, state: Any, word
 
 
 def test_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the policy is 5: give a text such as 'every 100 steps'"):
+    with pytest.raises(UsageError, match="the policy is 5: pass a text such as 'every 100 steps'"):
         Checkpointer({"a": 1}, f"file://{tmp_path}", policy=5)  # type: ignore[arg-type]
 
 

@@ -181,13 +181,13 @@ def test_a_name_of_ours_that_is_added_later_is_refused(tmp_path: Path) -> None:
     state: dict[str, Any] = {"a": 1}
     with Checkpointer(state, f"file://{tmp_path}") as ckpt:
         state["deepvm.determinism"] = 2
-        with pytest.raises(CheckpointError, match="are our own"):
+        with pytest.raises(CheckpointError, match="are reserved"):
             ckpt.save(1).wait("remote", WAIT_S)
         del state["deepvm.determinism"]
 
 
 def test_a_mapping_that_cannot_be_written_is_refused_where_restore_would_have_to(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"best.*give a dict"):
+    with pytest.raises(UsageError, match=r"best.*pass a dict"):
         Checkpointer(MappingProxyType({"best": 1.0}), f"file://{tmp_path}")
     history = [1]
     save(tmp_path, MappingProxyType({"model": torch.nn.Linear(2, 2), "history": history}))

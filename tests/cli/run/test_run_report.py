@@ -27,7 +27,7 @@ def machine(name: str, usd: float) -> Machine:
 CLUSTER = Cluster(
     machines=(machine("worker/0", 0.1578), machine("worker/1", 0.1578), machine("memory/0", 0.17)),
     architecture="tiering", catalog="a", checkpoint_bytes=1, restore_s=2.1,
-    notes=("the plan has 17 workers, 1 memory node; here 2 workers, 1 memory node run",),
+    notes=("the plan has 17 workers, 1 memory node; this host runs 2 workers, 1 memory node",),
 )  # fmt: skip
 
 

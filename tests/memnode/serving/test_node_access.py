@@ -88,7 +88,7 @@ def test_a_node_without_the_token_is_unmasked(proof: Any) -> None:
         false_node(HELLO, {"proof": proof}) as address,
         pytest.raises(AccessDenied, match="does not know the token: it is not a memory node of this cluster"),
     ):
-        Connection(address, token="right")
+        Connection.connect(address, token="right")
 
 
 @pytest.mark.parametrize(
@@ -101,18 +101,18 @@ def test_a_greeting_of_odd_types_is_a_sentence(field: str, value: Any) -> None:
         false_node({**HELLO, field: value}, {}) as address,
         pytest.raises(StoreUnavailable, match=r"has protocol version|does not greet like a memory node") as refused,
     ):
-        Connection(address, token="right")
+        Connection.connect(address, token="right")
     str(refused.value).encode()
 
 
 def test_a_greeting_with_fields_that_are_not_known_is_accepted() -> None:
     with false_node({**HELLO, "token": False, "features": [7], "tomorrow": None}, {}) as address:
-        Connection(address).close()
+        Connection.connect(address).close()
 
 
 def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(node: MemoryNode, tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match="asks for no token, though one is set"):
-        Connection(node.address, token="t")
+        Connection.connect(node.address, token="t")
     command = [DEEPVM, "memory-node", "--status", node.address]
     done = subprocess.run(command, capture_output=True, text=True, env={"DEEPVM_TOKEN": "t"}, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -122,7 +122,7 @@ def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(no
 def test_another_version_is_told_so(node: MemoryNode) -> None:
     with raw(node.address) as sock:
         sock.sendall(frames.encode(Kind.AUTH, 1, {"version": 3, "nonce": frames.new_nonce(), "proof": ""}))
-        assert b"the client speaks version 3, this node version 2" in sock.recv(9999) + sock.recv(9999)
+        assert b"the client has protocol version 3, this node has 2" in sock.recv(9999) + sock.recv(9999)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.AUTH])
@@ -201,7 +201,7 @@ def test_the_number_of_runs_is_limited_and_empty_ones_make_way(start_node: Any, 
     connect(node.address, "b").close()
     wait_until(lambda: any(run.empty for run in node.runs))
     connect(node.address, "c").save(1, content(1, SIZE))
-    with pytest.raises(StoreUnavailable, match="2 runs are kept here"):
+    with pytest.raises(StoreUnavailable, match="keeps 2 runs"):
         connect(node.address, "d")
 
 

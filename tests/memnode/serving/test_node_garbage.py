@@ -62,8 +62,8 @@ def say(address: str, data: bytes, *, opened: bool) -> None:
         if opened:
             client.begin(1, SIZE)
         client.send(data)
-        client._sock.shutdown(1)
-        while client._sock.recv(65536):
+        client.sock.shutdown(1)
+        while client.sock.recv(65536):
             pass
 
 
@@ -120,7 +120,7 @@ def fuzz(address: str, frames: int, seed: int) -> None:
             del frame[chance.randrange(len(frame)) :]
         try:
             client.send(bytes(frame))
-            client._sock.settimeout(0.02)
+            client.sock.settimeout(0.02)
             client.answer()
             answered += 1
         except TimeoutError:  # the node waits for the rest of it: leave in the middle
@@ -169,7 +169,7 @@ def test_a_client_that_vanishes_leaves_others_their_upload(node: MemoryNode, con
     first.put(1, 0, chunks_of(data)[0])
     first.send(wire.encode(Kind.PUTS, 1, {"step": 1, "chunks": [1]}, BLOCK + 8, 0) + bytes(BLOCK // 2))
     wait_until(lambda: any(upload.receiving for run in node.runs for upload in run.uploads.values()))
-    first._sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: a reset, as of a machine that is gone
+    first.sock.setsockopt(1, 13, struct.pack("ii", 1, 0))  # SO_LINGER: a reset, as of a machine that is gone
     first.close()
     wait_until(lambda: node.connections == 1)
     assert (node.arena.used, node.arena.reserved) == (1, 3)

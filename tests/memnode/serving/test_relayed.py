@@ -34,7 +34,7 @@ def harmed(start_node: StartNode, harm: Harm | None) -> Iterator[tuple[MemoryNod
 def test_a_handshake_that_is_relayed_from_another_address_is_refused(start_node: StartNode) -> None:
     node = start_node(token="t")
     with Middle(node.address) as middle, pytest.raises(AccessDenied) as refused:
-        Connection(middle.address, token="t")
+        Connection.connect(middle.address, token="t")
     assert f"dialled {middle.address}" in str(refused.value)
     assert f"--advertise {middle.address}" in str(refused.value)
     assert node.counters.failed_logins == 1
@@ -58,7 +58,7 @@ def test_a_node_on_all_interfaces_is_known_by_each_of_its_addresses(
     start_node: StartNode, listen: str, host: str
 ) -> None:
     port = start_node(token="t", listen=listen).address.rpartition(":")[2]
-    with closing(Connection(f"{host}:{port}", token="t")) as connection:
+    with closing(Connection.connect(f"{host}:{port}", token="t")) as connection:
         assert connection.call(Kind.STATUS)[0]["connections"] == 1
 
 
@@ -70,7 +70,7 @@ def test_whoever_relayed_a_handshake_cannot_speak_for_the_client(start_node: Sta
 
     with (
         harmed(start_node, take_over) as (node, middle),
-        closing(Connection(middle.address, token="t")) as connection,
+        closing(Connection.connect(middle.address, token="t")) as connection,
         pytest.raises(ProtocolError, match="tag is wrong"),
     ):
         connection.call(Kind.RUNS)
@@ -119,13 +119,13 @@ def test_an_answer_that_was_changed_is_not_believed(start_node: StartNode) -> No
         node = start_node(token="t", advertise=(middle.address,))
         middle.target = node.address
         middle.change_answers = lambda piece: piece.replace(b'"runs":["run"]', b'"runs":["nut"]')
-        with closing(Connection(node.address, token="t")) as direct:
+        with closing(Connection.connect(node.address, token="t")) as direct:
             direct.open("run", session="s", write=True)
         client = Client(node.address, "run", token="t", key="")
         client.save(1, content(1, SIZE))
         client.close()
         with (
-            closing(Connection(middle.address, token="t")) as connection,
+            closing(Connection.connect(middle.address, token="t")) as connection,
             pytest.raises(ProtocolError, match="tag"),
         ):
             connection.call(Kind.RUNS)
@@ -161,7 +161,7 @@ def test_what_was_recorded_opens_nothing_later(start_node: StartNode) -> None:
         return head
 
     with harmed(start_node, record) as (node, middle):
-        with closing(Connection(middle.address, token="t")) as connection:
+        with closing(Connection.connect(middle.address, token="t")) as connection:
             connection.call(Kind.STATUS)
         host, _, port = node.address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=10) as sock:

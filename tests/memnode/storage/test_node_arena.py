@@ -116,7 +116,7 @@ def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, rep
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"capacity_bytes": 100}, "holds no block"),
+        ({"capacity_bytes": 100}, "less than one block"),
         ({"capacity_bytes": 2**60}, "more than the .* of memory"),
         ({"block_bytes": 12345}, "multiple of 4096"),
         ({"buffers": 0}, "at least one checkpoint"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -203,8 +202,8 @@ def test_a_newer_session_takes_nothing_with_it_that_others_share(node: MemoryNod
 @pytest.mark.parametrize(
     ("kind", "body", "words"),
     [
-        (Kind.OFFER, b"x" * 13, "no multiple of 12"),
-        (Kind.LINK, b"x" * 45, "no multiple of 44"),
+        (Kind.OFFER, b"x" * 13, "not a multiple of 12"),
+        (Kind.LINK, b"x" * 45, "not a multiple of 44"),
     ],
 )
 def test_offers_that_are_cut_off_are_malformed(
@@ -221,9 +220,9 @@ def test_offers_that_make_no_sense_are_refused(node: MemoryNode, connect: Connec
     with pytest.raises(NotFound, match="BEGIN comes first"):
         client.offer(1, {0: 1})
     client.begin(1, BLOCK)
-    with pytest.raises(StoreError, match="there is no chunk 1"):
+    with pytest.raises(StoreError, match="but not chunk 1"):
         client.offer(1, {1: 1})
-    with pytest.raises(StoreError, match="there is no chunk 7"):
+    with pytest.raises(StoreError, match="but not chunk 7"):
         client.link(1, {7: b""})
     with pytest.raises(StoreError, match=f"{MOST_OFFERED} are allowed"):
         client.offer(1, dict.fromkeys(range(MOST_OFFERED + 1), 1))
@@ -274,15 +273,12 @@ def test_hundreds_of_saves_of_three_runs_leave_no_reference_behind(node: MemoryN
         for step in list(client.steps()):
             client.ask(Kind.DELETE, {"step": step})
     assert (used(node), node.arena.reserved) == (0, 0)
-    assert not node.arena._contents
-    assert not node.arena._by_content
+    runs[0].begin(101, len(BASE))
+    assert runs[0].offer(101, dict(enumerate(map(digest_of, chunks_of(BASE))))) == [], "its contents are forgotten, too"
 
 
-def test_offers_cost_little_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:
+def test_offers_find_nothing_where_nothing_is_common(node: MemoryNode, connect: Connect) -> None:
     client = connect(node.address, "run")
     client.save(1, BASE)
     client.begin(2, 32 * BLOCK)
-    began = time.monotonic()
-    for _ in range(100):
-        assert client.offer(2, {chunk: chunk for chunk in range(32)}) == []
-    assert (time.monotonic() - began) / 100 < 0.02
+    assert client.offer(2, {chunk: chunk for chunk in range(32)}) == []

@@ -190,13 +190,27 @@ def test_no_manifest_keeps_a_node_from_starting(start_node: Any, connect: Any, t
     assert path.exists() or not spilled(client, 1)
 
 
-@pytest.mark.parametrize("text", [DEEP, "[]", "{}", '{"format": "deepvm-run/1"}', "x" * 3_000_000, "\x00"])
+RUN_FILE = {"format": "deepvm-run/1", "run": "odd", "verifier": "00" * 32, "session": None, "past_sessions": []}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        DEEP, "[]", "{}", '{"format": "deepvm-run/1"}', "x" * 3_000_000, "\x00",
+        *(json.dumps({**RUN_FILE, **change}) for change in (
+            {"run": "another"}, {"run": "../odd"}, {"run": 1}, {"verifier": "00"}, {"verifier": "no digits"},
+            {"verifier": 0}, {"session": 1}, {"past_sessions": [1]}, {"past_sessions": {}}, {"order": ["1"]},
+        )),
+    ],
+)  # fmt: skip
 def test_no_run_file_keeps_a_node_from_starting(start_node: Any, connect: Any, tmp_path: Path, text: str) -> None:
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.json").write_text(text)
     (tmp_path / "folder" / "run.json").mkdir(parents=True)
     (tmp_path / ".parts").write_text("not a folder")
-    client = connect(start_node(spill=tmp_path).address, "run")
+    node = start_node(spill=tmp_path)
+    assert node.runs.find("odd") is None
+    client = connect(node.address, "run")
     save_and_spill(client, 1, content(1, SIZE))
     assert (tmp_path / "odd" / "run.json").read_text() == text
 

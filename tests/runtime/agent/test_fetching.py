@@ -12,9 +12,9 @@ import torch
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.fetch.segment import PATH_VARIABLE, remove
-from deepvm.fetch.segment_reader import Segment, find_segment
+from deepvm.fetch.segment_reader import SegmentReader, find_segment
 from deepvm.memnode import MemoryNode
-from deepvm.runtime.agent.prefetch import Fetching, segment_of, store_urls
+from deepvm.runtime.agent.prefetch import Prefetcher, segment_of, store_urls
 from tests.support.waiting import wait_until
 
 RUN, TOKEN = "fetched-run", "what-all-of-them-know"
@@ -27,8 +27,8 @@ def node(start_node: Callable[..., MemoryNode]) -> MemoryNode:
 
 
 @pytest.fixture
-def fetching(tmp_path: Path) -> Iterator[Fetching]:
-    found = Fetching(tmp_path, RUN, token=TOKEN, durable=None)
+def fetching(tmp_path: Path) -> Iterator[Prefetcher]:
+    found = Prefetcher(tmp_path, RUN, token=TOKEN, durable=None)
     yield found
     found.close()
     assert not found.path.exists()
@@ -41,10 +41,10 @@ def saved(node: MemoryNode, *steps: int) -> None:
             ckpt.save(step).wait("remote", PATIENCE_S)
 
 
-def step_in(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> int:
+def step_in(fetching: Prefetcher, monkeypatch: pytest.MonkeyPatch) -> int:
     """What was fetched, once it is there."""
     monkeypatch.setenv(PATH_VARIABLE, str(fetching.path))
-    found: list[Segment] = []
+    found: list[SegmentReader] = []
 
     def look() -> bool:
         there = find_segment(RUN)
@@ -58,7 +58,7 @@ def step_in(fetching: Fetching, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_it_brings_what_is_newest_each_time_it_begins(
-    node: MemoryNode, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+    node: MemoryNode, fetching: Prefetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(node, 1)
     fetching.begin([node.address])
@@ -68,7 +68,7 @@ def test_it_brings_what_is_newest_each_time_it_begins(
     assert step_in(fetching, monkeypatch) == 2
 
 
-def test_without_a_checkpoint_or_a_node_there_is_nothing(node: MemoryNode, fetching: Fetching, tmp_path: Path) -> None:
+def test_without_a_checkpoint_or_node_nothing_is_there(node: MemoryNode, fetching: Prefetcher, tmp_path: Path) -> None:
     fetching.begin([])
     assert not (tmp_path / "fetch.txt").exists(), "there is nothing to ask"
     fetching.begin([node.address])
@@ -79,21 +79,21 @@ def test_without_a_checkpoint_or_a_node_there_is_nothing(node: MemoryNode, fetch
 
 
 def test_one_that_cannot_be_started_costs_nothing_but_time(
-    node: MemoryNode, fetching: Fetching, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    node: MemoryNode, fetching: Prefetcher, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "fetch.txt").mkdir()  # where its log should be
     fetching.begin([node.address])
-    assert "no checkpoint is fetched before it is asked for" in caplog.text
+    assert "no checkpoint is prefetched" in caplog.text
 
 
-def test_after_the_end_none_begins(node: MemoryNode, fetching: Fetching) -> None:
+def test_after_the_end_none_begins(node: MemoryNode, fetching: Prefetcher) -> None:
     fetching.close()
     fetching.begin([node.address])
     assert fetching._fetcher is None
 
 
 def test_what_a_killed_fetcher_left_is_removed(
-    node: MemoryNode, fetching: Fetching, monkeypatch: pytest.MonkeyPatch
+    node: MemoryNode, fetching: Prefetcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(node, 1)
     fetching.begin([node.address])

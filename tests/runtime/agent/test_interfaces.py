@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deepvm.runtime.agent.interfaces import VARIABLES, interface_of, socket_variables
-from deepvm.runtime.backends.local.network import Isolation, Network
+from deepvm.runtime.backends.local.network import Network
 
 RANK = """
 import datetime, os, sys
@@ -35,7 +35,7 @@ ENTER = 'mount --make-rprivate / && mount --bind "$1" /etc/hosts && hostname "$2
 def network() -> Iterator[Network]:
     if os.geteuid() != 0:
         pytest.skip("only root may make network namespaces")
-    made = Network(Isolation())
+    made = Network.create()
     yield made
     for name in ("worker/0", "worker/1"):
         made.leave(name)

@@ -272,7 +272,7 @@ def test_a_machine_that_nobody_asked_for_is_refused(place: Place) -> None:
 def test_what_is_preempted_is_down_and_can_be_replaced(place: Place) -> None:
     all_up(place)
     if not place.preempts:
-        with pytest.raises(UsageError, match="worker/1 cannot be preempted on purpose"):
+        with pytest.raises(UsageError, match="worker/1 cannot be preempted"):
             place.backend.preempt("worker/1", notice_s=0)
         assert place.backend.poll() == []
         return

@@ -21,7 +21,7 @@ from deepvm.runtime.run_spec import RunSpec
 from tests.support.waiting import wait_until
 
 TOKEN = "t" * 32
-WAIT_S = 10.0
+WAIT_S = 10.0  # less than the silence that the hub takes for death
 
 
 def machine(name: str) -> Machine:
@@ -101,10 +101,8 @@ def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: 
     saved = Event(at_s=1.0, kind="save", data={"step": 10, "state": "remote", "seconds": 0.1})
     first.send("event", line=saved.to_line())
     wait_until(lambda: hub.progress.saved_step == 10)
-    began = time.monotonic()
-    second._lines._sock.shutdown(socket.SHUT_RDWR)
+    second.close()
     assert first.await_broken(1, WAIT_S) == "worker/1"
-    assert time.monotonic() - began < 1.0
     first.send("join")
     wait_until(lambda: "worker/1" not in hub.connected)
     again = come("worker/1")
@@ -153,9 +151,9 @@ def test_strangers_are_refused(hub: Hub, come: Callable[..., HubClient]) -> None
     kwargs: Any = {"address": None, "workers": 1, "connect_s": 2.0}
     with pytest.raises(AccessDenied):
         HubClient.connect(hub.address, token="wrong", machine="worker/1", **kwargs)
-    with pytest.raises(UsageError, match="here already"):
+    with pytest.raises(UsageError, match="connected already"):
         HubClient.connect(hub.address, token=TOKEN, machine="worker/0", **kwargs)
-    with pytest.raises(UsageError, match="no machine of this run"):
+    with pytest.raises(UsageError, match="not a machine of this run"):
         HubClient.connect(hub.address, token=TOKEN, machine="worker/9", **kwargs)
     assert come("worker/auto").name == "worker/1"
     with socket.create_connection(tuple(hub.address.rsplit(":", 1)), timeout=5) as sock:  # type: ignore[arg-type]
@@ -253,20 +251,14 @@ def test_two_hundred_thousand_events_of_one_machine_do_not_keep_the_others_waiti
     line = Event(at_s=1.0, kind="step", data={"step": 1, "seconds": 0.1, "world_size": 2}).to_line()
     flood = threading.Thread(target=lambda: [first.send("event", line=line) for _ in range(200_000)])
     flood.start()
-    longest_s = 0.0
     for number in range(50):
-        began = time.monotonic()
         second.send("endpoint", round=1, endpoint=f"127.0.0.1:{number}")
-        wait_until(lambda wanted=f"127.0.0.1:{number}": second._endpoints.get(1) == wanted)
-        longest_s = max(longest_s, time.monotonic() - began)
-        time.sleep(0.02)
+        wait_until(lambda wanted=f"127.0.0.1:{number}": second.await_endpoint(1, WAIT_S) == wanted)
+    assert hub.events.qsize() < 200_000, "the others were answered in the middle of the flood"
     flood.join(60.0)
     assert not flood.is_alive()
-    deadline = time.monotonic() + 60.0
-    while hub.events.qsize() < 200_000 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: hub.events.qsize() >= 200_000, "the flood's end")
     assert len(events(hub, "step")) == 200_000
-    assert longest_s < 2.0
 
 
 def test_a_machine_that_says_nothing_any_more_is_missed(
@@ -287,7 +279,7 @@ def test_a_hub_that_could_start_no_thread_hears_the_next_machine(
     start, failed = threading.Thread.start, threading.Event()
 
     def fail_once(thread: threading.Thread) -> None:
-        if thread.name == "deepvm-hub-machine" and not failed.is_set():
+        if thread.name.startswith("deepvm-127.0.0.1:") and not failed.is_set():
             failed.set()
             raise problem
         start(thread)

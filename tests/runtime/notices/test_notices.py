@@ -25,10 +25,10 @@ from deepvm.runtime.notices.aws import AwsNotices
 from deepvm.runtime.notices.azure import AzureNotices
 from deepvm.runtime.notices.files import FileNotices, write_notice
 from deepvm.runtime.notices.gcp import GcpNotices
-from deepvm.runtime.notices.metadata import TIMEOUT_S
 from deepvm.runtime.notices.signals import SignalNotices
 from deepvm.runtime.notices.sources import NoNotices
 from tests.support.runtime.metadata_servers import AzureImds, Cloud, Ec2, Gce, azure_event, raw_server, running
+from tests.support.waiting import wait_until
 
 T = TypeVar("T", bound=Cloud)
 WHOLE = 1_790_000_000.0  # 2026-09-21T14:13:20Z
@@ -71,9 +71,7 @@ def test_garbage_announces_nothing(make: Callable[[str], NoticeSource], says: by
 
 def test_a_service_that_hangs_is_given_up(make: Callable[[str], NoticeSource]) -> None:
     with raw_server(None) as url:
-        began = time.monotonic()
         assert make(url).poll() is None
-        assert TIMEOUT_S / 2 < time.monotonic() - began < 10 * TIMEOUT_S
 
 
 def test_a_service_that_is_gone_announces_nothing(make: Callable[[str], NoticeSource]) -> None:
@@ -97,7 +95,7 @@ def test_no_proxy_of_the_environment_is_asked(
 
 @pytest.mark.parametrize("url", ["169.254.169.254", "https://127.0.0.1", "http://", "http://[::1", "http://host:port"])
 def test_what_is_no_address_of_a_service_is_refused(make: Callable[[str], NoticeSource], url: str) -> None:
-    with pytest.raises(UsageError, match=r"is no address .* http://169\.254\.169\.254"):
+    with pytest.raises(UsageError, match=r"is not a valid URL .* http://169\.254\.169\.254"):
         make(url)
 
 
@@ -218,7 +216,6 @@ def test_a_preemption_ends_half_a_minute_after_it_was_seen_first(started: Callab
     assert notice.action == "terminate"
     assert notice.at_s is not None
     assert before_s + 30 <= notice.at_s <= time.time() + 30
-    time.sleep(0.05)
     del service.paths[Gce.PREEMPTED]  # an answer that fails in between moves nothing
     assert source.poll() is None
     service.paths[Gce.PREEMPTED] = "TRUE"
@@ -374,7 +371,7 @@ def test_other_names_are_unknown(text: str) -> None:
 
 
 def test_a_file_needs_a_path() -> None:
-    with pytest.raises(UsageError, match="names no file"):
+    with pytest.raises(UsageError, match="has no path"):
         open_source("file:")
 
 
@@ -516,7 +513,5 @@ class _Again(Gce):
 
 
 def _until_asked_again(service: Cloud, times: int = 6) -> None:
-    enough, deadline = len(service.asked) + times, time.monotonic() + 20
-    while len(service.asked) < enough and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert len(service.asked) >= enough
+    enough = len(service.asked) + times
+    wait_until(lambda: len(service.asked) >= enough, f"{times} more questions")

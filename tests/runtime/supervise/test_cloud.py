@@ -74,8 +74,8 @@ def here(
     (tmp_path / "train.py").write_text("print('trains')\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))
-    monkeypatch.setattr(cloud_supervisor, "LOOK_S", 0.1)
-    monkeypatch.setattr(cloud_supervisor, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(cloud_supervisor, "POLL_S", 0.1)
+    monkeypatch.setattr(cloud_supervisor, "RETRY_S", 0.05)
     monkeypatch.setattr(ec2_module, "TROUBLE_EVERY_S", 0.0)
     return tmp_path
 
@@ -124,7 +124,7 @@ def started(on: str, options: list[str], here: Path) -> Iterator[list[str]]:
     def follow() -> None:
         try:
             cluster = load_cluster("plan.json", rank=RANK)
-            cloud_run.run_cloud(on, cluster, settings, name="r1", options=options, dry_run=False, show=said.append)
+            cloud_run.run_cloud(on, cluster, settings, "r1", options=options, dry_run=False, show=said.append)
         except BaseException as error:
             errors.append(error)
 
@@ -175,13 +175,13 @@ def test_a_dry_run_on_skypilot_prints_its_task_files(here: Path, capsys: pytest.
     ("on", "option", "told"),
     [
         ("ec2", "regoin=us-east-1", "no setting is called 'regoin': did you mean region"),
-        ("ec2", "region", "'region' is no setting: write it like --set region=us-east-1"),
-        ("ec2", "volume_gb=large", "volume_gb is 'large': a whole number is wanted"),
-        ("ec2", "max-usd=nan", "max_usd is 'nan': a number is wanted"),
+        ("ec2", "region", "'region' is not a valid setting: write it like --set region=us-east-1"),
+        ("ec2", "volume_gb=large", "volume_gb is 'large': it must be a whole number"),
+        ("ec2", "max-usd=nan", "max_usd is 'nan': it must be a number"),
         ("ec2", "max-usd=-1", "max_usd is -1.0: it must be a number above 0"),
         ("ec2", "image=ubuntu", "the image 'ubuntu' is neither an AMI"),
-        ("skypilot", "disk_gb=0", "need a disk of 1 GB"),
-        ("skypilot", "ask_every_s=inf", "ask_every_s is 'inf': a number is wanted"),
+        ("skypilot", "disk_gb=0", "must be at least 1"),
+        ("skypilot", "ask_every_s=inf", "ask_every_s is 'inf': it must be a number"),
         ("skypilot", "spot=yes", "no setting is called 'spot'"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_run_is_followed_into_the_ledger_and_down_leaves_nothing_of_it(
     with started("ec2", on_moto(ec2), here) as said:
         assert sorted(up(here)) == NAMES
         assert sorted(str(event.machine) for event in events(here, "machine-asked")) == NAMES
-        assert said[0] == ("run r1: 4 machines are asked for on ec2; they cost $1.2461/h until deepvm run --down r1")
+        assert said[0] == ("run r1: 4 machines are requested on ec2; they cost $1.2461/h until deepvm run --down r1")
         lost = ec2_server.machines_of(ec2, "r1")["worker/1"]["InstanceId"]
         ec2_server.preempt(lost)
         eventually(lambda: "worker/1" not in up(here), "the loss")
@@ -259,7 +259,7 @@ def test_ctrl_c_leaves_the_machines_and_says_how_to_end_them(
         process.kill()
         process.wait(10)
     assert (process.returncode, out) == (130, "")
-    assert "the run goes on in the cloud, and costs money: end it with deepvm run --down r1\n" in err
+    assert "the run continues in the cloud and costs money: end it with deepvm run --down r1\n" in err
     assert "Traceback" not in err
     assert sum(left.startswith("instance") for left in ec2_server.remains()) == 4
     assert deepvm_command(["run", "--down", "r1"]) == 0
@@ -278,16 +278,16 @@ def test_an_unknown_run_or_one_that_runs_on_this_machine_is_not_ended(
         (folder / "ledger.sqlite").touch()
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert deepvm_command(["run", "--down", "r1"]) == 2
-        assert "run r1 is one of this machine, and is running" in capsys.readouterr().err
+        assert "run r1 is running on this machine" in capsys.readouterr().err
     assert deepvm_command(["run", "--down", "r1"]) == 0
-    assert "nothing of it is left" in capsys.readouterr().err
+    assert "nothing is left" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("code", "told"),
     [
         ("InvalidParameterValue", "AWS refused to create fleet in us-east-1 (InvalidParameterValue)"),
-        ("InsufficientInstanceCapacity", "nothing else fits the budget, and the other machines would meet there"),
+        ("InsufficientInstanceCapacity", "nothing else fits the budget, and the run needs this machine for its hub"),
     ],
 )
 def test_a_start_that_fails_leaves_nothing_and_its_name_is_free(
@@ -366,7 +366,10 @@ def test_skypilots_machines_are_replaced_from_here_and_waited_for_where_there_ar
     with started("skypilot", list(SKY), here) as said:
         sky.sold_out.add("deepvm-r1-worker-1")
         del sky.alive["deepvm-r1-worker-1"]
-        eventually(lambda: any("nothing else fits the budget, so it is waited for" in text for text in said), "a wait")
+        eventually(
+            lambda: any("so it is requested again later" in text for text in said),
+            "a wait",
+        )
         assert {event.machine for event in events(here, "replanned")} == {"worker/1"}
         launches = len(sky.of("launch"))
         eventually(lambda: len(sky.of("launch")) > launches, "another attempt")
@@ -390,7 +393,7 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
 
     with pytest.raises(DeepvmError, match=r"memory/0 is down, .* deepvm run --down r1$"):
         cloud_run.run_cloud(
-            "skypilot", load_cluster("plan.json", rank=RANK), RunSpec(script="train.py", rank=RANK), name="r1",
+            "skypilot", load_cluster("plan.json", rank=RANK), RunSpec(script="train.py", rank=RANK), "r1",
             options=SKY, dry_run=False, show=say,
         )  # fmt: skip
     assert said[-1] == "memory/0 is down (lost)"

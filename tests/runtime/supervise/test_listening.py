@@ -45,7 +45,7 @@ def listeners_of(run: Running) -> set[tuple[str, str]]:
 
 
 def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
-    words = words_for(tmp_path, "run", 400, "--step-s", "0.05")
+    words = words_for(tmp_path, "run", 400, "--step-s", "0.05", workers=1)
     with running(tmp_path, words, name="run") as run:
         run.until_step(3)
         found = listeners_of(run)

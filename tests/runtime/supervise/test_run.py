@@ -51,12 +51,12 @@ def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weigh
         assert deepvm(["run", "--report", "run", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["outcome"] == "running"
         assert deepvm(["run", "--resume", "run", "--json"]) == 1
-        assert "that run still goes on" in json.loads(capsys.readouterr().out)["error"]["message"]
+        assert "that run is not over" in json.loads(capsys.readouterr().out)["error"]["message"]
         run.interrupt()
         code, out, err = run.end()
     assert code == 130, err
     assert json.loads(out)["outcome"] == "interrupted"
-    assert "Go on with: deepvm run --resume run" in err
+    assert "continue with deepvm run --resume run" in err
     with running(tmp_path, ["--resume", "run", "--json"], name="run") as run:
         code, out, err = run.end()
     assert code == 0, err
@@ -95,11 +95,11 @@ def test_a_worker_that_fails_by_itself_is_quoted_and_not_started_for_ever(tmp_pa
     assert "failed" in out
     assert len(run.events("group")) == 2, "it was started again once"
     assert "ZeroDivisionError: rank 1 fails by itself" in shown
-    live = shown.index("the script failed on worker/1 (ZeroDivisionError: rank 1 fails by itself): it is started again")
+    live = shown.index("the script failed on worker/1 (ZeroDivisionError: rank 1 fails by itself): it is restarted")
     assert live < shown.index("group 2:"), "it is shown when it happens"
     assert 'raise ZeroDivisionError(f"rank' in shown[live : shown.index("group 2:")], "with its traceback"
-    assert "worker/1 said last" in shown
-    assert "worker/0 said last" not in shown, "it failed because of the other"
+    assert "last output of worker/1" in shown
+    assert "last output of worker/0" not in shown, "it failed because of the other"
     assert "the workers of worker/1 failed after 1 restart" in shown
     table = [line for line in shown.splitlines() if re.match(r"(worker|memory)/\d  ", line)]
     assert any("training" in line and "$" in line for line in table)
@@ -151,27 +151,27 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["PLAN", "--", "nothing.py"], "no script 'nothing.py'"),
+        (["PLAN", "--", "nothing.py"], "script 'nothing.py' not found"),
         (["OLD", "--", TOY], "its format is 'deepvm-plan/0'"),
         (["nothing.json", "--", TOY], "cannot be read"),
-        (["PLAN"], "what is to be run"),
+        (["PLAN"], "no plan or script given"),
         (["PLAN", "--preempt", "at:soon:worker/1", "--", TOY], "'soon' is not a duration"),
         (["PLAN", "--preempt", "at:3s:worker/7", "--", TOY], "no machine is called 'worker/7'"),
-        (["PLAN", "--save", "often", "--", TOY], "'often' is no policy"),
-        (["PLAN", "--after-loss", "weep", "--", TOY], "'weep' does not say"),
+        (["PLAN", "--save", "often", "--", TOY], "'often' is not a valid save policy"),
+        (["PLAN", "--after-loss", "weep", "--", TOY], "'weep' is not a valid policy"),
         (["PLAN", "--batch", "large", "--", TOY], "unknown batch policy 'large'"),
         (["PLAN", "--workers", "0", "--", TOY], "--workers"),
         (["PLAN", "--memory", "much", "--", TOY], "'much' is not a size"),
         (["PLAN", "--durable", "ftp://x", "--", TOY], "no store is known for ftp://"),
-        (["PLAN", "--durable", "memory://127.0.0.1:7070", "--", TOY], "is memory, too"),
+        (["PLAN", "--durable", "memory://127.0.0.1:7070", "--", TOY], "is not durable"),
         (["PLAN", "--bandwidth", "1Gbit", "--", TOY], "add --isolate"),
-        (["PLAN", "--name", "../up", "--", TOY], "is no name for a run"),
-        (["PLAN", "--name", "taken", "--", TOY], "there is a run 'taken' already"),
+        (["PLAN", "--name", "../up", "--", TOY], "is not a valid run name"),
+        (["PLAN", "--name", "taken", "--", TOY], "run 'taken' exists already"),
         (["PLAN", "--on", "mars", "--", TOY], "no backend is called 'mars'"),
         (["--resume", "nobody"], "no run is called 'nobody'"),
         (["--report", "nobody"], "no run is called 'nobody'"),
         (["--down", "nobody"], "no run is called 'nobody'"),
-        (["--down", "taken", "--resume", "taken"], "one at a time"),
+        (["--down", "taken", "--resume", "taken"], "exclude each other"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_sentence_and_leaves_nothing(

@@ -22,34 +22,34 @@ def event(kind: str, **data: object) -> Event:
 
 def state() -> RunState:
     made = RunState([machine("worker/0")])
-    made.places["worker/0"].up_at_s = time.time()
+    made.machines["worker/0"].up_at_s = time.time()
     return made
 
 
 def test_a_machine_trains_once_a_step_is_finished_and_not_before() -> None:
     run, progress = state(), Progress()
     run.observe(event("group", **GROUP))
-    view = run.view("run", progress, training=True, news=[])
-    assert view.places[0].state == "running"
+    view = run.view(progress, training=True, news=[])
+    assert view.machines[0].state == "running"
     assert _step(view) == "no step yet on 1 rank"
     done = event("step", step=1, seconds=0.1, world_size=1)
     run.observe(done)
     progress.observe(done)
-    view = run.view("run", progress, training=True, news=[])
-    assert view.places[0].state == "training"
+    view = run.view(progress, training=True, news=[])
+    assert view.machines[0].state == "training"
     assert _step(view) == "step 1 on 1 rank"
-    view = run.view("run", progress, training=False, news=[])
-    assert view.places[0].state == "waiting"
-    assert _step(view) == "step 1, nobody trains now"
+    view = run.view(progress, training=False, news=[])
+    assert view.machines[0].state == "waiting"
+    assert _step(view) == "step 1, not training"
 
 
 def test_a_resumed_run_knows_its_checkpoint_until_training_shows_that_it_is_gone() -> None:
     progress = Progress()
     progress.recall([event("save", step=30, state="remote"), event("save", step=40, state="failed")])
-    view = state().view("run", progress, training=False, news=[])
+    view = state().view(progress, training=False, news=[])
     assert _checkpoint(view) == "checkpoint 30"
     progress.observe(event("restored", step=30, place="memory://m:1", seconds=0.1))
-    view = state().view("run", progress, training=False, news=[])
+    view = state().view(progress, training=False, news=[])
     assert _checkpoint(view) == "checkpoint 30 in memory://m:1"
     lost = Progress()
     lost.recall([event("save", step=30, state="remote")])

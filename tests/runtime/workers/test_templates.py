@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -236,7 +235,7 @@ def test_closing_ends_everything_and_leaks_no_descriptor(tmp_path: Path) -> None
 
 
 def test_only_functions_that_a_worker_can_find_are_taken(template: Template) -> None:
-    with pytest.raises(TemplateError, match="cannot be found by a worker"):
+    with pytest.raises(TemplateError, match="cannot be imported by a worker"):
         template.start(lambda: None)
     code = template.start(
         "tests.support.runtime.template_jobs:no_such", env=template.env, stderr=os.open(os.devnull, os.O_RDWR)
@@ -280,11 +279,11 @@ def test_a_gpus_context_is_seen_by_the_device_it_keeps_open() -> None:
 
 def test_an_import_that_takes_for_ever_is_given_up(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    with Template(preload=["slow"], first_path=str(tmp_path), timeout_s=0.5) as template:
-        began = time.monotonic()
-        with pytest.raises(TemplateError, match=r"did not import slow within 0\.5 s"):
-            template.ready()
-    assert time.monotonic() - began < 40
+    with (
+        Template(preload=["slow"], first_path=str(tmp_path), timeout_s=0.5) as template,
+        pytest.raises(TemplateError, match=r"did not import slow within 0\.5 s"),
+    ):
+        template.ready()
     assert gone(template.pid)
 
 

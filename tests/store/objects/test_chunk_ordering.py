@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -44,24 +43,22 @@ def test_whoever_brings_more_than_the_budget_waits_for_the_stream() -> None:
 
 
 def test_a_stream_that_takes_nothing_is_told() -> None:
-    chunks = OrderedStream(10, budget_bytes=10, stall_s=0.2)
+    chunks = OrderedStream(10, budget_bytes=10, stall_s=0.05)
     chunks.add(0, bytes(10))
-    began = time.monotonic()
-    with pytest.raises(StoreUnavailable, match=r"within 0\.2 s"):
+    with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
         chunks.add(1, bytes(10))
-    assert time.monotonic() - began < 5
 
 
 def test_a_chunk_that_never_comes_and_a_publication_that_never_comes_are_told() -> None:
-    chunks = OrderedStream(2, budget_bytes=10, stall_s=0.1)
+    chunks = OrderedStream(2, budget_bytes=10, stall_s=0.05)
     chunks.add(0, b"a")
     stream = chunks.stream()
     assert next(stream) == b"a"
-    with pytest.raises(StoreUnavailable, match="chunk 1 did not come"):
+    with pytest.raises(StoreUnavailable, match="chunk 1 did not arrive"):
         next(stream)
-    chunks = OrderedStream(1, budget_bytes=10, stall_s=0.1)
+    chunks = OrderedStream(1, budget_bytes=10, stall_s=0.05)
     chunks.add(0, b"a")
-    with pytest.raises(StoreUnavailable, match="nobody published"):
+    with pytest.raises(StoreUnavailable, match="was not published"):
         list(chunks.stream())
 
 

@@ -17,11 +17,12 @@ import torch
 import torch.distributed as dist
 
 from deepvm.checkpoint import Checkpointer, ResumableSampler, meetings, ranks, share_of_batch, with_final_buckets
-from deepvm.checkpoint.meetings import RanksApart
+from deepvm.checkpoint.meetings import RanksDiverged
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import AtNotice, EverySeconds
 from deepvm.runtime.notices.files import write_notice
 from tests.support.checkpoint.processes import Forked, Work, digest_of
+from tests.support.waiting import wait_until
 
 Told = dict[str, Any]
 
@@ -107,9 +108,8 @@ def restore(rank: int, url: str) -> Told:
 def save_different_layouts(rank: int, url: str) -> Told:
     state = {"model": torch.nn.Linear(30, 30 + rank)}
     with Checkpointer(state, url, deadline_s=20) as ckpt:
-        began = time.monotonic()
         handle = ckpt.save(1)
-        return {"state": handle.state, "reason": handle.reason, "took_s": time.monotonic() - began}
+        return {"state": handle.state, "reason": handle.reason}
 
 
 def save_below_what_is_there(rank: int, url: str) -> Told:
@@ -144,9 +144,9 @@ def save_what_one_rank_cannot(rank: int, url: str) -> Told:
 def decide_by_time(rank: int, url: str) -> Told:
     """Clocks that are apart: rank 1 is late at every step."""
     work = replicated(rank)
-    with Checkpointer(work.state, url, policy=EverySeconds(0.2), on_busy="wait", deadline_s=30) as ckpt:
+    with Checkpointer(work.state, url, policy=EverySeconds(0.1), on_busy="wait", deadline_s=30) as ckpt:
         saved = []
-        for step in range(1, 40):
+        for step in range(1, 20):
             time.sleep(0.02 + 0.02 * rank * (step % 3 == 0))
             if ckpt.step(step) is not None:
                 saved.append(step)
@@ -206,11 +206,9 @@ def die_in_the_middle(rank: int, url: str) -> Told:
         ckpt.save(1).wait("remote", 30)
         if rank == 1:
             ckpt._transfer.save = _broken  # type: ignore[method-assign]
-        began = time.monotonic()
         handle = ckpt.save(2)
-        while handle.state not in ("remote", "failed"):
-            time.sleep(0.01)
-        return {"state": handle.state, "reason": handle.reason, "took_s": time.monotonic() - began}
+        wait_until(lambda: handle.state in ("remote", "failed"), "the save's end", timeout_s=12)
+        return {"state": handle.state, "reason": handle.reason}
 
 
 def _broken(*_: Any, **__: Any) -> None:
@@ -331,21 +329,19 @@ def replayed(rank: int, url: str, drawing: int) -> Told:
 
 
 def apart(rank: int, url: str, calls: list[str], patience_s: float) -> Told:
-    """Each rank makes its own call; what it says of the others, and how long that took."""
+    """Each rank makes its own call; what it says of the others."""
     ranks.STEP_S, meetings.WARN_S = patience_s, 0.2
     work = replicated(rank)
     told: Told = {"problem": None}
     ckpt = Checkpointer(work.state, url, policy="every 2 steps", deadline_s=20)
-    began_s = time.monotonic()
     try:
         if calls[rank] == "nothing":
             dist.recv(torch.zeros(1), 0)  # as it waits for gradients
         elif calls[rank] != "close":
             method, _, step = calls[rank].partition(" ")
             getattr(ckpt, method)(*([int(step)] if step else []))
-    except RanksApart as error:
+    except RanksDiverged as error:
         told["problem"] = str(error)
-    told["took_s"] = time.monotonic() - began_s
     if "nothing" in calls and rank == 0:
         dist.send(torch.zeros(1), 1 - rank)
     ckpt.close(last_save=False)
@@ -366,13 +362,12 @@ def components_differ(rank: int, url: str) -> Told:
 def restore_another_model(rank: int, url: str) -> Told:
     """One rank has another model than the checkpoint is of."""
     model = torch.nn.Linear(3, 3 + rank)
-    began_s = time.monotonic()
     with Checkpointer({"model": model}, url) as ckpt:
         try:
             ckpt.restore()
             return {"problem": None}
         except CheckpointError as error:
-            return {"problem": str(error), "took_s": time.monotonic() - began_s}
+            return {"problem": str(error)}
 
 
 def save_a_small_model(rank: int, url: str) -> Told:

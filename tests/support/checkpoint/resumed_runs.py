@@ -28,6 +28,7 @@ from deepvm.checkpoint.determinism import rng_state
 from deepvm.checkpoint.state.skeleton import Tensors, flatten
 from deepvm.policy import EverySteps
 from tests.support.checkpoint.processes import PATIENCE_S, template
+from tests.support.waiting import wait_until
 
 SAMPLES, BATCH = 40, 4
 GENERATORS = ("python", "numpy", "torch")
@@ -182,12 +183,13 @@ class Session:
 
     def wait_for(self, step: int) -> None:
         """Until some rank has made that step, or all have ended."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(line.get("step", -1) >= step for line in self.told()):
-            assert time.monotonic() < deadline, f"step {step} was not made: {self.told()[-3:]}"
-            if not any(process.is_alive() for process in self._processes):
-                return
-            time.sleep(0.002)
+        wait_until(
+            lambda: (
+                any(line.get("step", -1) >= step for line in self.told())
+                or not any(process.is_alive() for process in self._processes)
+            ),
+            f"step {step}",
+        )
 
     def finish(self) -> Story:
         """Until it has ended by itself."""

@@ -6,12 +6,12 @@ import json
 import os
 import runpy
 import sys
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkpoint.processes import PATIENCE_S, Forked
+from tests.support.checkpoint.processes import Forked
+from tests.support.waiting import wait_until
 
 
 def _script(pipe: Connection, path: str, words: list[str], environment: dict[str, str], output: str) -> None:
@@ -43,10 +43,7 @@ class Script:
         return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
     def wait_for_step(self, step: int) -> None:
-        ends = time.monotonic() + PATIENCE_S
-        while not any(event["step"] >= step for event in self.events("step")):
-            assert time.monotonic() < ends, f"step {step} never came:\n{self.output}"
-            time.sleep(0.01)
+        wait_until(lambda: any(event["step"] >= step for event in self.events("step")), f"step {step}")
 
     def finish(self) -> str:
         """What it has said."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import struct
 import subprocess
 import sys
@@ -111,7 +112,11 @@ class Client(PlainClient):
         return self.tagged(frames.encode(kind, self._request, meta, body_bytes, digest))
 
     def send(self, data: bytes) -> None:
-        self._sock.sendall(data)
+        self.sock.sendall(data)
+
+    def answered(self) -> bool:
+        """Whether something has come that was not taken off the wire yet."""
+        return bool(select.select([self.sock], [], [], 0)[0])
 
     def answer(self) -> tuple[Kind, dict[str, Any], bytes]:
         return self._receive()

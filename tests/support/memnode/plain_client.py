@@ -37,12 +37,12 @@ class PlainClient:
         self._token = token
         host, port = split_address(address)
         try:
-            self._sock: socket.socket = socket.create_connection((host, port), timeout=timeout_s)
+            self.sock: socket.socket = socket.create_connection((host, port), timeout=timeout_s)
         except OSError as error:
             raise StoreUnavailable(f"no memory node answers at {address}: {error.strerror or error}") from None
         try:
             if tls is not None:
-                self._sock = tls.wrap_socket(self._sock, server_hostname=host)
+                self.sock = tls.wrap_socket(self.sock, server_hostname=host)
             self._shake_hands()
         except OSError as error:
             self.close()
@@ -59,7 +59,7 @@ class PlainClient:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.close()
+            self.sock.close()
 
     def _shake_hands(self) -> None:
         kind, hello, _ = self._receive()
@@ -67,7 +67,7 @@ class PlainClient:
         assert (kind, hello["version"]) == (Kind.HELLO, 2)
         self.node_nonce, self.client_nonce = hello["nonce"], frames.new_nonce()
         self.block_bytes = hello["block_bytes"]
-        host, port = self._sock.getpeername()[:2]
+        host, port = self.sock.getpeername()[:2]
         dialled = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._seen = f"{self.node_nonce}/{self.client_nonce}/{hashlib.sha256(greeting).hexdigest()}/{dialled}"
         auth = {"version": 2, "nonce": self.client_nonce, "address": dialled, "proof": ""}
@@ -97,7 +97,7 @@ class PlainClient:
         return head[:32] + self._tag(head) + head[32:]
 
     def _take_tag(self) -> bytes:
-        return b"" if self._keys is None else self._exactly(16)
+        return b"" if self._keys is None else self.exactly(16)
 
     def _check(self, data: bytes, tag: bytes) -> None:
         if self._keys is not None:
@@ -121,8 +121,8 @@ class PlainClient:
             head = frames.encode(kind, self._request, meta, len(body), xxhash.xxh3_64_intdigest(body) if body else 0)
             self._of_chunks = kind is Kind.GET
             is_document = bool(body) and kind is not Kind.MEND
-            self._sock.sendall(self.tagged(head) + body)
-            self._sock.sendall(self._tag(hashlib.sha256(body).digest()) if is_document else b"")
+            self.sock.sendall(self.tagged(head) + body)
+            self.sock.sendall(self._tag(hashlib.sha256(body).digest()) if is_document else b"")
             answer, fields, found = self._receive(into, digest)
         except OSError as error:
             raise StoreUnavailable(f"the memory node at {self.address} does not answer: {error}") from None
@@ -131,16 +131,16 @@ class PlainClient:
         return answer, fields, found
 
     def _receive(self, into: memoryview | None = None, digest: int | None = None) -> tuple[Kind, dict[str, Any], bytes]:
-        header = self._exactly(frames.HEADER.size)
+        header = self.exactly(frames.HEADER.size)
         frame = frames.decode_header(header)
         tag = self._take_tag()
-        self._head = header + self._exactly(frame.meta_bytes)
+        self._head = header + self.exactly(frame.meta_bytes)
         self._check(self._head, tag)
         meta = frames.decode_meta(self._head[frames.HEADER.size :])
         body = b""
         if frame.body_bytes:
             if into is None:
-                body = self._exactly(frame.body_bytes)
+                body = self.exactly(frame.body_bytes)
             elif frame.body_bytes == len(into):
                 self._fill(into)
             else:
@@ -152,7 +152,7 @@ class PlainClient:
                 raise Corrupt(f"what {self.address} sent is damaged")
         return frame.kind, meta, body
 
-    def _exactly(self, count: int) -> bytes:
+    def exactly(self, count: int) -> bytes:
         data = bytearray(count)
         self._fill(memoryview(data))
         return bytes(data)
@@ -160,7 +160,7 @@ class PlainClient:
     def _fill(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
-            count = self._sock.recv_into(view[done:])
+            count = self.sock.recv_into(view[done:])
             if not count:
                 raise ConnectionError("it closed the connection")
             done += count

@@ -63,11 +63,11 @@ class Running:
         self.until(lambda: self.step() >= step, f"step {step}")
 
     def until(self, ready: Callable[[], Any], what: str) -> None:
-        deadline = time.monotonic() + RUN_S
-        while not ready():
+        def happened() -> Any:
             assert self.process.poll() is None, f"it ended before {what}: {self.process.communicate()}"
-            assert time.monotonic() < deadline, f"{what} did not happen in {RUN_S:g} s"
-            time.sleep(0.1)
+            return ready()
+
+        wait_until(happened, what, timeout_s=RUN_S, every_s=0.05)
 
     def interrupt(self) -> float:
         """Ctrl-C; when it was."""
@@ -113,15 +113,17 @@ def running(folder: Path, words: Sequence[str], *, name: str, **more: Any) -> It
         wait_until(lambda: not found.left(), "the end of all processes", timeout_s=10.0)
 
 
-def words_for(folder: Path, name: str, steps: int, *toy: str, options: Sequence[str] = ()) -> list[str]:
-    """A run of the toy with two workers, saving every ten steps."""
+def words_for(
+    folder: Path, name: str, steps: int, *toy: str, options: Sequence[str] = (), workers: int = 2
+) -> list[str]:
+    """A run of the toy, saving every ten steps."""
     (folder / name).mkdir()
     plan_file = folder / "plan.json"
     if not plan_file.exists():
         write_plan(folder)
     save = [] if "--save" in options else ["--save", "every 10 steps or at notice"]
     return [
-        str(plan_file), "--name", name, "--workers", "2", "--memory", "64MB", *save, *options,
+        str(plan_file), "--name", name, "--workers", str(workers), "--memory", "64MB", *save, *options,
         "--", TOY, str(steps), str(folder / name), *toy,
     ]  # fmt: skip
 

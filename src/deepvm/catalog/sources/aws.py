@@ -1,7 +1,7 @@
-"""Live data of one AWS region through boto3: types, spot and on-demand prices, vCPU quotas.
+"""Live data of one AWS region: boto3's answers in, a catalogue of types, prices and vCPU quotas out.
 
-Types and spot prices must be had; on-demand prices and quotas need further permissions, and a catalogue
-without them says so in its notes.
+Types and spot prices are required. On-demand prices and quotas need further permissions; a catalogue without them has a
+note.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from typing import Any
 
-import numpy as np
-
 from deepvm.catalog.model import Catalog, Instance, Market, Place, Prices, Quota
+from deepvm.catalog.report import Progress
 from deepvm.catalog.sources.aws_answers import amount, instance_of, price_of
 from deepvm.catalog.sources.aws_names import QUOTAS
 from deepvm.errors import DeepvmError, MissingExtra, SourceFailed, UsageError
 
-PRICING_REGION = "us-east-1"  # the price list is served from a few regions only, for all of them
+PRICING_REGION = "us-east-1"  # a few regions serve the price list of all
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
-DEADLINE_S = 300.0  # of the whole: some forty pages, each well under a second, throttled at worst
+DEADLINE_S = 300.0  # for some forty pages, each well under a second unless throttled
 ATTEMPTS = 5
-# Some services append "Exception" to these codes; it is taken off before they are compared.
+# Some services append "Exception" to these codes; it is removed before the comparison.
 _DENIED = ("AccessDenied", "UnauthorizedOperation", "AuthFailure", "OptInRequired", "RequestExpired")
 _EXPIRED = ("InvalidClientTokenId", "UnrecognizedClient", "SignatureDoesNotMatch", "ExpiredToken")
 _THROTTLED = ("Throttling", "RequestLimitExceeded", "TooManyRequests", "RequestThrottled")
-Progress = Callable[[str], None]
-LazyRestore = dict[str, tuple[float, date]]
+OnDemandPrices = dict[str, tuple[float, date]]  # by instance type: USD an hour, day seen
 
 
 def default_name(region: str) -> str:
-    """What a catalogue of the region is called, where the user names none."""
+    """Return the default name of the region's catalogue."""
     return f"aws-{region}"
 
 
@@ -55,14 +53,14 @@ def fetch(
     attempts: int = ATTEMPTS,
     progress: Progress | None = None,
 ) -> Catalog:
-    """The region as it is now. ``previous`` lends on-demand prices where the price list cannot be read."""
+    """Read the region. ``previous`` supplies on-demand prices if the price list cannot be read."""
     try:
         import boto3
         from botocore.config import Config
     except ImportError:
         raise MissingExtra("reading live AWS data", "aws") from None
     if not region:
-        raise UsageError("an AWS region is needed: add --region us-east-1, say")
+        raise UsageError("no AWS region given: add --region, as in --region us-east-1")
     config = Config(
         connect_timeout=connect_timeout_s,
         read_timeout=read_timeout_s,
@@ -71,7 +69,7 @@ def fetch(
     )
     calls = _Calls(
         session=session, new_session=boto3.Session, config=config, endpoint_url=endpoint_url,
-        ends=time.monotonic() + deadline_s, progress=progress or _silent,
+        ends=time.monotonic() + deadline_s, progress=progress or (lambda _: None),
     )  # fmt: skip
     today = datetime.now(timezone.utc).date()
     notes: list[str] = []
@@ -80,13 +78,13 @@ def fetch(
     try:
         on_demand = _on_demand_prices(calls, region, today)
     except SourceFailed as error:
-        on_demand = _lent(previous, region)
-        lent = f"those of the last catalogue ({len(on_demand)} types)" if on_demand else "missing"
-        notes.append(f"On-demand prices could not be read and are {lent}: {error}")
+        on_demand = _previous_prices(previous, region)
+        used = f"those of the last catalogue ({len(on_demand)} types)" if on_demand else "missing"
+        notes.append(f"On-demand prices could not be read and are {used}: {error}")
     try:
         quotas = _quotas(calls, region)
         if not quotas:
-            notes.append("AWS told no vCPU quotas, so none are known.")
+            notes.append("AWS listed no vCPU quotas: they are unknown.")
     except SourceFailed as error:
         quotas = ()
         notes.append(f"Quotas could not be read and are unknown: {error}")
@@ -95,7 +93,7 @@ def fetch(
 
 @dataclass(frozen=True, kw_only=True)
 class _Calls:
-    """The paged requests, with one deadline for all of them and errors in our words."""
+    """Paged requests with one deadline for all, and errors as SourceFailed."""
 
     session: Any
     new_session: Callable[[], Any]
@@ -119,19 +117,15 @@ class _Calls:
                 self.progress(f"{what}: {count}")
                 yield from rows
                 if time.monotonic() > self.ends:
-                    raise SourceFailed(f"AWS was too slow ({what}): try again, or with a better network")
+                    raise SourceFailed(f"AWS was too slow ({what}): try again, or use a faster network")
         except (BotoCoreError, ClientError, ResponseParserError) as error:
             raise SourceFailed(_sentence(error, what, region)) from None
         except (KeyError, ValueError, TypeError) as error:
-            raise SourceFailed(f"AWS answered in an unknown form ({what}, {type(error).__name__})") from None
-
-
-def _silent(_text: str) -> None:
-    pass
+            raise SourceFailed(f"AWS sent an unknown format ({what}, {type(error).__name__})") from None
 
 
 def _sentence(error: Exception, what: str, region: str) -> str:
-    """Only codes and kinds are told: messages of the SDK can carry accounts, tokens and addresses."""
+    """Describe an error by its code and type: the SDK's messages can contain accounts, tokens and addresses."""
     from botocore import exceptions as known
 
     if isinstance(error, known.ClientError):
@@ -146,12 +140,12 @@ def _sentence(error: Exception, what: str, region: str) -> str:
     if isinstance(error, known.NoCredentialsError | known.PartialCredentialsError | known.CredentialRetrievalError):
         return "no AWS credentials were found: run 'aws configure', or set AWS_PROFILE or AWS_ACCESS_KEY_ID"
     if isinstance(error, known.NoRegionError | known.InvalidRegionError):
-        return "no valid AWS region was given: add --region us-east-1, say"
+        return "no valid AWS region given: add --region, as in --region us-east-1"
     if isinstance(error, known.ProfileNotFound):
         return "the AWS profile does not exist: check AWS_PROFILE"
     if isinstance(error, known.HTTPClientError | known.EndpointConnectionError | known.ConnectionError):
         return f"AWS could not be reached in {region}: check the network and the region's name"
-    return f"AWS could not be asked ({type(error).__name__}): check the AWS configuration"
+    return f"the AWS request failed ({type(error).__name__}): check the AWS configuration"
 
 
 def _instances(calls: _Calls, region: str) -> list[Instance]:
@@ -159,7 +153,7 @@ def _instances(calls: _Calls, region: str) -> list[Instance]:
     try:
         return [instance_of(row) for row in rows]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SourceFailed(f"AWS described an instance type in an unknown form ({type(error).__name__})") from None
+        raise SourceFailed(f"AWS sent an instance type in an unknown format ({type(error).__name__})") from None
 
 
 def _spot_prices(calls: _Calls, region: str) -> dict[tuple[str, str], tuple[float, date]]:
@@ -170,20 +164,17 @@ def _spot_prices(calls: _Calls, region: str) -> dict[tuple[str, str], tuple[floa
         ProductDescriptions=["Linux/UNIX"], StartTime=now, EndTime=now,
     )  # fmt: skip
     for row in rows:
-        key, when, usd = (
-            (row["InstanceType"], row["AvailabilityZone"]),
-            row["Timestamp"],
-            amount(row["SpotPrice"]),
-        )
+        key, when = (row["InstanceType"], row["AvailabilityZone"]), row["Timestamp"]
+        usd = amount(row["SpotPrice"])
         if usd is None or not row.get("ProductDescription", "").startswith("Linux/UNIX"):
-            continue  # accounts older than 2013 are told "Linux/UNIX (Amazon VPC)"
+            continue  # accounts older than 2013 get "Linux/UNIX (Amazon VPC)"
         if key not in newest or when > newest[key][0]:
             newest[key] = when, usd
-    # The timestamp tells since when a price holds; it was seen, and held, today.
+    # The timestamp is the start of a price; it is valid, and seen, today.
     return {key: (usd, now.date()) for key, (_, usd) in newest.items()}
 
 
-def _on_demand_prices(calls: _Calls, region: str, today: date) -> LazyRestore:
+def _on_demand_prices(calls: _Calls, region: str, today: date) -> OnDemandPrices:
     wanted = {
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -192,7 +183,7 @@ def _on_demand_prices(calls: _Calls, region: str, today: date) -> LazyRestore:
         "capacitystatus": "Used",
     }
     filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
-    prices: LazyRestore = {}
+    prices: OnDemandPrices = {}
     for text in calls.pages(
         "pricing", PRICING_REGION, "get_products", "PriceList", ServiceCode="AmazonEC2", Filters=filters
     ):
@@ -213,7 +204,7 @@ def _quotas(calls: _Calls, region: str) -> tuple[Quota, ...]:
     return tuple(sorted(found, key=lambda q: q.name))
 
 
-def _lent(previous: Catalog | None, region: str) -> LazyRestore:
+def _previous_prices(previous: Catalog | None, region: str) -> OnDemandPrices:
     if previous is None:
         return {}
     return {
@@ -228,14 +219,14 @@ def _catalog(
     region: str,
     instances: list[Instance],
     spot: Mapping[tuple[str, str], tuple[float, date]],
-    on_demand: LazyRestore,
+    on_demand: OnDemandPrices,
     quotas: tuple[Quota, ...],
     notes: list[str],
 ) -> Catalog:
     priced = {instance for instance, _ in spot} | on_demand.keys()
     kept = sorted({i.name: i for i in instances if i.name in priced}.values(), key=lambda i: i.name)
     if not kept:
-        raise SourceFailed(f"AWS gave no type with a price in {region}: check the region's name")
+        raise SourceFailed(f"AWS has no type with a price in {region}: check the region's name")
     index = {instance.name: i for i, instance in enumerate(kept)}
     zones = sorted({zone for _, zone in spot})
     places: tuple[Place, ...] = ((region, None), *((region, zone) for zone in zones))
@@ -248,21 +239,15 @@ def _catalog(
             instances=tuple(kept),
             places=places,
             prices={
-                Market.ON_DEMAND: _columns([(index[t], 0, *p) for t, p in on_demand.items() if t in index]),
-                Market.SPOT: _columns([(index[t], place[z], *p) for (t, z), p in spot.items() if t in index]),
+                Market.ON_DEMAND: Prices.from_rows(
+                    sorted((index[t], 0, usd, day.toordinal()) for t, (usd, day) in on_demand.items() if t in index)
+                ),
+                Market.SPOT: Prices.from_rows(
+                    sorted((index[t], place[z], usd, d.toordinal()) for (t, z), (usd, d) in spot.items() if t in index)
+                ),
             },
             quotas=quotas,
             notes=tuple(notes),
         )
     except DeepvmError as error:
-        raise SourceFailed(f"AWS's data make no catalogue: {error}") from None
-
-
-def _columns(rows: list[tuple[int, int, float, date]]) -> Prices:
-    rows = sorted(rows)
-    return Prices(
-        instance=np.array([r[0] for r in rows], dtype=np.int32),
-        place=np.array([r[1] for r in rows], dtype=np.int32),
-        usd_per_hour=np.array([r[2] for r in rows], dtype=np.float64),
-        seen=np.array([r[3].toordinal() for r in rows], dtype=np.int32),
-    )
+        raise SourceFailed(f"AWS sent invalid data: {error}") from None

@@ -1,4 +1,4 @@
-"""AWS's answers read into values: one machine type, one entry of the price list."""
+"""AWS's answers: one described machine type or one entry of the price list in, an Instance or a price out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def instance_of(row: Mapping[str, Any]) -> Instance:
     gpus = row.get("GpuInfo", {}).get("Gpus") or row.get("NeuronInfo", {}).get("NeuronDevices") or []
     gpu: Mapping[str, Any] = gpus[0] if gpus else {}
     gpu_gib = _gib(gpu.get("MemoryInfo", {}).get("SizeInMiB"))
-    # A slice of a GPU is told as zero GPUs, one logical GPU, and the part of a GPU that it is.
+    # A slice of a GPU is listed as zero GPUs, one logical GPU, and its fraction of a GPU.
     count = gpu.get("Count") or gpu.get("LogicalGpuCount", 0) * gpu.get("GpuPartitionSize", 0.0)
-    told = row.get("ProcessorInfo", {}).get("SupportedArchitectures", [])
+    supported = row.get("ProcessorInfo", {}).get("SupportedArchitectures", [])
     cards = row.get("NetworkInfo", {}).get("NetworkCards", [])
     return Instance(
         name=name,
@@ -28,7 +28,7 @@ def instance_of(row: Mapping[str, Any]) -> Instance:
         accelerator=accelerator_name(gpu["Name"], gpu_gib) if count else None,
         accelerator_count=float(count),
         accelerator_memory_gib=gpu_gib if count else None,
-        architecture=next((a for a in ("x86_64", "arm64") if a in told), architecture_of(name)),
+        architecture=next((a for a in ("x86_64", "arm64") if a in supported), architecture_of(name)),
         burst_gbps=_sum(cards, "PeakBandwidthInGbps"),
         sustained_gbps=_sum(cards, "BaselineBandwidthInGbps"),
     )
@@ -44,14 +44,14 @@ def _gib(mib: Any) -> float | None:
 
 
 def _sum(cards: list[Mapping[str, Any]], field: str) -> float | None:
-    """Over all network cards; unknown if it is of any one."""
+    """Sum over all network cards; None if any is unknown."""
     values = [_positive(card.get(field)) for card in cards]
     known = [v for v in values if v is not None]
     return sum(known) if known and len(known) == len(values) else None
 
 
 def price_of(text: str) -> tuple[str, float] | None:
-    """The type and its hourly price out of one entry, which is a JSON document in a string."""
+    """Read the type and its hourly price from one entry, a JSON document in a string."""
     try:
         entry = json.loads(text)
         attributes = entry["product"]["attributes"]
@@ -63,7 +63,7 @@ def price_of(text: str) -> tuple[str, float] | None:
                 if usd is not None and dimension.get("unit", "Hrs") == "Hrs":
                     return attributes["instanceType"], usd
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return None  # an entry of another kind; it gives no price, and the type's price stays missing
+        return None  # another kind of entry: the type's price stays missing
     return None
 
 

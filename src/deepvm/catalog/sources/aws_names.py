@@ -1,6 +1,6 @@
-"""What AWS's names and codes say: the architecture and the family of a type, the code of each vCPU quota.
+"""AWS's names and codes: an instance name or a quota code in; CPU architecture, family, quota out.
 
-No request is made here, so that importing a file needs no cloud SDK.
+No requests, so that importing a file needs no cloud SDK.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ def architecture_of(instance: str) -> str:
 
 
 def family_of(instance: str) -> str | None:
-    """The letters before the generation, as AWS names its quotas: G, P, C, TRN."""
+    """Return the letters before the generation, as AWS names its quotas: G, P, C, TRN."""
     match = _LETTERS.match(instance.lower())
     return match[0].upper() if match else None
 
 
 def quota_family_of(instance: str) -> str | None:
-    """As ``family_of``, but P5 apart from P: AWS counts P2 to P4 and P5 onwards in two spot quotas."""
+    """Return ``family_of``, but P5 for P5 and later: AWS has separate spot quotas for P2 to P4 and from P5 on."""
     match = _GENERATION.match(instance.lower())
     return "P5" if match and int(match[1]) >= 5 else family_of(instance)
 
 
 def accelerator_name(name: str, memory_gib: float | None) -> str:
-    """EC2 calls both A100s the same; the one with more memory is another accelerator."""
+    """Return the name of the accelerator with this memory: EC2 uses one name for both A100s."""
     known = accelerators.find(name)
     found = None if known is None or memory_gib is None else accelerators.of_size(known, memory_gib)
     return name if found is None or found is known else found.name

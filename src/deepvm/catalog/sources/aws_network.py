@@ -1,7 +1,7 @@
-"""Sustained network bandwidth of EC2 types by family, for catalogues that tell none. No request is made here.
+"""Sustained bandwidth of EC2 types by family: a name and vCPUs in, Gbit/s out. For catalogues without bandwidths.
 
-Burstable and accelerated types are as EC2 documents them, type by type. Of the rest a family's lowest rate per vCPU is
-taken, and the bandwidth of its middle sizes as a ceiling: at or under what EC2 sustains for every type, never above.
+Burstable and accelerated types have EC2's documented figures. For the rest, a family's lowest rate per vCPU applies, up
+to the bandwidth of its middle sizes: never above what EC2 sustains. No requests.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ _PER_VCPU: tuple[tuple[re.Pattern[str], float, float], ...] = tuple(
         (r"f2$", 0.5, 100),
     )
 )
-_ANY = 0.1  # old generations, and what nobody knows: m4.4xlarge sustains 2 Gbit/s with 16 vCPUs
+_ANY = 0.1  # old generations and unknown types: m4.4xlarge sustains 2 Gbit/s with 16 vCPUs
 _MOST = 25.0
 
 
 def sustained_by_family(instance: str, vcpus: float | None) -> float | None:
-    """The bandwidth in Gbit/s that stays when a burst is used up; None where the vCPUs would have to be known."""
+    """Return the bandwidth in Gbit/s after a burst; None if it needs the number of vCPUs."""
     series, _, size = instance.lower().partition(".")
     by_size = _BURSTABLE if re.match(r"t\d", series) and series not in _BY_SIZE else _BY_SIZE.get(series, {})
     if size in by_size:

@@ -1,4 +1,4 @@
-"""One file over HTTP, with a deadline, a size limit and a few attempts."""
+"""Download one file: a web address in, its bytes out, with a deadline, a size limit and a few attempts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
 from email.message import Message
 from typing import IO
 
+from deepvm.catalog.report import Progress
 from deepvm.errors import SourceFailed, UsageError
 
 ATTEMPTS = 3
@@ -18,8 +18,7 @@ TIMEOUT_S = 20.0  # of one socket operation
 DEADLINE_S = 180.0  # of all attempts: the largest file takes a minute at 1 Mbit/s
 BACKOFF_S = 1.0  # doubled after every attempt
 _PIECE = 256 * 1024
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-Progress = Callable[[str], None]
+_TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 
 def download(
@@ -31,7 +30,7 @@ def download(
     backoff_s: float = BACKOFF_S,
     progress: Progress | None = None,
 ) -> bytes:
-    """The whole body, or SourceFailed. Passing faults are tried again; a refusal is final."""
+    """Return the whole body, or raise SourceFailed. Temporary faults are retried; a refusal is final."""
     shown = public_address(url)
     ends = time.monotonic() + deadline_s
     problem = "no attempt was made"
@@ -43,7 +42,7 @@ def download(
         except urllib.error.HTTPError as error:
             problem = f"it answered {error.code} {http.client.responses.get(error.code, '')}".strip()
             error.close()
-            if error.code not in _PASSING:
+            if error.code not in _TEMPORARY:
                 break
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem = _reason(error)
@@ -61,12 +60,12 @@ def _once(url: str, shown: str, max_bytes: int, timeout_s: float, ends: float) -
         length = answer.headers.get("Content-Length")
         expected = int(length) if length and length.isdigit() else None
         if expected is not None and expected > max_bytes:
-            raise SourceFailed(f"{shown} has {expected:,} bytes, {max_bytes:,} are read at most")
+            raise SourceFailed(f"{shown} has {expected:,} bytes, at most {max_bytes:,} are allowed")
         body = bytearray()
-        while piece := answer.read1(_PIECE):  # what has arrived: a slow server must meet the deadline too
+        while piece := answer.read1(_PIECE):  # returns early: a slow server must meet the deadline too
             body += piece
             if len(body) > max_bytes:
-                raise SourceFailed(f"{shown} has more than the {max_bytes:,} bytes that are read at most")
+                raise SourceFailed(f"{shown} has more than {max_bytes:,} bytes, the most allowed")
             if time.monotonic() > ends:
                 raise TimeoutError("it took too long")
     if expected is not None and len(body) != expected:
@@ -75,18 +74,20 @@ def _once(url: str, shown: str, max_bytes: int, timeout_s: float, ends: float) -
 
 
 class _WebOnly(urllib.request.HTTPRedirectHandler):
-    """A redirection may lead to another web address, never to a file or another protocol."""
+    """Follow redirections to web addresses only, never to files or other protocols."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message, newurl: str
     ) -> urllib.request.Request | None:
         if urllib.parse.urlsplit(newurl).scheme not in ("http", "https"):
-            raise SourceFailed(f"{public_address(req.full_url)} leads away from the web: it is not followed")
+            raise SourceFailed(
+                f"{public_address(req.full_url)} redirects to something other than http(s): it is not followed"
+            )
         return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
 
 
 def public_address(url: str) -> str:
-    """The address as errors and catalogues may show it: without a password, without a query."""
+    """Return the address without password and query, as errors and catalogues may show it."""
     try:
         parts = urllib.parse.urlsplit(url)
         host = parts.hostname or ""
@@ -94,7 +95,7 @@ def public_address(url: str) -> str:
     except ValueError:
         raise UsageError("the address cannot be read: write it like https://host/vms.csv") from None
     if parts.scheme not in ("http", "https") or not host or any(c <= " " for c in url):
-        raise UsageError("the address is not of the web: write it like https://host/vms.csv")
+        raise UsageError("the address is not a web address: write it like https://host/vms.csv")
     return f"{parts.scheme}://{host}{port}{parts.path}"
 
 

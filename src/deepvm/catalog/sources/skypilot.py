@@ -1,7 +1,7 @@
-"""SkyPilot's catalogue CSV made into a catalogue, with an account of every row.
+"""SkyPilot's catalogue: a CSV file in, a catalogue and a report of every row out.
 
-Columns are found by name, since their order and extras differ by provider. A row is kept, kept and flagged,
-or left out with a reason; nothing is dropped in silence and nothing missing is made up.
+Columns are found by name, since order and extras differ by provider. A row is kept, kept and flagged, or left out with
+a reason. No row is dropped silently, and no missing value is invented.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from datetime import date, datetime, timezone
 from operator import itemgetter
 from pathlib import Path
 
-import numpy as np
-
 from deepvm.catalog import library
 from deepvm.catalog.model import Catalog, Instance, Market, Place, Prices
 from deepvm.catalog.report import ImportReport, Reasons
-from deepvm.catalog.sources.skypilot_types import Types
+from deepvm.catalog.sources.skypilot_types import InstanceTypes
 from deepvm.errors import MalformedFile, UnknownName
 
 URL = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8/{provider}/vms.csv"
-MAX_BYTES = 256 * 2**20  # fifty times the largest file published; more is no catalogue
+MAX_BYTES = 256 * 2**20  # fifty times the largest published file
 _NEEDED = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "Price", "Region")
 _OPTIONAL = ("GpuInfo", "SpotPrice", "AvailabilityZone", "Arch")
 _FACTS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "vCPUs", "MemoryGiB", "GpuInfo", "Arch")
-_BAD = -1.0  # marks a price that is no amount; NaN marks one that is absent
+_BAD = -1.0  # marks an invalid price; NaN marks an absent one
 
 
 def read(
     path: Path, *, provider: str, name: str, seen: date | None = None, region: str | None = None
 ) -> tuple[Catalog, ImportReport]:
-    """A CSV file. Its prices were seen on the day of its last change, unless ``seen`` says otherwise."""
+    """Read a CSV file. Without ``seen``, its prices are those of the day of its last change."""
     try:
         status = path.stat()
         if status.st_size > MAX_BYTES:
-            raise MalformedFile(path, f"is no catalogue: {status.st_size:,} bytes, {MAX_BYTES:,} are read at most")
+            raise MalformedFile(
+                path, f"is not a catalogue: {status.st_size:,} bytes, at most {MAX_BYTES:,} are allowed"
+            )
         content = path.read_bytes()
     except OSError as error:
         raise MalformedFile(path, f"cannot be read ({error.strerror or error})") from None
@@ -48,7 +48,7 @@ def read(
 
 
 def default_name(provider: str, region: str | None = None) -> str:
-    """What a catalogue of the provider is called, where the user names none: ``skypilot-aws``."""
+    """Return the default name of the provider's catalogue: ``skypilot-aws``."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(("skypilot", provider, *([region] if region else []))))
 
 
@@ -66,10 +66,11 @@ def parse(
     region: str | None = None,
     origin: str,
 ) -> tuple[Catalog, ImportReport]:
-    """``source`` is how errors call the file, ``origin`` how the catalogue tells where it is from."""
-    types, table = _rows(content, source, provider, region)
+    """Parse a file's content. Errors name it ``source``, the catalogue's description ``origin``."""
+    types, table = InstanceTypes(provider), _Table(seen)
+    _read_rows(content, source, region, types, table)
     instances, completed = _complete(types.instances, provider)
-    note = "SkyPilot's file tells neither bandwidth nor interruption rates"
+    note = "SkyPilot's file has neither bandwidths nor interruption rates"
     note += f"; those of {completed} types are from {library.DEFAULT}." if completed else "."
     catalog = Catalog(
         name=name,
@@ -77,30 +78,30 @@ def parse(
         description=description(provider, origin, region),
         instances=instances,
         places=tuple(table.places),
-        prices={market: table.prices(market, seen) for market in Market},
+        prices={market: Prices.from_rows(rows) for market, rows in table.prices.items()},
         notes=(note,),
     )
     report = ImportReport(
         rows=table.rows,
-        kept=len(table.taken),
+        kept=len(table.kept),
         types=len(instances),
-        offers=sum(map(len, catalog.prices.values())),
+        offers=catalog.offer_count,
         completed_types=completed,
-        flagged=table.flagged.tallies(),
-        left_out=table.left_out.tallies(),
+        flagged=table.flagged.counts(),
+        left_out=table.left_out.counts(),
     )
     return catalog, report
 
 
 class _Table:
-    """The price columns while they grow."""
+    """The price rows and the report, while rows are read."""
 
-    def __init__(self) -> None:
-        self.rows = 0
+    def __init__(self, seen: date) -> None:
+        self.rows, self.day = 0, seen.toordinal()
         self.places: dict[Place, int] = {}
-        self.taken: set[tuple[int, int]] = set()
+        self.kept: set[tuple[int, int]] = set()
         self.flagged, self.left_out = Reasons(), Reasons()
-        self._columns: dict[Market, tuple[list[int], list[int], list[float]]] = {m: ([], [], []) for m in Market}
+        self.prices: dict[Market, list[tuple[int, int, float, int]]] = {market: [] for market in Market}
         self._amounts: dict[str, float] = {"": math.nan}
 
     def amount(self, text: str) -> float:
@@ -115,25 +116,9 @@ class _Table:
             self._amounts[text] = found
         return found
 
-    def add(self, market: Market, instance: int, place: int, usd: float) -> None:
-        instances, places, amounts = self._columns[market]
-        instances.append(instance)
-        places.append(place)
-        amounts.append(usd)
 
-    def prices(self, market: Market, seen: date) -> Prices:
-        instances, places, amounts = self._columns[market]
-        return Prices(
-            instance=np.array(instances, dtype=np.int32),
-            place=np.array(places, dtype=np.int32),
-            usd_per_hour=np.array(amounts, dtype=np.float64),
-            seen=np.full(len(amounts), seen.toordinal(), dtype=np.int32),
-        )
-
-
-def _rows(content: bytes, source: Path | str, provider: str, region: str | None) -> tuple[Types, _Table]:
+def _read_rows(content: bytes, source: Path | str, region: str | None, types: InstanceTypes, table: _Table) -> None:
     reader = csv.reader(io.StringIO(_text(content, source), newline=""), strict=True)
-    types, table = Types(provider), _Table()
     other_regions: set[str] = set()
     try:
         header = next(reader, [])
@@ -147,29 +132,28 @@ def _rows(content: bytes, source: Path | str, provider: str, region: str | None)
             if len(row) != len(header):
                 table.left_out.add("not as many fields as the header has", reader.line_num)
                 continue
-            row.append("")  # what a column that the file lacks reads as
+            row.append("")  # the value of a column that the file lacks
             price, spot, row_region, zone = offer(row)
             if region is not None and row_region != region:
                 other_regions.add(row_region)
                 table.left_out.add("in another region than asked", reader.line_num)
                 continue
-            reason = _take(types, table, facts(row), price, spot, row_region, zone, reader.line_num)
+            reason = _add_offers(types, table, facts(row), price, spot, row_region, zone, reader.line_num)
             if reason is not None:
                 table.left_out.add(reason, reader.line_num)
     except csv.Error as error:
-        raise MalformedFile(source, f"is no CSV ({error})", line=max(1, reader.line_num)) from None
-    if region is not None and not table.taken and other_regions:
+        raise MalformedFile(source, f"is not valid CSV ({error})", line=max(1, reader.line_num)) from None
+    if region is not None and not table.kept and other_regions:
         raise UnknownName("region of this file", region, other_regions)
-    if not table.taken:
-        first = table.left_out.tallies()
+    if not table.kept:
+        first = table.left_out.counts()
         if not first:
             raise MalformedFile(source, "has column names but no rows", line=1)
         raise MalformedFile(source, f"holds no usable row: {first[0].reason}", line=first[0].first_line)
-    return types, table
 
 
-def _take(
-    types: Types,
+def _add_offers(
+    types: InstanceTypes,
     table: _Table,
     facts: tuple[str, ...],
     price: str,
@@ -178,11 +162,11 @@ def _take(
     zone: str,
     line: int,
 ) -> str | None:
-    """Take a row's offers into the table, or say why not."""
+    """Add a row's offers to the table, or return the reason to leave it out."""
     usd, spot_usd = table.amount(price), table.amount(spot)
     if usd == _BAD or spot_usd == _BAD:
-        return "a price that is no amount of zero or more"
-    # Nobody rents machines for nothing: files write 0.00 where a market has no price.
+        return "a price that is not an amount of zero or more"
+    # Files write 0.00 if a market has no price.
     free_on_demand, free_spot = usd == 0, spot_usd == 0
     usd, spot_usd = usd or math.nan, spot_usd or math.nan
     if usd != usd and spot_usd != spot_usd:
@@ -195,23 +179,23 @@ def _take(
     index, flags = found
     place = (region, zone or None)
     place_index = table.places.setdefault(place, len(table.places))
-    if (index, place_index) in table.taken:
+    if (index, place_index) in table.kept:
         return "the same type and place as an earlier row"
-    table.taken.add((index, place_index))
+    table.kept.add((index, place_index))
     for flag in flags:
         table.flagged.add(flag, line)
     if free_on_demand:
-        table.flagged.add("on-demand price of zero (taken as none)", line)
+        table.flagged.add("on-demand price of zero (read as missing)", line)
     if free_spot:
-        table.flagged.add("spot price of zero (taken as none)", line)
+        table.flagged.add("spot price of zero (read as missing)", line)
     if usd == usd:
-        table.add(Market.ON_DEMAND, index, place_index, usd)
+        table.prices[Market.ON_DEMAND].append((index, place_index, usd, table.day))
         if spot_usd >= usd:
             table.flagged.add("spot at or above on-demand", line)
     else:
         table.flagged.add("no on-demand price", line)
     if spot_usd == spot_usd:
-        table.add(Market.SPOT, index, place_index, spot_usd)
+        table.prices[Market.SPOT].append((index, place_index, spot_usd, table.day))
     else:
         table.flagged.add("no spot price", line)
     return None
@@ -227,14 +211,14 @@ def _text(content: bytes, source: Path | str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise MalformedFile(source, "is no UTF-8 text, a SkyPilot catalogue is CSV", line=line) from None
+        raise MalformedFile(source, "is not UTF-8 text, a SkyPilot catalogue is CSV", line=line) from None
 
 
 def _columns(header: list[str], source: Path | str) -> dict[str, int]:
     names = [name.strip() for name in header]
     absent = [name for name in _NEEDED if name not in names]
     if absent:
-        raise MalformedFile(source, f"is no SkyPilot catalogue: column {', '.join(absent)} is missing", line=1)
+        raise MalformedFile(source, f"is not a SkyPilot catalogue: column {', '.join(absent)} is missing", line=1)
     twice = [name for name in (*_NEEDED, *_OPTIONAL) if names.count(name) > 1]
     if twice:
         raise MalformedFile(source, f"has the column {twice[0]} twice", line=1)
@@ -242,22 +226,19 @@ def _columns(header: list[str], source: Path | str) -> dict[str, int]:
 
 
 def _complete(instances: Iterable[Instance], provider: str) -> tuple[tuple[Instance, ...], int]:
-    """Add what SkyPilot's file does not tell, for the types that the built-in catalogue knows."""
+    """Add bandwidths and interruption rates of the types that the built-in catalogue has."""
     if provider != "aws":
         return tuple(instances), 0
-    built_in = library.load(library.DEFAULT)
-    known = {instance.name: instance for instance in built_in.instances}
-    completed = 0
-    result = []
-    for instance in instances:
-        more = known.get(instance.name)
-        if more is not None:
-            completed += 1
-            instance = replace(
-                instance,
-                burst_gbps=more.burst_gbps,
-                sustained_gbps=more.sustained_gbps,
-                interruption_percent=more.interruption_percent,
-            )
-        result.append(instance)
-    return tuple(result), completed
+    known = {instance.name: instance for instance in library.load(library.DEFAULT).instances}
+    result = tuple(
+        replace(
+            instance,
+            burst_gbps=known[instance.name].burst_gbps,
+            sustained_gbps=known[instance.name].sustained_gbps,
+            interruption_percent=known[instance.name].interruption_percent,
+        )
+        if instance.name in known
+        else instance
+        for instance in instances
+    )
+    return result, sum(instance.name in known for instance in result)

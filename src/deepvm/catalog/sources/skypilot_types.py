@@ -1,48 +1,48 @@
-"""The machine types of a SkyPilot file: what its rows say of each, read once per distinct wording."""
+"""The machine types of a SkyPilot file: a row's fields in, an Instance and flags out, parsed once per distinct text."""
 
 from __future__ import annotations
 
 import math
 
 from deepvm.catalog import accelerators
-from deepvm.catalog.cpu_names import architecture_of
-from deepvm.catalog.gpu_memory import Gpu, gpu_of
 from deepvm.catalog.model import Instance
 from deepvm.catalog.sources.aws_names import quota_family_of
+from deepvm.catalog.sources.cpu_names import architecture_of
+from deepvm.catalog.sources.gpu_memory import RowGpu, gpu_of
 
 _ARCHITECTURES = {
     "x86_64": "x86_64",
     "x86_64_mac": "x86_64",
-    "i386": "x86_64",  # EC2 lists 32-bit first for old types; all of them run 64-bit too
+    "i386": "x86_64",  # EC2 lists 32-bit first for old types; all run 64-bit too
     "arm64": "arm64",
     "arm64_mac": "arm64",
 }
-# GCP lists the hosts of these series without their accelerators, which it prices apart: half of a machine.
+# GCP prices the accelerators of these series separately: a host row is half of a machine.
 _HOSTS_WITHOUT_ACCELERATORS = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
-Found = tuple[int, tuple[str, ...]]  # the type's index, and the flags of a row that says this
+Found = tuple[int, tuple[str, ...]]  # the type's index, and the flags of its row
 
 
-class Types:
-    """Every type is what its first row says; later rows may repeat it or contradict it."""
+class InstanceTypes:
+    """The types by name. The first row of a type defines it; later rows repeat or contradict it."""
 
     def __init__(self, provider: str) -> None:
         self.instances: list[Instance] = []
         self._provider = provider
-        self._by_wording: dict[tuple[str, ...], Found | str] = {}
+        self._by_fields: dict[tuple[str, ...], Found | str] = {}
         self._by_name: dict[str, int] = {}
 
-    def index_of(self, wording: tuple[str, ...]) -> Found | str:
-        """The type of a row with these fields and its flags, or why the row cannot be used."""
-        found = self._by_wording.get(wording)
+    def index_of(self, fields: tuple[str, ...]) -> Found | str:
+        """Return the type and flags of a row with these fields, or the reason to leave it out."""
+        found = self._by_fields.get(fields)
         if found is None:
-            found = self._by_wording[wording] = self._read(wording)
+            found = self._by_fields[fields] = self._read(fields)
         return found
 
-    def _read(self, wording: tuple[str, ...]) -> Found | str:
-        name, accelerator, count_text, vcpus_text, memory_text, gpu_info, arch = (text.strip() for text in wording)
+    def _read(self, fields: tuple[str, ...]) -> Found | str:
+        name, accelerator, count_text, vcpus_text, memory_text, gpu_info, arch = (text.strip() for text in fields)
         if not name:
-            return "no instance type: an accelerator that is priced apart from its host"
+            return "no instance type: an accelerator priced without its host"
         count, vcpus, memory_gib = _number(count_text), _number(vcpus_text), _number(memory_text)
         for column, value in (("AcceleratorCount", count), ("vCPUs", vcpus), ("MemoryGiB", memory_gib)):
             if value is not None and math.isnan(value):
@@ -67,7 +67,7 @@ class Types:
         )
         return self._match(instance, gpu)
 
-    def _match(self, instance: Instance, gpu: Gpu | None) -> Found | str:
+    def _match(self, instance: Instance, gpu: RowGpu | None) -> Found | str:
         flags = _flags(instance, gpu)
         index = self._by_name.get(instance.name)
         if index is None:
@@ -75,16 +75,13 @@ class Types:
             self.instances.append(instance)
         elif self.instances[index] != instance:
             first = self.instances[index]
-            if (first.accelerator, first.accelerator_count) != (
-                instance.accelerator,
-                instance.accelerator_count,
-            ):
-                return "another accelerator than earlier rows of the type have"
-            flags.append("contradicts earlier rows of the type (the first is believed)")
+            if (first.accelerator, first.accelerator_count) != (instance.accelerator, instance.accelerator_count):
+                return "another accelerator than in earlier rows of the type"
+            flags.append("contradicts earlier rows of the type (the first counts)")
         return index, tuple(flags)
 
 
-def _flags(instance: Instance, gpu: Gpu | None) -> list[str]:
+def _flags(instance: Instance, gpu: RowGpu | None) -> list[str]:
     if gpu is None:
         return []
     flags = []
@@ -96,7 +93,7 @@ def _flags(instance: Instance, gpu: Gpu | None) -> list[str]:
 
 
 def _number(text: str) -> float | None:
-    """None where absent, NaN where it is no number of zero or more."""
+    """Parse a number of zero or more; None if absent, NaN if invalid."""
     if not text:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Fresh memory, taken in the pages that are the fastest to have here and now.
+"""Allocate fresh memory in the page size that is currently the fastest.
 
-Huge pages take a quarter of the time of small ones, where the machine has its memory. Where a hypervisor has taken back
-what was free, huge pages are those that it took, and come six times as slowly as small ones. So both are measured as
-memory is taken, piece by piece, and the faster ones are used: docs/decisions/0013 has the figures.
+Huge pages take a quarter of the time of small ones if the machine has its memory. If a hypervisor has reclaimed free
+memory, it reclaimed huge pages, and these take six times as long as small ones. So both are measured while memory is
+allocated, and the faster size is used: docs/decisions/0013 has the figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from deepvm.checkpoint.buffers.write_watch import huge_page_bytes
 
 _HUGE_BYTES = huge_page_bytes()
-EXTENT_BYTES = max(4 * 2**20, _HUGE_BYTES)  # taken at once, in pages of one size
+EXTENT_BYTES = max(4 * 2**20, _HUGE_BYTES)  # allocated at once, in pages of one size
 PAGE_BYTES = mmap.PAGESIZE
 LOOK_AGAIN = 64  # extents, until the slower size is tried again
 _HUGEPAGE, _NOHUGEPAGE, _POPULATE_WRITE = 14, 15, 23  # of madvise; the last one since Linux 5.14
@@ -24,7 +24,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class PageChoice:
-    """Which pages to take next. ``took`` is told what each extent cost."""
+    """The page size to use next, from what each extent cost (``record``)."""
 
     def __init__(self) -> None:
         self._cost_s: dict[bool, float] = {}  # of an extent in huge pages, or in small ones: half of it the last one's
@@ -38,12 +38,12 @@ class PageChoice:
         self._taken += 1
         return faster if self._taken % LOOK_AGAIN else not faster
 
-    def took(self, *, huge: bool, seconds: float) -> None:
+    def record(self, *, huge: bool, seconds: float) -> None:
         self._cost_s[huge] = (self._cost_s.get(huge, seconds) + seconds) / 2
 
 
 class FreshPages:
-    """The extents of some memory, each taken once. Several threads may take them."""
+    """The extents of some memory, each allocated once. For several threads."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self._first, self._end = address // EXTENT_BYTES, address + size_bytes
@@ -55,9 +55,9 @@ class FreshPages:
     def take(
         self, start: int, end: int, may_continue: Callable[[], bool] = lambda: True, *, unused: bool = False
     ) -> None:
-        """Have the memory between two addresses, as long as that may continue. What another thread is about to take is
-        left to it: whoever writes there earlier takes it by writing. ``unused``: nobody writes there yet, so that an
-        older kernel, which cannot populate memory, may be made to by zeros."""
+        """Allocate the memory between two addresses, while ``may_continue``. An extent that another thread allocates is
+        left to it; a write there allocates it, too. ``unused``: nothing is written there yet, so that zeros may be
+        written for a kernel that cannot populate memory."""
         for extent in range(start // EXTENT_BYTES, -(-end // EXTENT_BYTES)):
             if self._taken[extent - self._first]:
                 continue
@@ -74,7 +74,7 @@ class FreshPages:
 
     def _take(self, at: int, huge: bool, unused: bool) -> None:
         start, end = max(at, self._address), min(at + EXTENT_BYTES, self._end)
-        began_s = time.thread_time()  # other threads' turns do not count
+        began_s = time.thread_time()  # without the time of other threads
         _advise(start, end, _HUGEPAGE if huge else _NOHUGEPAGE)
         if not _advise(start, end, _POPULATE_WRITE) and unused:
             ctypes.memset(start, 0, end - start)
@@ -82,7 +82,7 @@ class FreshPages:
             _advise(start, end, _HUGEPAGE)  # they may become huge later, between saves
         if end - start == EXTENT_BYTES:
             with self._lock:
-                self._choice.took(huge=huge, seconds=time.thread_time() - began_s)
+                self._choice.record(huge=huge, seconds=time.thread_time() - began_s)
 
 
 def _advise(start: int, end: int, advice: int) -> bool:

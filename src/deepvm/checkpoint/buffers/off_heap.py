@@ -10,8 +10,8 @@ T = TypeVar("T")
 
 
 def run_off_heap(work: Callable[[], T]) -> T:
-    """Do it in a thread of its own, since each thread takes memory from a heap of its own. What stays on the trainer's
-    lies where its activations were: one that no longer fits there takes new memory, and many are larger than all that
-    stays of a save. Not for code of the user's, which may depend on the thread that it runs in."""
-    with ThreadPoolExecutor(1, "deepvm-apart") as pool:
+    """Run the work in a thread of its own, since each thread allocates from its own heap. On the trainer's heap its
+    results would lie where activations were, and an activation that no longer fits there takes new memory. Not for the
+    user's code, which may depend on its thread."""
+    with ThreadPoolExecutor(1, "deepvm-off-heap") as pool:
         return pool.submit(work).result()

@@ -16,29 +16,21 @@ import torch
 
 from deepvm.checkpoint.buffers.fresh_pages import FreshPages
 
-copy_bytes = ctypes.memmove  # lets go of the interpreter's lock
+copy_bytes = ctypes.memmove  # releases the interpreter's lock
 copy_small = ctypes.PyDLL(None).memmove  # does not
 copy_small.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
 copy_small.restype = None
-_memcmp = ctypes.CDLL(None).memcmp  # lets go of it, too
-_memcmp.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_size_t]
-
-
-def same_bytes(left: int, right: int, length: int) -> bool:
-    """Whether the memory at two addresses is the same."""
-    return bool(_memcmp(left, right, length) == 0)
 
 
 def view_of(address: int, length: int) -> memoryview:
-    """Memory at an address. Whoever owns it has to stay alive."""
+    """Return the memory at an address. Its owner has to stay alive."""
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 class Staging:
-    """Memory as large as a checkpoint; warm, unless it is not to be touched before it is used. ``over`` is memory that
-    is there already. A forked process (a loader's worker) has no part in it, unless it is ``inherited``: or else the
-    next save would copy every page once more, for the worker's sake.
-    """
+    """Memory as large as a checkpoint, touched at once if it is ``warm``. ``over`` is memory that exists already. A
+    forked process (a loader's worker) does not get it, unless ``inherited``: else the next write to each page would
+    copy it once more for the worker."""
 
     def __init__(
         self, size_bytes: int, *, warm: bool = True, over: memoryview | None = None, inherited: bool = False
@@ -54,22 +46,22 @@ class Staging:
             self.warm(size_bytes)
 
     def warm(self, until: int, may_continue: Callable[[], bool] = lambda: True) -> None:
-        """Have the first so many bytes, as far as they are not there and as long as that may continue. Only before
-        anything is written to them."""
+        """Allocate the pages of the first ``until`` bytes, while ``may_continue``. Only before anything is written to
+        them."""
         if self._fresh is not None:
             self._fresh.take(self.address, self.address + until, may_continue, unused=True)
 
     def touch(self, start: int, end: int) -> None:
-        """Have the pages between two offsets, which others may be writing to."""
+        """Allocate the pages between two offsets, which others may be writing to."""
         if self._fresh is not None:
             self._fresh.take(self.address + start, self.address + end)
 
     def shrink(self, size_bytes: int) -> None:
-        """Use the first so many bytes only: what was reserved behind them and never touched takes no memory."""
+        """Use only the first ``size_bytes``: what was reserved behind them and never touched takes no memory."""
         self.size_bytes, self.mapped_bytes = size_bytes, _pages_up(max(1, size_bytes))
 
     def tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor over a part of this memory."""
+        """Return a tensor over a part of this memory."""
         count = math.prod(shape)
         if count == 0:
             return torch.empty(shape, dtype=dtype)
@@ -77,8 +69,7 @@ class Staging:
         return found if len(shape) == 1 else found.view(shape)
 
     def lasting_tensor(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        """The same for whoever keeps it: its pages go back to the system with it, and do not stay for as long as
-        anything does that lies beside it."""
+        """Return a tensor that may be kept: its pages are freed with it, even if its neighbours stay."""
         if not self.own or 0 in shape:
             return self.tensor(start, dtype, shape)
         length = dtype.itemsize * math.prod(shape)
@@ -90,7 +81,7 @@ class Staging:
         return self.address <= address < self.address + self.mapped_bytes
 
     def release_all_but(self, kept: Iterable[tuple[int, int]]) -> None:
-        """Give the pages back to the system that hold nothing of these (address, length); the rest stays."""
+        """Free the pages that hold nothing of these (address, length)."""
         at = 0
         for address, length in [*sorted(kept), (self.address + self.mapped_bytes, 0)]:
             start = address - self.address
@@ -98,7 +89,7 @@ class Staging:
             at = max(at, start + length)
 
     def _release_within(self, start: int, end: int) -> None:
-        """The whole pages between two offsets."""
+        """Free the whole pages between two offsets."""
         first, last = _pages_up(start), end // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:
             self._release(first, last - first)
@@ -110,7 +101,7 @@ class Staging:
 
 
 def _private(size_bytes: int, inherited: bool) -> mmap.mmap:
-    """Memory of this process alone: its first touch takes two thirds of what shared memory's takes."""
+    """Map memory of this process alone: its first touch takes two thirds of the time of shared memory."""
     found = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if not inherited:
         with suppress(OSError, AttributeError):

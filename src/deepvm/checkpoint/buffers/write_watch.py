@@ -1,7 +1,7 @@
 """Ask the kernel whether memory was written: userfaultfd's asynchronous write protection and PAGEMAP_SCAN (Linux 6.7).
 
 Input: address ranges. Output: whether every page of them is as it was when it was protected. A write to a protected
-page does not wait: the kernel takes the protection off that page and goes on. It makes no difference who writes: torch,
+page does not wait: the kernel unprotects that page and continues. It makes no difference who writes: torch,
 NumPy, C++ or the kernel itself. snapshot/ decides what is watched.
 """
 
@@ -41,7 +41,7 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def huge_page_bytes() -> int:
-    """The size of a huge page, or 0 if there are none of a useful size."""
+    """Return the size of a huge page; 0 if the kernel has none of a useful size."""
     try:
         size = int(_PMD_SIZE.read_text())
     except (OSError, ValueError):
@@ -50,10 +50,10 @@ def huge_page_bytes() -> int:
 
 
 class WriteWatch:
-    """The kernel's side, once for a process. Ranges are of whole pages."""
+    """The kernel's interface, once for a process. Ranges are of whole pages."""
 
     def __init__(self) -> None:
-        """Raises OSError if the kernel cannot do it, or must not."""
+        """Raises OSError if the kernel cannot do it, or forbids it."""
         self.pid, self.huge_bytes = os.getpid(), huge_page_bytes()
         self._uffd = _userfaultfd()
         try:
@@ -76,8 +76,8 @@ class WriteWatch:
     # --- whose pages --------------------------------------------------------------------------------------------
 
     def claim(self, owner: object, pages: Iterable[int]) -> set[int]:
-        """Those of some huge pages, by number, which nobody else watches. A second watcher would protect a page again
-        that was written, and hide that from the first."""
+        """Claim huge pages, by number; return those that have no other owner. A second watcher would protect a written
+        page again, and hide the write from the first."""
         with self._lock:
             return {page for page in pages if self._owners.setdefault(page, owner) is owner}
 
@@ -89,36 +89,36 @@ class WriteWatch:
     # --- pages --------------------------------------------------------------------------------------------------
 
     def register(self, start: int, end: int) -> bool:
-        """Allow a range to be protected. False where it is not this process's plain memory."""
+        """Allow a range to be protected. False if it is not this process's plain memory."""
         return _control(self._uffd, _IOC_REGISTER, start, end - start, _MODE_WP, 0)
 
     def unregister(self, start: int, end: int) -> None:
-        """Also takes the protection off. Fails where memory is gone, which needs neither."""
+        """Also unprotect it. Fails if the memory is gone, which needs neither."""
         _control(self._uffd, _IOC_UNREGISTER, start, end - start)
 
     def protect(self, start: int, end: int) -> bool:
         return _control(self._uffd, _IOC_WRITEPROTECT, start, end - start, _PROTECT)
 
     def unprotect(self, start: int, end: int) -> None:
-        """Fails where memory is gone: nothing is protected there."""
+        """Fails if the memory is gone: nothing is protected there."""
         _control(self._uffd, _IOC_WRITEPROTECT, start, end - start, 0)
 
     def untouched(self, ranges: Iterable[Range]) -> bool:
-        """True if every page is there and still protected. What the kernel cannot tell counts as touched."""
+        """True if every page is there and still protected. What the kernel does not know counts as touched."""
         try:
             return all(self._protected_from(span) == span[1] for span in ranges)
         except OSError:
             return False
 
     def _protected_from(self, span: Range) -> int:
-        """The end of what is protected from the first page on."""
+        """Return the end of what is protected from the first page on."""
         found = _scan(
             self._pagemap, span, 1, mask=_WRITTEN, inverted=_WRITTEN, any_of=_PRESENT | _SWAPPED, returned=_WPALLOWED
         )
         return found[0][1] if found and found[0][0] == span[0] else 0
 
     def huge(self, start: int, end: int) -> list[Range]:
-        """The parts of a range that are in huge pages."""
+        """Return the parts of a range that are in huge pages."""
         found: list[Range] = []
         try:
             while start < end:
@@ -131,22 +131,27 @@ class WriteWatch:
 
 
 def collapse(start: int, length: int) -> bool:
-    """Bring memory that is there into huge pages. The kernel copies it; whoever uses it notices nothing."""
+    """Move memory into huge pages. The kernel copies it, unnoticed by its users."""
     return bool(_madvise(start, length, _MADV_COLLAPSE) == 0)
 
 
 def plain_memory() -> list[Range]:
-    """This process's own anonymous, private, writable memory: all else may be written through other mappings."""
+    """List this process's anonymous, private, writable memory: all else may be written through other mappings."""
     found: list[Range] = []
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         for line in maps:
             where, mode, _, device, inode = line.split(maxsplit=5)[:5]
             if mode.startswith("rw") and mode[3] == "p" and device == "00:00" and inode == "0":
                 start, _, end = where.partition("-")
-                first = int(start, 16)
-                if found and found[-1][1] == first:
-                    first = found.pop()[0]
-                found.append((first, int(end, 16)))
+                found.append((int(start, 16), int(end, 16)))
+    return joined(found)
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Join neighbours among sorted ranges."""
+    found: list[Range] = []
+    for start, end in ranges:
+        found.append((found.pop()[0], end) if found and found[-1][1] == start else (start, end))
     return found
 
 
@@ -155,7 +160,7 @@ _sharing = threading.Lock()
 
 
 def shared_watch() -> WriteWatch | None:
-    """The process's watch; None, said once, where the kernel has none or forbids it."""
+    """Return the process's watch; None, logged once, if the kernel has none or forbids it."""
     with _sharing:
         if _shared and _shared[0] is not None and _shared[0].pid != os.getpid():
             _shared.pop().close()  # type: ignore[union-attr]  # a fork: it is the parent's

@@ -1,1 +1,1 @@
-"""Data loaders and samplers that resume in the middle of an epoch."""
+"""Datasets -> loaders and samplers that resume in the middle of an epoch, with any number of ranks."""

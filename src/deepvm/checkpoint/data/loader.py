@@ -1,6 +1,6 @@
-"""A DataLoader that knows how much of an epoch the training loop has consumed, and goes on there.
+"""A DataLoader -> a loader that knows how much of an epoch training has consumed, and continues there.
 
-What counts is a batch that was handed out. What workers have prefetched does not: it is loaded again after a restore.
+It counts batches that were handed out. Those that workers have prefetched are loaded again after a restore.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _STATE = {"version": int, "seed": int, "epoch": int, "consumed": int, "samples":
 
 
 class ResumableLoader:
-    """A loader whose ``state_dict`` tells the position of all ranks in the epoch, the same on every rank.
+    """A loader whose ``state_dict`` is the position of all ranks in the epoch, the same on every rank.
 
-    A pass goes on where the last one was left, by ``break`` or by a restore, until the epoch is over; the next pass is
-    the next epoch. So ``for epoch in range(loader.epoch, epochs)`` is right after a restore as well as without one. A
-    save right after the last batch of an epoch resumes with an empty pass: what follows the pass is done once, as ever.
+    A pass continues where the last one ended, by ``break`` or by a restore, until the epoch is over; the next pass is
+    the next epoch. So ``for epoch in range(loader.epoch, epochs)`` is right with and without a restore. A save right
+    after the last batch of an epoch resumes with an empty pass: the code after the pass runs once, as always.
 
-    Creating an iterator draws from no global generator. Attributes that are not its own are those of the DataLoader.
+    Creating an iterator draws from no global generator. All other attributes are those of the DataLoader.
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
@@ -40,18 +40,18 @@ class ResumableLoader:
             raise UsageError("the loader has no ResumableSampler as its batch_sampler: use resumable(loader)")
         if not loader.in_order:
             raise UsageError(
-                "the loader hands out batches in any order (in_order=False), so that none can tell which are left: "
-                "leave that out"
+                "the loader hands out batches in any order (in_order=False), so the rest of an epoch is unknown: leave "
+                "that out"
             )
         if loader.generator is not None:
             raise UsageError(
-                "the loader has a generator of its own, whose position nobody saves: leave it out; the sampler's seed "
+                "the loader has a generator of its own, whose position is not saved: leave it out; the sampler's seed "
                 "decides the order and the seeds of workers"
             )
         self.loader, self.sampler = loader, sampler
-        loader.generator = torch.Generator()  # or the global one gives the workers' seed, and once more at a resume
+        loader.generator = torch.Generator()  # or each iterator, also a resumed one, would draw from the global one
         self.handed_out = 0  # batches, in this process
-        self._pass: object = None  # a token of the newest; not the pass itself, whose end stops its workers
+        self._pass: object = None  # a token of the newest; not the pass itself, whose deletion stops its workers
 
     @property
     def epoch(self) -> int:
@@ -67,13 +67,13 @@ class ResumableLoader:
         return self.sampler.batches_left
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; nothing happens where it is the one we are in. Never needed: epochs follow each other."""
+        """Begin an epoch, unless it is the present one. Never needed: epochs follow each other."""
         if epoch != self.epoch:
             self._pass = None
         self.sampler.set_epoch(epoch)
 
     def __len__(self) -> int:
-        """Batches in a whole epoch, also in the middle of it; ``batches_left`` are those until its end."""
+        """Return the batches in a whole epoch, also in its middle; ``batches_left`` are those until its end."""
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
@@ -98,26 +98,26 @@ class ResumableLoader:
         }
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """That ``load_state_dict`` would take this state. Changes nothing."""
+        """Check that ``load_state_dict`` would accept this state. Changes nothing."""
         known = all(type(state.get(name)) is kind and state[name] >= 0 for name, kind in _STATE.items())
         if not known or state["version"] != VERSION or state["consumed"] > state["samples"]:
             found = ", ".join(map(str, state)) or "nothing"
-            raise CheckpointError(f"that is no state of a ResumableLoader (version {VERSION}): it has {found}")
+            raise CheckpointError(f"not a valid state of a ResumableLoader (version {VERSION}): it has {found}")
         if state["shuffle"] != self.sampler.shuffle and state["consumed"]:
             raise CheckpointError(
                 f"the epoch began with shuffle={state['shuffle']}, this loader has shuffle={self.sampler.shuffle}, so "
-                "that nobody can tell which samples are left: make them alike until the epoch is over"
+                "the rest of the epoch is unknown: use the same until the epoch is over"
             )
         self.sampler.check(consumed=state["consumed"], samples=state["samples"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where that state was; a pass that is under way ends. Nothing is changed where it does not fit."""
+        """Continue at a saved position; a pass that is under way ends. Nothing changes if the state does not fit."""
         self.check_state_dict(state)
         if state["consumed"] and self.loader.num_workers and not isinstance(self.loader.dataset, SeededDataset):
             log.info(
-                "workers begin anew: augmentation in them is repeatable with deepvm.checkpoint.per_sample_seed only"
+                "workers start again: their augmentation is repeatable only with deepvm.checkpoint.per_sample_seed"
             )
-        self.sampler.go_to(**{name: state[name] for name in ("seed", "epoch", "consumed", "samples")})
+        self.sampler.seek(**{name: state[name] for name in ("seed", "epoch", "consumed", "samples")})
         self._pass = None
 
     def __getattr__(self, name: str) -> Any:
@@ -140,7 +140,7 @@ class _Pass(Iterator[Any]):
         if self._owner._pass is not self._token:
             raise UsageError(
                 "this pass over the loader has ended: another one began, a state was loaded, another epoch was set, "
-                "or a batch failed. Begin a new one; it goes on where the loader is"
+                "or a batch failed. Begin a new one; it continues at the loader's position"
             )
         try:
             batch = next(self._batches)
@@ -149,37 +149,37 @@ class _Pass(Iterator[Any]):
             self._owner.sampler.finish()
             raise
         except BaseException:
-            self._owner._pass = None  # the DataLoader would go on behind the batch that failed, and leave it out
+            self._owner._pass = None  # the DataLoader would continue behind the batch that failed, and skip it
             raise
         self._owner.handed_out += 1
-        self._owner.sampler.advance()  # before it is handed out: a save in the loop's body has this batch behind it
+        self._owner.sampler.advance()  # before it is handed out: a save in the loop's body includes this batch
         return batch
 
 
 def resumable(loader: DataLoader[Any], *, seed: int | None = None) -> ResumableLoader:
     """Make a plain DataLoader resumable in the middle of an epoch, with any number of workers and ranks.
 
-    A loader whose ``batch_sampler`` is a ResumableSampler is taken as it is. Of another, dataset and options are taken
-    over, and its order becomes a ResumableSampler's: shuffled where it shuffles (by ``seed``, else by the seed of its
-    generator or its DistributedSampler, else by 0), and divided among the ranks of torch.distributed.
+    A loader whose ``batch_sampler`` is a ResumableSampler is wrapped as it is. Any other is rebuilt with its dataset
+    and options and a ResumableSampler: shuffled if it shuffles (by ``seed``, else by the seed of its generator or its
+    DistributedSampler, else by 0), and divided among the ranks of torch.distributed.
     """
-    if keeps_its_place(loader):
-        raise UsageError(f"a {type(loader).__qualname__} has a state of its own: give it to the Checkpointer as it is")
+    if keeps_position(loader):
+        raise UsageError(f"a {type(loader).__qualname__} has a state of its own: pass it to the Checkpointer as it is")
     if hasattr(loader, "state_dict"):
-        raise UsageError(f"this is {without_place(loader)}")
+        raise UsageError(f"this is {without_position(loader)}")
     if isinstance(loader.dataset, IterableDataset):
         raise UsageError(
-            "the loader's dataset is iterable: only it knows where it is, and after a restore all would have to be "
-            "read again. Use torchdata's StatefulDataLoader, or a dataset with __getitem__ and __len__"
+            "the loader's dataset is iterable, so a restore would have to read it again from the start: use "
+            "torchdata's StatefulDataLoader, or a dataset with __getitem__ and __len__"
         )
     if isinstance(loader.batch_sampler, ResumableSampler):
         if seed is not None:
-            raise UsageError("the loader's ResumableSampler has a seed already: give it there")
+            raise UsageError("the loader's ResumableSampler has a seed already: pass it there")
         return ResumableLoader(loader)
     if type(loader) is not DataLoader:
         raise UsageError(
-            f"a {type(loader).__qualname__} may load in ways of its own: make it with "
-            "batch_sampler=deepvm.ResumableSampler(dataset, batch_size), and it can be wrapped"
+            f"a {type(loader).__qualname__} may load differently from a DataLoader: create it with "
+            "batch_sampler=deepvm.ResumableSampler(dataset, batch_size)"
         )
     options = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
                "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order")  # fmt: skip
@@ -187,19 +187,19 @@ def resumable(loader: DataLoader[Any], *, seed: int | None = None) -> ResumableL
     return ResumableLoader(DataLoader(loader.dataset, batch_sampler=_sampler_like(loader, seed), **kept))
 
 
-def keeps_its_place(loader: Any) -> bool:
-    """Whether its ``state_dict`` tells where it is. Accelerate's loaders always have one, which works only where the
-    loader within has one. It is not called: that may start workers."""
+def keeps_position(loader: Any) -> bool:
+    """True if its ``state_dict`` has its position. Accelerate's loaders always have one, which works only if the loader
+    within has one. It is not called: that may start workers."""
     within = getattr(loader, "base_dataloader", loader)
     return hasattr(loader, "state_dict") and hasattr(within, "state_dict")
 
 
-def without_place(loader: Any) -> str:
-    """Of a loader that wraps one which cannot tell where it is."""
+def without_position(loader: Any) -> str:
+    """Describe a loader that wraps one without a position."""
     return (
-        f"a {type(loader).__qualname__} around a {type(loader.base_dataloader).__qualname__}, which cannot tell where "
-        "in an epoch it is: deepvm.resumable(loader) goes inside, as in accelerator.prepare(deepvm.resumable(loader)), "
-        "and the Checkpointer gets the resumable one"
+        f"a {type(loader).__qualname__} around a {type(loader.base_dataloader).__qualname__}, which does not keep its "
+        "position in an epoch: use accelerator.prepare(deepvm.resumable(loader)), and pass the resumable loader to the "
+        "Checkpointer"
     )
 
 
@@ -213,20 +213,20 @@ def _sampler_like(loader: DataLoader[Any], seed: int | None) -> ResumableSampler
             return ResumableSampler(loader.dataset, loader.batch_size, **found)  # type: ignore[arg-type]
         problem = f"a {type(loader.sampler).__qualname__}"
     raise UsageError(
-        f"the loader takes its samples from {problem}, whose position only it knows: use shuffle=True or False, or "
+        f"the loader takes its samples from {problem}, whose position cannot be saved: use shuffle=True or False, or "
         "batch_sampler=deepvm.ResumableSampler(dataset, batch_size)"
     )
 
 
 def _options_of(loader: DataLoader[Any]) -> dict[str, Any] | None:
-    """What a ResumableSampler needs to give all samples as this loader's own sampler does; None where it cannot."""
+    """Return the options of a ResumableSampler that is like this loader's own sampler; None if none is."""
     own: Any = loader.sampler
     kind = type(own)
     if getattr(own, "dataset" if kind is DistributedSampler else "data_source", None) is not loader.dataset:
         return None
     if kind is RandomSampler and not own.replacement and own._num_samples is None:
-        given = own.generator or loader.generator
-        return {"shuffle": True, "seed": 0 if given is None else given.initial_seed() % 2**64}
+        generator = own.generator or loader.generator
+        return {"shuffle": True, "seed": 0 if generator is None else generator.initial_seed() % 2**64}
     if kind is SequentialSampler:
         return {"shuffle": False}
     if kind is DistributedSampler:

@@ -1,8 +1,7 @@
-"""Random augmentation that is a function of the sample, so that it survives a restart of the workers.
+"""A dataset -> the same dataset, whose random augmentation depends only on (seed, epoch, index of the sample).
 
-A worker's generators begin anew when it is started. An epoch that is resumed in its middle would then augment the rest
-of its samples differently from one that nobody disturbed, and so would another number of workers or ranks. Seeded for
-each sample by (seed, epoch, number of the sample), it is the same in all of them.
+The generators of a worker start again with it. So an epoch that is resumed in its middle, or with other numbers of
+workers or ranks, would augment the rest of its samples differently.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,22 +21,19 @@ from deepvm.errors import UsageError
 
 
 class SeededDataset(Dataset[Any]):
-    """A dataset of which every sample is made with Python's, NumPy's and torch's global CPU generators seeded for it.
+    """Seeds Python's, NumPy's and torch's global CPU generators for each sample.
 
-    A ``ResumableLoader`` tells it the epoch; with another loader, call ``set_epoch``. In the trainer's own process
-    (``num_workers=0``) the generators are put back afterwards. It has to be the dataset that the loader sees: the
-    number of a sample is the one that the sampler asks for.
+    A ``ResumableLoader`` sets the epoch; with another loader, call ``set_epoch``. In the trainer's own process
+    (``num_workers=0``) the generators are restored afterwards. It must be the loader's own dataset: the index of a
+    sample is the sampler's.
     """
 
     def __init__(self, dataset: Dataset[Any], *, seed: int) -> None:
         if isinstance(dataset, IterableDataset):
-            raise UsageError(
-                "the samples of an iterable dataset have no numbers to seed them by: use one with __getitem__"
-            )
-        if not 0 <= seed < 2**64:
-            raise UsageError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}")
+            raise UsageError("the samples of an iterable dataset have no index to seed by: use one with __getitem__")
+        check_seed(seed)
         self.dataset, self.seed = dataset, seed
-        # shared, so that persistent workers hear of a new epoch, too
+        # shared with persistent workers, so that they use a new epoch, too
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
@@ -48,27 +44,30 @@ class SeededDataset(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         seed = xxhash.xxh3_64_intdigest(struct.pack("<QQq", self.seed, int(self._epoch), index))
-        if get_worker_info() is not None:  # its generators serve nothing else
-            _seed(seed)
-            return self.dataset[index]
-        with _kept_generators():
+        in_worker = get_worker_info() is not None  # its generators serve nothing else
+        with nullcontext() if in_worker else _generators_restored():
             _seed(seed)
             return self.dataset[index]
 
 
 def per_sample_seed(dataset: Dataset[Any], *, seed: int = 0) -> SeededDataset:
-    """Make the dataset's random augmentation a function of (seed, epoch, number of the sample)."""
+    """Make the dataset's random augmentation a function of (seed, epoch, index of the sample)."""
     return SeededDataset(dataset, seed=seed)
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**64:
+        raise UsageError(f"a seed is a whole number from 0 to 2**64 - 1, not {seed!r}")
 
 
 def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed([seed & 0xFFFFFFFF, seed >> 32])
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach for CUDA's generators
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed CUDA's generators, too
 
 
 @contextmanager
-def _kept_generators() -> Iterator[None]:
+def _generators_restored() -> Iterator[None]:
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
     try:
         yield

@@ -3,9 +3,8 @@
     dcp.save(state, storage_writer=DeepvmWriter("memory://10.0.0.9:7070", run="llama", step=100))
     dcp.load(state, storage_reader=DeepvmReader("memory://10.0.0.9:7070", run="llama"))
 
-All ranks' shards are one safetensors file, and one checkpoint of the run: visible once all of it has arrived. The
-coordinator lays the file out, each rank sends its own part of it, and the coordinator commits. A load reads the chunks
-that hold what a rank wants, whatever the number of ranks that saved them.
+All ranks' shards are one safetensors file and one checkpoint of the run, visible once all of it has arrived. A load
+reads only the chunks that a rank needs, with any number of ranks.
 """
 
 from deepvm.checkpoint.dcp.reader import DeepvmReader

@@ -1,4 +1,4 @@
-"""What torch.distributed.checkpoint wants to know of a checkpoint, as JSON in the file's header. Nothing is pickled.
+"""torch.distributed.checkpoint's metadata <-> JSON in the file's header. Nothing is pickled.
 
 format   deepvm-dcp/1
 dcp      {"tensors": {fqn: {"dtype", "size", "requires_grad", "shards": [[name in the file, offsets, sizes]]}},
@@ -35,7 +35,7 @@ FORMAT = "deepvm-dcp/1"
 
 @dataclass(frozen=True)
 class Shard:
-    """One shard of a tensor, and where its bytes are."""
+    """One shard of a tensor and the place of its bytes."""
 
     entry: TensorEntry
     dtype: torch.dtype
@@ -49,12 +49,12 @@ class Contents:
 
 
 def encode_object(value: Any, name: str) -> dict[str, Any]:
-    """A value that is no tensor. What is not plain is refused: CheckpointError."""
+    """Encode a value that is not a tensor. Raises CheckpointError if it is not plain."""
     tensors = Tensors()
     document = {"value": flatten(value, name, tensors)}
     if tensors:
         document["tensors"] = {
-            key: [dtype_text(tensor.dtype), list(tensor.shape), base64.b64encode(_bytes(tensor)).decode()]
+            key: [_dtype_text(tensor.dtype), list(tensor.shape), base64.b64encode(_bytes(tensor)).decode()]
             for key, tensor in tensors.items()
         }
     return document
@@ -65,7 +65,7 @@ def decode_object(document: Mapping[str, Any]) -> Any:
     for name, (dtype, shape, text) in document.get("tensors", {}).items():
         data = bytearray(base64.b64decode(text))
         flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        tensors[name] = flat.view(dtype_of(dtype)).view(shape)
+        tensors[name] = flat.view(_parse_dtype(dtype)).view(shape)
     return rebuild(document["value"], tensors)
 
 
@@ -74,12 +74,12 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def encode(metadata: Metadata, names: Mapping[MetadataIndex, str], objects: Mapping[str, Any]) -> dict[str, str]:
-    """The header's metadata."""
+    """Return the header's metadata."""
     tensors: dict[str, Any] = {}
     for fqn, found in metadata.state_dict_metadata.items():
         if isinstance(found, TensorStorageMetadata):
             tensors[fqn] = {
-                "dtype": dtype_text(found.properties.dtype),
+                "dtype": _dtype_text(found.properties.dtype),
                 "size": list(found.size),
                 "requires_grad": found.properties.requires_grad,
                 "shards": [
@@ -88,11 +88,11 @@ def encode(metadata: Metadata, names: Mapping[MetadataIndex, str], objects: Mapp
                 ],
             }
         elif fqn not in objects:
-            raise CheckpointError(f"{fqn} was planned, and no rank wrote it")
+            raise CheckpointError(f"{fqn} was planned, but no rank wrote it")
     document = {
         "tensors": tensors,
         "objects": dict(objects),
-        "planner": encode_object(metadata.planner_data, "the planner's own data"),
+        "planner": encode_object(metadata.planner_data, "the planner's data"),
     }
     return {"format": FORMAT, "dcp": json.dumps(document, separators=(",", ":"), allow_nan=False)}
 
@@ -102,15 +102,15 @@ def decode(header: Header) -> Contents:
     if found != FORMAT:
         raise CheckpointError(
             f"it was saved with format {found!r}, not by torch.distributed.checkpoint ({FORMAT!r}): "
-            "restore it with deepvm.Checkpointer, or with the version that saved it"
+            "restore it with deepvm.Checkpointer"
         )
     entries = {entry.name: entry for entry in header.tensors}
     try:
-        document = parse(header.metadata.get("dcp"), "what the file says of its shards")
+        document = parse(header.metadata.get("dcp"), "the description of the shards")
         known: dict[str, Any] = {fqn: BytesStorageMetadata() for fqn in document["objects"]}
         shards: dict[MetadataIndex, Shard] = {}
         for fqn, row in document["tensors"].items():
-            dtype, chunks = dtype_of(row["dtype"]), []
+            dtype, chunks = _parse_dtype(row["dtype"]), []
             for name, offsets, sizes in row["shards"]:
                 if prod(sizes) * dtype.itemsize != entries[name].size_bytes or min(sizes, default=0) < 0:
                     raise Corrupt(f"shard {name} of {sizes} {dtype} has {entries[name].size_bytes} bytes")
@@ -121,15 +121,15 @@ def decode(header: Header) -> Contents:
         planner_data = decode_object(document["planner"])
         return Contents(Metadata(known, planner_data=planner_data, storage_data=shards), document["objects"])
     except (LookupError, ValueError, TypeError, AttributeError, RuntimeError, OverflowError) as error:
-        raise Corrupt(f"what the file says of its shards cannot be read: {type(error).__name__} {error}") from None
+        raise Corrupt(f"the description of the shards cannot be read: {type(error).__name__} {error}") from None
 
 
-def dtype_text(dtype: torch.dtype) -> str:
+def _dtype_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def dtype_of(name: str) -> torch.dtype:
+def _parse_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
-        raise Corrupt(f"{name!r} is no type of tensors that this torch knows")
+        raise Corrupt(f"{name!r} is not a type of tensors in torch {torch.__version__}")
     return dtype

@@ -1,6 +1,6 @@
-"""The bytes of one rank's region, chunk by chunk, straight from the shards' memory.
+"""One rank's shards -> the chunks of its region, straight from the shards' memory, for ``transports`` to send.
 
-A shard that is on another device, or not contiguous, is copied when its first chunk is sent, and let go with its last.
+A shard that is on another device, or not contiguous, is copied when its first chunk is sent and freed with its last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from deepvm.store.memory.connection import Send
 
 @dataclass(frozen=True)
 class RegionSegment:
-    """Bytes from ``start`` on in the file; ``load`` gives a contiguous tensor in this machine's memory."""
+    """Bytes of the file from ``start``; ``load`` returns a contiguous tensor on the CPU that holds them."""
 
     start: int
     length: int
@@ -29,7 +29,7 @@ class RegionSegment:
 
 
 def filled(start: int, data: bytes | int) -> RegionSegment:
-    """These bytes, or so many zeros."""
+    """Return a segment of these bytes, or of this number of zeros."""
     if isinstance(data, int):
         length = data
         return RegionSegment(start, length, lambda: torch.zeros(length, dtype=torch.uint8))
@@ -37,8 +37,8 @@ def filled(start: int, data: bytes | int) -> RegionSegment:
 
 
 class Region:
-    """``segments`` lie without gaps; they begin where a chunk does and end where one does, or the file. ``copies`` is
-    the number of nodes that get each chunk."""
+    """``segments`` have no gaps, and begin and end at borders of chunks, or at the end of the file. ``copies`` is the
+    number of nodes that get each chunk."""
 
     def __init__(self, size_bytes: int, chunk_bytes: int, segments: Sequence[RegionSegment], copies: int) -> None:
         self._size_bytes, self._chunk_bytes = size_bytes, chunk_bytes
@@ -47,17 +47,12 @@ class Region:
         self._tensors: dict[int, torch.Tensor] = {}
         self._views: dict[int, list[memoryview]] = {}
         self._lock = threading.Lock()
+        spans = [range(s.start // chunk_bytes, chunk_count(s.start + s.length, chunk_bytes)) for s in self._segments]
+        self.chunks = range(spans[0].start, spans[-1].stop) if spans else range(0)
         self._copies = dict.fromkeys(self.chunks, copies)
-        self._users = [len(_overlapped(s, chunk_bytes)) for s in self._segments]
+        self._users = [len(span) for span in spans]  # chunks of each segment that are not sent
 
-    @property
-    def chunks(self) -> range:
-        if not self._segments:
-            return range(0)
-        last = self._segments[-1]
-        return range(self._starts[0] // self._chunk_bytes, chunk_count(last.start + last.length, self._chunk_bytes))
-
-    # --- what senders ask for -------------------------------------------------------------------------------------
+    # --- what senders call ----------------------------------------------------------------------------------------
 
     def digest(self, chunk: int) -> int:
         hasher = xxhash.xxh3_64()
@@ -74,14 +69,10 @@ class Region:
             if self._copies[chunk]:
                 return
             self._views.pop(chunk, None)
-            for i in self._inside(chunk):
+            for i in self._segments_in(chunk):
                 self._users[i] -= 1
                 if not self._users[i]:
                     self._tensors.pop(i, None)
-
-    def all_stable(self, chunk: int) -> bool:
-        del chunk
-        return False  # nothing is known of what changed
 
     def readable(self, chunk: int) -> bool:
         return self._copies[chunk] > 0
@@ -98,7 +89,7 @@ class Region:
     def _make_views(self, chunk: int) -> list[memoryview]:
         offset, length = chunk_span(chunk, self._size_bytes, self._chunk_bytes)
         views = []
-        for i in self._inside(chunk):
+        for i in self._segments_in(chunk):
             segment = self._segments[i]
             if i not in self._tensors:
                 self._tensors[i] = segment.load()
@@ -106,11 +97,6 @@ class Region:
             views.append(view_of(self._tensors[i].data_ptr() + begin - segment.start, end - begin))
         return views
 
-    def _inside(self, chunk: int) -> range:
-        """The segments that have bytes in a chunk."""
+    def _segments_in(self, chunk: int) -> range:
         offset, length = chunk_span(chunk, self._size_bytes, self._chunk_bytes)
         return range(bisect_right(self._starts, offset) - 1, bisect_right(self._starts, offset + length - 1))
-
-
-def _overlapped(segment: RegionSegment, chunk_bytes: int) -> range:
-    return range(segment.start // chunk_bytes, chunk_count(segment.start + segment.length, chunk_bytes))

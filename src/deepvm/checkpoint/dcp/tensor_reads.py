@@ -1,7 +1,7 @@
-"""Bringing the bytes that a load plan wants to where it wants them: the chunks that hold some, each once, verified.
+"""A load plan's reads -> filled tensors. Each chunk that holds wanted bytes is read once, verified, for ``reader``.
 
-A chunk that lies whole in one tensor's memory is received straight into it. Anything else goes through a buffer: edges
-of shards, tensors on other devices, of other types, or cut along an inner dimension.
+Bytes go straight into a tensor's memory, or first into a buffer for tensors on other devices, of other types, or cut
+along an inner dimension.
 """
 
 from __future__ import annotations
@@ -14,50 +14,48 @@ from math import prod
 import torch
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
 
-from deepvm.checkpoint.buffers.staging import view_of
 from deepvm.checkpoint.dcp.metadata import Shard
-from deepvm.checkpoint.restore.chunk_reader import READERS
+from deepvm.checkpoint.restore.chunk_reader import Part, StoreSource
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest, Store, chunk_count
 from deepvm.store.chunk_reads import for_each_chunk
 
 
 class Read:
-    """A part of a shard on its way into a tensor. ``start`` and ``end`` are where its rows lie in the file."""
+    """A part of a shard that goes into a tensor. ``start`` and ``end`` are where its rows lie in the file."""
 
     def __init__(self, item: ReadItem, shard: Shard, tensor: torch.Tensor) -> None:
         self.item, self.tensor = item, tensor
         self._shard, self._lengths = shard, tuple(item.lengths)
         if tuple(tensor.shape) != self._lengths:
-            raise CheckpointError(f"{item.dest_index.fqn} wants {tuple(tensor.shape)}, the plan has {self._lengths}")
+            raise CheckpointError(f"{item.dest_index.fqn} has {tuple(tensor.shape)}, the plan {self._lengths}")
         inner, sizes = self._lengths[1:], shard.sizes
         row_bytes = prod(sizes[1:]) * shard.dtype.itemsize
         first, rows = (item.storage_offsets[0], self._lengths[0]) if sizes else (0, 1)
         self.start = shard.entry.offset + first * row_bytes
         self.end = self.start + rows * row_bytes
-        whole_rows = inner == sizes[1:]
         plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        self._in_place = whole_rows and plain and tensor.dtype == shard.dtype
+        self._in_place = inner == sizes[1:] and plain and tensor.dtype == shard.dtype
         self._buffer: torch.Tensor | None = None
-        self.missing = 0  # chunks that are still to come
+        self.chunks_missing = 0
 
     def chunks(self, chunk_bytes: int) -> range:
         if self.start == self.end or not self.tensor.numel():
             return range(0)
         return range(self.start // chunk_bytes, chunk_count(self.end, chunk_bytes))
 
-    def view(self, offset: int, length: int) -> memoryview:
-        """The memory for a part of the file that is all within this read."""
-        if self._in_place:
-            address = self.tensor.data_ptr()
-        else:
+    def part(self, offset: int, length: int) -> Part:
+        """Return which bytes of a chunk go into this read, and where."""
+        begin, end = max(offset, self.start), min(offset + length, self.end)
+        target = self.tensor
+        if not self._in_place:
             if self._buffer is None:
                 self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8)
-            address = self._buffer.data_ptr()
-        return view_of(address + offset - self.start, length)
+            target = self._buffer
+        return begin, end - begin, target.data_ptr() + begin - self.start
 
     def finish(self) -> None:
-        """Everything has arrived."""
+        """Copy the buffer, if there is one, into the tensor once all chunks have arrived."""
         if self._buffer is None:
             return
         rows = self._buffer.view(self._shard.dtype)
@@ -70,43 +68,27 @@ class Read:
 
 
 def read_all(store: Store, manifest: Manifest, reads: Sequence[Read], planner: LoadPlanner) -> int:
-    """Fill all tensors; returns the bytes that came from the store."""
+    """Fill all tensors; returns the number of bytes read from the store."""
     by_chunk: dict[int, list[Read]] = defaultdict(list)
     for read in reads:
         chunks = read.chunks(manifest.chunk_bytes)
-        read.missing = len(chunks)
+        read.chunks_missing = len(chunks)
         for chunk in chunks:
             by_chunk[chunk].append(read)
         if not chunks:
             planner.commit_tensor(read.item, read.tensor)
-    lock = threading.Lock()
+    lock, source = threading.Lock(), StoreSource(store)
 
-    def fetch(chunk: int, buffer: memoryview) -> None:
-        offset, length = manifest.span(chunk)
-        wanted = by_chunk[chunk]
+    def fetch(chunk: int, _: memoryview) -> None:
+        with lock:  # a read may have to make its buffer
+            parts = [read.part(*manifest.span(chunk)) for read in by_chunk[chunk]]
+        source.read(manifest, chunk, parts)
         with lock:
-            straight = next((r for r in wanted if r.start <= offset and offset + length <= r.end), None)
-            view = buffer if straight is None else straight.view(offset, length)
-        store.read_chunk(manifest, chunk, view)
-        for read in wanted:
-            if read is not straight:
-                _copy_part(read, view, offset, lock)
-        with lock:
-            done = []
-            for read in wanted:
-                read.missing -= 1
-                if not read.missing:
-                    done.append(read)
-            for read in done:
-                read.finish()
-                planner.commit_tensor(read.item, read.tensor)
+            for read in by_chunk[chunk]:
+                read.chunks_missing -= 1
+                if not read.chunks_missing:
+                    read.finish()
+                    planner.commit_tensor(read.item, read.tensor)
 
-    for_each_chunk(manifest, fetch, threads=store.parallel_reads or READERS, chunks=sorted(by_chunk))
+    for_each_chunk(manifest, fetch, threads=source.readers, chunks=sorted(by_chunk))
     return sum(manifest.span(chunk)[1] for chunk in by_chunk)
-
-
-def _copy_part(read: Read, chunk: memoryview, offset: int, lock: threading.Lock) -> None:
-    begin, end = max(offset, read.start), min(offset + len(chunk), read.end)
-    with lock:  # it may have to make its buffer
-        target = read.view(begin, end - begin)
-    target[:] = chunk[begin - offset : end - offset]

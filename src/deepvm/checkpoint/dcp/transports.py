@@ -1,70 +1,43 @@
-"""The two ways of a rank's bytes into a store: memory nodes, which all ranks reach; or any store, from one process."""
+"""One rank's bytes -> a store: memory nodes, which all ranks reach; or any store, from one process. For ``writer``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any, TypeAlias
 
 from deepvm.checkpoint.dcp.file_plan import RankShare
 from deepvm.checkpoint.dcp.rank_region import Region, RegionSegment
 from deepvm.checkpoint.save.memory_transfer import MemoryTransfer, TransferResult
-from deepvm.checkpoint.save.sender_threads import Base
-from deepvm.checkpoint.state.chunk_map import ChunkMap
-from deepvm.checkpoint.state.layout import Layout
+from deepvm.checkpoint.save.sender_threads import Base, Upload
 from deepvm.errors import StoreError
-from deepvm.store.base import Manifest, Store, Writer
+from deepvm.store.base import Manifest, Store
 from deepvm.store.memory.store import MemoryStore
 
 
-class Transport(Protocol):
-    def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
-        """Bring this rank's region to the store. Nothing becomes visible."""
-        ...
-
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        """Send the header, wait until all ranks' bytes are there, and make the checkpoint exist."""
-        ...
-
-    def abort(self) -> None:
-        """Leave nothing behind. Never raises."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
-    nodes = store.memory_nodes()
-    if nodes is None:
-        return _IntoStore(store, run, share)
-    nodes.session = share.session
-    return _IntoNodes(nodes, run, share, deadline_s)
-
-
-class _IntoNodes:
+class NodeTransport:
     def __init__(self, store: MemoryStore, run: str, share: RankShare, deadline_s: float) -> None:
         self._store, self._run, self._share, self._deadline_s = store, run, share, deadline_s
 
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
+        """Send this rank's region. Nothing becomes visible."""
         with self._transfer() as transfer:
             ends = time.monotonic() + self._deadline_s
-            return self._send(transfer, segments, base, ends, offering=base is None)
+            return self._send(transfer, segments, base, ends, offering=base is None)[1]
 
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        share, ends = self._share, time.monotonic() + self._deadline_s
+    def commit(self, header: RegionSegment, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        """Send the header, wait until all ranks' bytes have arrived, and publish the checkpoint."""
+        ends = time.monotonic() + self._deadline_s
         with self._transfer() as transfer:
-            sent = self._send(transfer, [header], None, ends)
-            gone = sorted({*down, *sent.nodes_down})
-            transfer.commit(ChunkMap(layout, share.chunk_bytes), share.step, facts, gone, ends)
+            upload, sent = self._send(transfer, [header], None, ends, offering=False)
+            transfer.commit(upload, facts, sorted({*down, *sent.nodes_down}), ends)
 
     def abort(self) -> None:
+        """Leave nothing behind. Never raises."""
         with suppress(StoreError), self._transfer() as transfer:
-            transfer.block_bytes()  # which connects
+            transfer.prepare()  # connects
             transfer.abort(self._share.step)
-
-    def close(self) -> None:
-        self._store.close()
 
     def _send(
         self,
@@ -73,29 +46,27 @@ class _IntoNodes:
         base: Base | None,
         ends: float,
         *,
-        offering: bool = False,
-    ) -> TransferResult:
+        offering: bool,
+    ) -> tuple[Upload, TransferResult]:
         share = self._share
         region = Region(share.size_bytes, share.chunk_bytes, segments, self._store.replicas)
-        return transfer.send(
-            region, region.chunks, share.step, share.size_bytes, share.chunk_bytes,
-            layout=share.fingerprint, base=base, ends=ends, offering=offering,
+        upload = Upload(
+            source=region, step=share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes,
+            layout=share.fingerprint, base=base, offering=offering,
         )  # fmt: skip
+        return upload, transfer.send(upload, region.chunks, ends)
 
-    @contextmanager
-    def _transfer(self) -> Iterator[MemoryTransfer]:
-        transfer = MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size)
-        try:
-            yield transfer
-        finally:
-            transfer.close()
+    def _transfer(self) -> closing[MemoryTransfer]:
+        return closing(MemoryTransfer(self._store, self._run, self._share.rank, self._share.world_size))
 
 
-class _IntoStore:
+class StoreTransport:
+    """The same methods, for one process and any store."""
+
     def __init__(self, store: Store, run: str, share: RankShare) -> None:
-        self._store, self._run, self._share = store, run, share
+        self._run, self._share = run, share
         self._digests: dict[int, int] = {}
-        self._writer: Writer = store.writer(run, share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes)
+        self._writer = store.writer(run, share.step, size_bytes=share.size_bytes, chunk_bytes=share.chunk_bytes)
 
     def send(self, segments: Sequence[RegionSegment], base: Base | None) -> TransferResult:
         del base
@@ -106,8 +77,8 @@ class _IntoStore:
             region.sent(chunk)
         return TransferResult(digests=[])
 
-    def commit(self, header: RegionSegment, layout: Layout, facts: Mapping[str, Any], down: Collection[str]) -> None:
-        del layout, down
+    def commit(self, header: RegionSegment, facts: Mapping[str, Any], down: Collection[str]) -> None:
+        del down
         self.send([header], None)
         manifest = Manifest(
             run=self._run,
@@ -123,5 +94,13 @@ class _IntoStore:
     def abort(self) -> None:
         self._writer.abort()
 
-    def close(self) -> None:
-        self._store.close()
+
+Transport: TypeAlias = NodeTransport | StoreTransport
+
+
+def open_transport(store: Store, run: str, share: RankShare, deadline_s: float) -> Transport:
+    nodes = store.memory_nodes()
+    if nodes is None:
+        return StoreTransport(store, run, share)
+    nodes.session = share.session
+    return NodeTransport(nodes, run, share, deadline_s)

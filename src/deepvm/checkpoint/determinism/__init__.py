@@ -1,1 +1,1 @@
-"""Everything beside the state that makes a resumed step the same step."""
+"""All that a step's result depends on beside the user's state: recorded by a save, set and compared by a restore."""

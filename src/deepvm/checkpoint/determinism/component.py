@@ -1,7 +1,6 @@
-"""What makes the next step the same step, beside the user's own state: a component that is saved with every checkpoint.
+"""Generators, environment and kinds of state <-> a component that every checkpoint holds.
 
-It names the generators, the circumstances and every piece of state; after a restore it sets the generators, and tells
-why a run that goes on from here would drift.
+After a restore it sets the generators, and returns the reasons why the run would drift.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from torch.utils.data import DataLoader
 from deepvm.checkpoint.determinism import rng_state, run_environment
 from deepvm.checkpoint.determinism.draws import Draws
 from deepvm.checkpoint.determinism.first_iterator import FirstIterators, is_loader
-from deepvm.checkpoint.determinism.forgotten import Forgotten
+from deepvm.checkpoint.determinism.untracked import Untracked
 from deepvm.checkpoint.state.owners import inner_optimizer
 from deepvm.errors import CheckpointError, Corrupt
 
@@ -33,80 +32,83 @@ class Determinism:
     def __init__(
         self, state: Mapping[str, Any], rank: int, world_size: int, positions: Mapping[str, str] | None = None
     ) -> None:
-        """``positions`` are loaders whose position somebody else keeps, and who."""
+        """``positions`` are loaders whose position is kept elsewhere, and where."""
         self._state, self._rank, self._world_size = state, rank, world_size
         self._positions = dict(positions or {})
-        self._forgotten, self._draws = Forgotten(state), Draws(state)
-        self._told: set[str] = set()  # what of it was logged
-        self._taken: dict[str, Any] = {}  # for the manifest
-        self._saved: Mapping[str, Any] | None = None
+        self._untracked, self._draws = Untracked(state), Draws(state)
+        self._logged: set[str] = set()
+        self._captured: dict[str, Any] = {}  # by the last save
+        self._saved: Mapping[str, Any] | None = None  # in the checkpoint that was restored
         self._first_iterators = FirstIterators({}, list)
         self._loaders_outside: int | None = None
 
     # --- saving -------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        pieces, found = kinds(self._state), rng_state.take()
-        circumstances_now = run_environment.take(self._world_size)
-        forgotten = self._forgotten.sentences()
-        for sentence in forgotten:
-            if sentence not in self._told:
-                self._told.add(sentence)
+        untracked = self._untracked.sentences()
+        for sentence in untracked:
+            if sentence not in self._logged:
+                self._logged.add(sentence)
                 log.warning("%s: give it to the Checkpointer", sentence)
-        self._taken = {"pieces": pieces, "circumstances": circumstances_now, "generators": rng_state.names(found)}
-        return {
+        captured: dict[str, Any] = {
             "version": VERSION,
             "rank": self._rank,
-            "pieces": pieces,
-            "circumstances": circumstances_now,
-            "generators": found,
-            "forgotten": forgotten,
+            "pieces": kinds(self._state),
+            "circumstances": run_environment.take(self._world_size),
+            "generators": rng_state.take(),
+            "forgotten": untracked,
             "draws": self._draws.typical(),
         }
+        names = rng_state.names(captured["generators"])  # not their state, which would stay on the trainer's heap
+        self._captured = {**captured, "generators": names}
+        return captured
 
     def facts(self) -> dict[str, Any]:
-        """The newest that was taken, for people to read in the manifest. For the thread that sends it."""
-        taken = self._taken
-        pieces = taken["pieces"]
-        if self._loaders_outside is None:  # once: it looks at every object there is
+        """Return what the last save captured, as people read it in the manifest. For the sending thread."""
+        captured = self._captured
+        pieces = captured["pieces"]
+        if self._loaders_outside is None:  # once: it visits every object of the process
             elsewhere = self._positions or "loader" in pieces.values()
-            self._loaders_outside = 0 if elsewhere else _living_loaders()
+            self._loaders_outside = 0 if elsewhere else _count_loaders()
         return {
-            **taken["circumstances"],
+            **captured["circumstances"],
             "state": sorted(pieces),
             "loaders": [name for name, kind in pieces.items() if kind == "loader"],
             "loaders_outside": self._loaders_outside,
             "positions": self._positions,
-            "generators": taken["generators"],
+            "generators": captured["generators"],
         }
 
     # --- restoring ----------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        """Before a restore: a checkpoint may have nothing for this component."""
+        """Forget the last restore: the next checkpoint may have nothing for this component."""
         self._saved = None
         self.settle()
 
     def check_state_dict(self, saved: Any) -> None:
         if isinstance(saved, Mapping) and saved.get("version") != VERSION:
-            return  # of another version, and left alone
+            return  # ``load_state_dict`` ignores it
         for name, kind in _SAVED.items():
             if not isinstance(saved, Mapping) or not isinstance(saved.get(name), kind):
-                raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a {kind.__name__}")
+                raise Corrupt(f"the saved generators and environment cannot be read: {name} is not a {kind.__name__}")
         for name, texts in (("forgotten", saved), ("devices", saved["circumstances"])):
-            if not _are_texts(texts.get(name, [])):
-                raise Corrupt(f"the saved generators and circumstances cannot be read: {name} is not a list of texts")
+            found = texts.get(name, [])
+            if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+                raise Corrupt(f"the saved generators and environment cannot be read: {name} is not a list of texts")
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         self.check_state_dict(saved)
         self._saved = saved if saved.get("version") == VERSION else None
 
     def resume(self, facts: Mapping[str, Any]) -> tuple[str, ...]:
-        """Once everything else is loaded: set the generators; the reasons why this run would drift."""
+        """Set the generators, once everything else is loaded. Returns the reasons why this run would drift."""
         if self._saved is None:
             return ("the checkpoint has no random generators: it was saved by another version of deepvm",)
-        then = self._saved["circumstances"]
-        reasons = run_environment.differences(then, run_environment.take(self._world_size, with_cuda=_had_cuda(then)))
+        before = self._saved["circumstances"]
+        had_cuda = any(str(device).startswith("cuda") for device in before.get("devices", ()))
+        now = run_environment.take(self._world_size, with_cuda=had_cuda and torch.cuda.is_available())
+        reasons = run_environment.differences(before, now)
         reasons += _missing(self._saved["pieces"], kinds(self._state), {} if self._positions else facts)
         reasons += self._saved.get("forgotten", [])
         reasons += self._put()
@@ -116,11 +118,11 @@ class Determinism:
         return tuple(reasons)
 
     def stepped(self) -> list[str]:
-        """A step is finished: why the run that was restored has drifted in it."""
+        """Return why the step that has just finished has drifted from the restored run."""
         return self._draws.stepped()
 
     def close(self) -> None:
-        self._forgotten.close()
+        self._untracked.close()
 
     def restore_generators(self) -> None:
         if self._saved is None:
@@ -128,11 +130,11 @@ class Determinism:
         self._put()
 
     def settle(self) -> None:
-        """Training goes on: iterators that are made from now on are new to the run."""
-        self._first_iterators.forget()
+        """Treat iterators that are created from now on as new: training continues."""
+        self._first_iterators.unhook()
 
     def _put(self) -> list[str]:
-        assert self._saved is not None  # noqa: S101 - asked before
+        assert self._saved is not None  # noqa: S101 - callers check it
         saved, of_rank = self._saved["generators"], self._saved["rank"]
         try:
             if of_rank == self._rank:
@@ -144,7 +146,7 @@ class Determinism:
 
 
 def kinds(state: Mapping[str, Any]) -> dict[str, str]:
-    """What kind of thing each piece of a state is."""
+    """Return the kind of each component of a state."""
     return {name: _kind(component) for name, component in state.items()}
 
 
@@ -160,33 +162,24 @@ def _kind(component: Any) -> str:
     return "loader" if is_loader(component) else "values"
 
 
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
-
-
-def _had_cuda(then: Mapping[str, Any]) -> bool:
-    return torch.cuda.is_available() and any(str(device).startswith("cuda") for device in then.get("devices", ()))
-
-
 def _missing(saved: Mapping[str, str], now: Mapping[str, str], facts: Mapping[str, Any]) -> list[str]:
     reasons = [
-        f"the checkpoint has the state of {name} ({kind}), which is not among the state here: it begins anew"
+        f"the checkpoint has the state of {name} ({kind}), which the Checkpointer does not have: it begins anew"
         for name, kind in saved.items()
         if name not in now
     ]
     if facts.get("loaders_outside") and "loader" not in saved.values():
         reasons.append(
-            "a DataLoader was in use, whose position is not in the checkpoint: where training reads from it, its data "
-            'begins anew; give deepvm.resumable(loader), or positions={"loader": "kept by ..."} where somebody else '
-            "keeps it"
+            "a DataLoader was in use, whose position is not in the checkpoint: if training reads from it, its data "
+            'begins anew; give deepvm.resumable(loader), or positions={"loader": "kept by ..."} if it is kept elsewhere'
         )
     return reasons
 
 
-def _living_loaders() -> int:
-    """How many DataLoaders this process has, wherever they are."""
+def _count_loaders() -> int:
+    """Count the DataLoaders of this process."""
     classes: list[Any] = [DataLoader]
-    for known in classes:  # it grows while it is walked
+    for known in classes:  # it grows during the loop
         classes += [sub for sub in known.__subclasses__() if sub not in classes]
     loaders = set(classes)
     return sum(type(found) in loaders for found in gc.get_referrers(*classes))  # one walk over the heap for all classes

@@ -1,6 +1,7 @@
-"""How much a step draws from the generators, and takes from the loaders: to notice code that fetches a batch ahead.
+"""Generators and loaders before and after each step -> how much a step draws, to notice code that fetches ahead.
 
-Such a batch was drawn before the save and used after it; a resumed run draws another one first.
+A batch that was fetched ahead was drawn before the save and used after it; a resumed run draws another one first.
+``component`` saves the typical counts and compares the first step after a restore with them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 
 WORDS = 624  # of a Mersenne Twister, which all three generators are
-INTERVALS = 12  # steps of a process that are counted; the first is not typical
-MOST_BLOCKS = 200  # of words that a step may draw and be counted
+COUNTED_STEPS = 12  # of a process; the first is not typical
+MOST_BLOCKS = 200  # of words that a step may draw and still be counted
 
 _Position = tuple[Any, int]
 
@@ -29,23 +30,22 @@ class Draws:
         self._expected: Mapping[str, int] = {}
 
     def restored(self, typical: Mapping[str, Any]) -> None:
-        """The run continues from a checkpoint whose steps drew so much."""
+        """Continue from a checkpoint, with the typical counts of its steps."""
         self._expected = {name: n for name, n in typical.items() if type(n) is int and n > 0}
         self._before, self._counts = _positions(self._loaders), []
 
     def stepped(self) -> list[str]:
-        """A step is finished; after the first one since a restore, why the run has drifted."""
+        """Count the draws of a step. After the first one since a restore, return why the run has drifted."""
         if self._before is None:
             return []
         now = _positions(self._loaders)
         found = {name: _between(self._before[name], at) if name in self._before else None for name, at in now.items()}
         self._counts.append(found)
-        self._before = now if len(self._counts) < INTERVALS else None
+        self._before = now if len(self._counts) < COUNTED_STEPS else None
         return self._compare(found) if len(self._counts) == 1 else []
 
     def typical(self) -> dict[str, int]:
-        """What most steps draw and take, whatever the others do, which evaluate; nothing of what differs from step to
-        step."""
+        """Return what most steps draw, without the counts that differ from step to step; a few steps may evaluate."""
         steady: dict[str, int] = {}
         counted = self._counts[1:]
         for name in counted[0] if len(counted) > 1 else ():
@@ -55,7 +55,7 @@ class Draws:
         return steady
 
     def _compare(self, found: Mapping[str, int | None]) -> list[str]:
-        """More than a step draws, but not more than two do: an evaluation draws other amounts."""
+        """Find counts of more than one step but at most two: an evaluation draws other amounts."""
         reasons = []
         for name, expected in self._expected.items():
             count = found.get(name)
@@ -85,7 +85,7 @@ def _positions(loaders: Mapping[str, Any]) -> dict[str, _Position]:
 
 
 def _between(before: _Position, after: _Position) -> int | None:
-    """How many words were drawn; None where the generator was set to something else, or they are too many."""
+    """Count the words that were drawn; None if the generator was set to another state, or they are too many."""
     key, at = before
     wanted, end = after
     if key is None:

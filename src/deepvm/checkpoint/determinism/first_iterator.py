@@ -1,7 +1,7 @@
-"""A loader's first iterator after a restore: making it must leave the generators as they were when the state was saved.
+"""The loaders of a restored state -> the same, whose first iterator leaves the generators as they were saved.
 
-torch's loaders draw a seed for their workers when an iterator is made. The run that was saved in the middle of an epoch
-made its iterator long before; a resumed one makes it again, and would be one draw ahead from then on.
+torch's loaders draw a seed for their workers when an iterator is created. A run that was saved in the middle of an
+epoch had drawn it before; a resumed run draws it again, and would be one draw ahead from then on.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Sampler
 
 from deepvm.checkpoint.determinism import rng_state
 
-_MAKE = "_get_iterator"  # how torch's DataLoader and torchdata's StatefulDataLoader make theirs
+_MAKE = "_get_iterator"  # creates the iterators of torch's DataLoader and torchdata's StatefulDataLoader
 
 
 def is_loader(component: Any) -> bool:
-    """Whether a component tells where in its data a run is."""
+    """True if a component keeps the position in its data."""
     if isinstance(component, torch.nn.Module | torch.Tensor | Mapping | list | tuple | str):
         return False
     return isinstance(component, DataLoader | Sampler) or (
@@ -27,23 +27,24 @@ def is_loader(component: Any) -> bool:
 
 
 class FirstIterators:
-    """Sets the generators again, once, right after a loader among the components has made its first iterator."""
+    """Calls ``put``, which sets the generators, once: right after a loader among the components has created its first
+    iterator."""
 
     def __init__(self, components: Mapping[str, Any], put: Callable[[], object]) -> None:
         self._put = put
-        self._waiting: list[Any] = []
+        self._hooked: list[Any] = []
         for component in components.values():
             if is_loader(component) and callable(getattr(component, _MAKE, None)):
-                self._wait_for(component)
+                self._hook(component)
 
-    def _wait_for(self, loader: Any) -> None:
+    def _hook(self, loader: Any) -> None:
         make = getattr(loader, _MAKE)
 
         def make_first() -> Any:
-            self.forget()  # the first one that is asked for is the one that goes on
+            self.unhook()  # the first iterator is the one that continues
             before = rng_state.take()
             iterator = make()
-            # One that was at its end when it was saved makes way for a new one at once, as it did in the saved run
+            # One that was saved at its end is replaced by a new one at once, as in the saved run
             if getattr(iterator, "_finished", False):
                 rng_state.put(before)
             else:
@@ -51,10 +52,10 @@ class FirstIterators:
             return iterator
 
         setattr(loader, _MAKE, make_first)
-        self._waiting.append(loader)
+        self._hooked.append(loader)
 
-    def forget(self) -> None:
-        """Leave the loaders as they were: training goes on, and iterators that come now are new to the run."""
-        for loader in self._waiting:
+    def unhook(self) -> None:
+        """Leave the loaders as they were: iterators that are created from now on are new."""
+        for loader in self._hooked:
             loader.__dict__.pop(_MAKE, None)
-        self._waiting = []
+        self._hooked = []

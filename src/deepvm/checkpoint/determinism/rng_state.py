@@ -1,6 +1,6 @@
-"""The random generators of this process: taken with every checkpoint, and set again by a restore.
+"""The random generators of this process <-> plain values that a checkpoint holds, for ``component``.
 
-They are kept as plain bytes, not as tensors: every rank has its own, and tensors are what all ranks have in common.
+They are kept as bytes, not as tensors: each rank has its own generators, and tensors are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PYTHON_VERSION = 3  # of random.getstate()
 
 
 def take() -> dict[str, Any]:
-    """The state of every generator that is in use. NumPy's and CUDA's are, once somebody has loaded them."""
+    """Return the state of every generator in use: NumPy's and CUDA's only once they are loaded."""
     version, words, gauss = random.getstate()
     found: dict[str, Any] = {
         "python": {"version": version, "words": _PYTHON.pack(*words), "gauss": gauss},
@@ -36,21 +36,21 @@ def take() -> dict[str, Any]:
 
 
 def cuda_in_use() -> bool:
-    """Without starting it."""
+    """True if CUDA was started; does not start it."""
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def put(saved: Saved) -> list[str]:
-    """Set every generator to what was saved; what could not be set, and why."""
+    """Set every generator. Returns what could not be set, and why."""
     problems: list[str] = []
     python = saved["python"]
     if python["version"] == _PYTHON_VERSION:
         random.setstate((_PYTHON_VERSION, _PYTHON.unpack(python["words"]), python["gauss"]))
     else:
-        problems.append(f"Python's generator is of version {python['version']}, here it is {_PYTHON_VERSION}")
+        problems.append(f"Python's generator was saved with version {python['version']}, not {_PYTHON_VERSION}")
     try:
         torch.set_rng_state(_tensor_of(saved["torch"]))
-    except (RuntimeError, TypeError) as error:  # another version of torch may keep another state
+    except (RuntimeError, TypeError) as error:  # the state of another torch version may differ
         problems.append(f"torch's generator cannot be set: {error}")
     if "numpy" in saved:
         problems += _put_numpy(saved["numpy"])
@@ -59,20 +59,23 @@ def put(saved: Saved) -> list[str]:
     return problems
 
 
-def derive(saved: Saved, rank: int) -> int:
-    """Seed the generators of a rank that the checkpoint has none for, from those of one that it has; the seed."""
+def derive(saved: Saved, rank: int) -> None:
+    """Seed the generators of a rank that is not in the checkpoint from those of one that is."""
     seed = xxhash.xxh3_64_intdigest(saved["torch"], seed=rank)
+    seed_all(seed, with_numpy="numpy" in saved or "numpy.random" in sys.modules)
+
+
+def seed_all(seed: int, *, with_numpy: bool) -> None:
     random.seed(seed)
-    torch.manual_seed(seed)  # CUDA's, too
-    if "numpy" in saved or "numpy.random" in sys.modules:
+    torch.manual_seed(seed)  # CUDA's, too, at once or when it starts
+    if with_numpy:
         import numpy.random
 
         numpy.random.seed(seed % 2**32)
-    return seed
 
 
 def names(saved: Saved) -> list[str]:
-    """The generators that are among a saved state."""
+    """Return the names of the saved generators."""
     devices = [f"cuda:{i}" for i in range(len(saved.get("cuda", [])))]
     return [name for name in ("python", "numpy", "torch") if name in saved] + devices
 
@@ -104,7 +107,7 @@ def _put_cuda(saved: list[bytes]) -> list[str]:
 
 
 def _without_arrays(value: Any) -> Any:
-    """NumPy's description of a generator, with arrays as their type and bytes."""
+    """Return NumPy's description of a generator with arrays as their type and bytes."""
     if isinstance(value, dict):
         return {key: _without_arrays(item) for key, item in value.items()}
     if hasattr(value, "tobytes") and hasattr(value, "dtype"):

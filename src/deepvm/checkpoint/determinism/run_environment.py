@@ -1,12 +1,11 @@
-"""What a step's result depends on beside the state: versions, threads, flags, devices, the number of ranks.
+"""Versions, threads, flags, devices and ranks -> plain values in every checkpoint, and sentences on what has changed.
 
-They are named in every checkpoint, and a restore that finds others says so: the run goes on, but not bit for bit.
+If one differs after a restore, the run continues, but not bit for bit; ``component`` reports it.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -16,7 +15,7 @@ import torch
 
 from deepvm.checkpoint.determinism import rng_state
 
-# What follows where it is another one than when the checkpoint was saved
+# What follows if a value has changed since the checkpoint was saved
 _CONSEQUENCES = {
     "world_size": "batches, sums over ranks and generators are not those of the saved run",
     "threads": "sums are added up in another order; torch.set_num_threads({saved})",
@@ -33,7 +32,7 @@ _CONSEQUENCES = {
     "matmul_precision": "products round in another way; torch.set_float32_matmul_precision({saved!r})",
     "default_dtype": "new tensors have another type; torch.set_default_dtype({saved})",
 }
-_SPOKEN = {
+_LABELS = {
     "world_size": "the number of ranks",
     "threads": "the number of threads",
     "interop_threads": "the number of interop threads",
@@ -45,58 +44,51 @@ _SPOKEN = {
 
 
 def take(world_size: int, *, with_cuda: bool | None = None) -> dict[str, Any]:
-    """All of them, as plain values; costs some microseconds. GPUs are asked for their names where they are in use, or
-    ``with_cuda`` says so."""
+    """Return all values; takes some microseconds. GPUs are included if they are in use, or if ``with_cuda``."""
     return {
         "world_size": world_size,
         "threads": torch.get_num_threads(),
         "interop_threads": torch.get_num_interop_threads(),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "torch": str(torch.__version__),
-        "python": _python(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "numpy": getattr(sys.modules.get("numpy"), "__version__", None),
         "devices": list(_devices(rng_state.cuda_in_use() if with_cuda is None else with_cuda)),
         "deterministic": ("off", "warn", "on")[torch.get_deterministic_debug_mode()],
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_tf32": _asked(lambda: torch.backends.cudnn.allow_tf32),
-        "matmul_precision": _asked(torch.get_float32_matmul_precision),
+        "cudnn_tf32": _flag(lambda: torch.backends.cudnn.allow_tf32),
+        "matmul_precision": _flag(torch.get_float32_matmul_precision),
         "default_dtype": str(torch.get_default_dtype()),
     }
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A sentence for each circumstance that is another one now."""
+    """Return a sentence for each value that has changed."""
     found = []
     for name, consequence in _CONSEQUENCES.items():
         if name not in saved or name not in now or saved[name] == now[name]:
             continue
         if name == "numpy" and None in (saved[name], now[name]):
-            continue  # not loaded at one of the times: that tells nothing
+            continue  # NumPy was not loaded at one of the times
         before, after = (_shown(values[name]) for values in (saved, now))
-        told = consequence.format(saved=saved[name])
-        found.append(f"{_SPOKEN.get(name, name)} was {before} and is {after}: {told}")
+        found.append(f"{_LABELS.get(name, name)} was {before} and is {after}: {consequence.format(saved=saved[name])}")
     return found
 
 
 @cache
-def _python() -> str:
-    return ".".join(platform.python_version_tuple()[:2])
-
-
-@cache
 def _devices(with_cuda: bool) -> tuple[str, ...]:
-    """The processors' names. CUDA is asked once the trainer uses it, and not started for that."""
+    """Return the processors' names."""
     processor = f"cpu {torch.backends.cpu.get_cpu_capability()}"
     if not with_cuda:
         return (processor,)
     return (processor, *(f"cuda {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())))
 
 
-def _asked(question: Callable[[], Any]) -> Any:
+def _flag(read: Callable[[], Any]) -> Any:
     try:
-        return question()
-    except RuntimeError:  # torch refuses to answer where its old and its new flags were mixed
+        return read()
+    except RuntimeError:  # torch raises if its old and its new flags were mixed
         return "mixed"
 
 

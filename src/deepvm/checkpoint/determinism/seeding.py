@@ -1,17 +1,16 @@
-"""Everything that makes a run repeatable, set by one call that says what it could not set."""
+"""A seed -> a repeatable process: generators, flags and threads set, and a report of what could not be set."""
 
 from __future__ import annotations
 
 import os
-import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from deepvm.checkpoint.determinism.rng_state import cuda_in_use
+from deepvm.checkpoint.determinism.rng_state import cuda_in_use, seed_all
 from deepvm.errors import UsageError
 
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
@@ -21,7 +20,7 @@ MOST = 2**32  # NumPy's seeds are smaller
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeterminismReport:
-    """What ``deterministic`` has set, and what it could not. Print it."""
+    """What ``deterministic`` has set and what it could not. Print it."""
 
     seed: int
     threads: int
@@ -29,14 +28,14 @@ class DeterminismReport:
     not_done: tuple[str, ...]
 
     def generator(self, number: int = 0) -> torch.Generator:
-        """A generator of its own for a loader or a sampler: ``DataLoader(..., generator=made.generator())``."""
+        """Return a separate generator for a loader or a sampler: ``DataLoader(..., generator=made.generator())``."""
         return torch.Generator().manual_seed(self.seed + number)
 
-    @property
-    def worker_init(self) -> Callable[[int], None]:
-        """For ``DataLoader(worker_init_fn=...)``: the flags in workers that are started anew, not forked. Their
-        generators are seeded by torch."""
-        return _init_worker
+    @staticmethod
+    def worker_init(worker_id: int) -> None:  # noqa: ARG004
+        """For ``DataLoader(worker_init_fn=...)``: sets the flags in workers that are spawned, not forked. torch seeds
+        their generators."""
+        _choose_kernels([])
 
     def __str__(self) -> str:
         rows = [f"seed {self.seed}"]
@@ -48,35 +47,29 @@ class DeterminismReport:
 def deterministic(seed: int, *, threads: int | None = None) -> DeterminismReport:
     """Make this process repeatable: generators, torch's and CUDA's flags, the number of threads.
 
-    The same call with the same seed, on the same kind of machine, with as many ranks and threads and the same versions,
-    gives the same run. Call it first, before the model is made and before CUDA is used. ``threads`` is the number of
-    torch's threads; those that it has now are kept where it is not given. For other random numbers on each rank
-    (dropout), give ``seed + rank``.
+    The same seed gives the same run on the same kind of machine, with the same numbers of ranks and threads and the
+    same versions. Call it first, before the model is created and before CUDA is used. ``threads`` is the number of
+    torch's threads (default: unchanged). For different random numbers on each rank (dropout), pass ``seed + rank``.
     """
     if not isinstance(seed, int) or not 0 <= seed < MOST:
         raise UsageError(f"a seed is a whole number from 0 to 2**32 - 1, not {seed!r}")
     if threads is not None and threads < 1:
-        raise UsageError(f"{threads} threads cannot compute anything: give 1 or more, or leave it out")
+        raise UsageError(f"{threads} threads cannot compute anything: pass 1 or more, or leave it out")
     done: list[str] = []
     not_done: list[str] = []
     _seed(seed, done, not_done)
     _choose_kernels(done)
     _set_cublas(done, not_done)
     _fix_threads(threads, done, not_done)
-    _look_at_hashes(_environment_at_start(), done, not_done)
+    _check_hash_seed(_environment_at_start(), done, not_done)
     return DeterminismReport(seed=seed, threads=torch.get_num_threads(), done=tuple(done), not_done=tuple(not_done))
 
 
 def _seed(seed: int, done: list[str], not_done: list[str]) -> None:
-    random.seed(seed)
-    torch.manual_seed(seed)  # every GPU's, too, at once or when CUDA starts
-    seeded = "Python, torch" + (", CUDA" if torch.cuda.is_available() else "")
-    if "numpy" in sys.modules:
-        import numpy.random  # comes by itself at its first use, and would be unseeded then
-
-        numpy.random.seed(seed)
-        seeded += ", NumPy"
-    else:
+    with_numpy = "numpy" in sys.modules  # it imports numpy.random at its first use
+    seed_all(seed, with_numpy=with_numpy)
+    seeded = "Python, torch" + (", CUDA" if torch.cuda.is_available() else "") + (", NumPy" if with_numpy else "")
+    if not with_numpy:
         not_done.append("NumPy's generator: numpy is not imported yet; numpy.random.seed(seed) when it is")
     done.append(f"generators: {seeded}")
 
@@ -118,26 +111,21 @@ def _fix_threads(threads: int | None, done: list[str], not_done: list[str]) -> N
         )
 
 
-def _look_at_hashes(environment: Mapping[str, str], done: list[str], not_done: list[str]) -> None:
+def _check_hash_seed(environment: Mapping[str, str], done: list[str], not_done: list[str]) -> None:
     found = environment.get("PYTHONHASHSEED")
     if found and found != "random":
-        done.append(f"PYTHONHASHSEED={found}, by whoever started Python")
+        done.append(f"PYTHONHASHSEED={found}, since Python was started")
     else:
         not_done.append(
-            "PYTHONHASHSEED: Python reads it when it starts; without it sets of strings are walked in another order in "
-            "every process. Start with PYTHONHASHSEED=0"
+            "PYTHONHASHSEED: Python reads it when it starts; without it the order of sets of strings differs between "
+            "processes. Start with PYTHONHASHSEED=0"
         )
 
 
 def _environment_at_start() -> dict[str, str]:
-    """os.environ may have been changed since."""
+    """Return the environment that Python was started with; os.environ may have changed since."""
     try:
         rows = Path("/proc/self/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:
         return dict(os.environ)
     return dict(row.partition("=")[::2] for row in rows if "=" in row)
-
-
-def _init_worker(worker_id: int) -> None:
-    del worker_id
-    _choose_kernels([])

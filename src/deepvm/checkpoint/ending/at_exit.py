@@ -1,4 +1,4 @@
-"""A normal end of the interpreter finishes the saves that are under way, also where a script never calls close().
+"""Finish the saves under way at a normal end of the interpreter, also if a script never calls close().
 
 It runs before Python waits for its threads: later, none can be started any more. ``os._exit`` and signals that end a
 process finish nothing.
@@ -22,10 +22,6 @@ log = logging.getLogger("deepvm.checkpoint")
 GIVE_WAY_S = 20.0  # how long a new Checkpointer waits for an older one of its run that was never closed
 
 
-class Closing(Protocol):
-    def close(self) -> None: ...
-
-
 class Finishing(Protocol):
     @property
     def place(self) -> tuple[str, str]:
@@ -33,7 +29,7 @@ class Finishing(Protocol):
         ...
 
     def give_way(self, stores: Sequence[object] = (), *, close: bool) -> None:
-        """Another one takes its place, with these stores: finish what is under way, or close."""
+        """Finish what is under way, or close: a newer one replaces it, with these stores."""
         ...
 
     def finish_at_exit(self, *, failed: str) -> None:
@@ -42,37 +38,38 @@ class Finishing(Protocol):
 
 
 _open: weakref.WeakSet[Finishing] = weakref.WeakSet()
-_pid: int | None = None  # of the process whose end is expected: a fork inherits handlers that are not its own
+_pid: int | None = None  # of the process that registered: a fork inherits handlers that are not its own
 
 
-def expect(checkpointer: Finishing) -> None:
-    """Finish this one, unless it is closed before."""
+def register(checkpointer: Finishing) -> None:
+    """Finish this one at exit, unless it is closed before."""
     global _open, _pid
     if _pid != os.getpid():
         _open, _pid = weakref.WeakSet(), os.getpid()
-        register = getattr(threading, "_register_atexit", atexit.register)
+        at_exit = getattr(threading, "_register_atexit", atexit.register)
         with suppress(RuntimeError):  # the end has begun already
-            register(_finish_all)
+            at_exit(_finish_all)
     _open.add(checkpointer)
 
 
-def forget(checkpointer: Finishing) -> None:
+def unregister(checkpointer: Finishing) -> None:
     _open.discard(checkpointer)
 
 
-class Older:
+class OlderCheckpointers:
     """Those of this process that are open and save the same run into the same store: a notebook's cell was run again.
-    They finish now what they have to save, so that the new one can restore it. They are closed once the new one
-    trains; one that only reads leaves them alone."""
+    A new one lets them finish, so that it can restore what they save, and closes them once it trains."""
 
     def __init__(self, place: tuple[str, str]) -> None:
         same = [one for one in list(_open) if one.place == place] if _pid == os.getpid() else []
         self._place, self._found = place, weakref.WeakSet(same)
-        for older in same:
+
+    def finish(self) -> None:
+        for older in list(self._found):
             older.give_way(close=False)
 
     def close(self, stores: Sequence[object]) -> None:
-        for older in list(self._found) if self._found else ():
+        for older in list(self._found):
             self._found.discard(older)
             if older in _open:
                 log.warning("a new Checkpointer of run %s in %s closes the older one, still open", *self._place)

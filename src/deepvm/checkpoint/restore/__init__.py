@@ -1,1 +1,1 @@
-"""A checkpoint from a store into the trainer's objects, at once or on demand."""
+"""A checkpoint in a store -> the trainer's objects, at once or lazily. ``checkpoint.restorer`` calls it."""

@@ -1,7 +1,8 @@
-"""The chunks of one checkpoint on their way from a store into memory: several at once, what is waited for first.
+"""A checkpoint's chunks in a store -> memory: several at once, in order of need, verified.
 
-Where one tensor, or memory set aside for the whole checkpoint, covers a chunk, it is received straight into it.
-Otherwise the chunk comes into a buffer that stays warm, and each tensor's part of it is copied once it is verified.
+``select`` reads whole checkpoints with it and ``lazy`` single parameters. A chunk that one tensor, or memory for the
+whole checkpoint, covers is received straight into it. Otherwise it is read into a buffer that each thread reuses, and
+its parts are copied once they are verified.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from deepvm.checkpoint.buffers.priority import lower_priority
 from deepvm.checkpoint.buffers.staging import Staging, copy_bytes, view_of
@@ -21,38 +22,25 @@ from deepvm.store.base import Manifest, Store
 from deepvm.store.chunk_reads import chunk_buffer
 from deepvm.store.chunks import verify_chunk
 
-READERS = 16  # of a store without a preference: object storage and network disks want many large reads at once
-MOMENT_S = 0.5  # what comes later than that keeps coming while the first forward computes
-HELD_S = 60.0  # how often a reader that is held looks up; whoever lets it go wakes it
-JOIN_S = 60.0  # a read has deadlines of its own, which are shorter
-_GIVEN_UP = "it was given up"
+READERS = 16  # of a store without a preference: object storage and network disks need many large reads at once
+MOMENT_S = 0.5  # chunks that need longer are read while the first forward computes
+PAUSE_S = 60.0  # the longest wait of a paused reader; ``resume`` wakes it
+JOIN_S = 60.0  # the deadlines of a read are shorter
 
 Part: TypeAlias = tuple[int, int, int]  # offset in the file, length, address in memory
-Place: TypeAlias = Callable[[int], Sequence[Part]]
-
-
-class ChunkSource(Protocol):
-    """Brings chunks into memory, verified."""
-
-    url: str
-    readers: int  # threads
-    in_memory: bool  # chunks are in memory already, and bringing one takes nothing but a core
-
-    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
-        """Bring a chunk to the places of its parts. Threads may share a source."""
-        ...
 
 
 class StoreSource:
-    """Chunks that are read from a store: straight into their place where one part covers the chunk."""
+    """Chunks in a store. Threads may share it."""
 
     in_memory = False
 
     def __init__(self, store: Store) -> None:
         self.url, self.readers, self._store = store.url, store.parallel_reads or READERS, store
-        self._of_thread = threading.local()  # its buffer, which stays warm
+        self._of_thread = threading.local()  # its buffer
 
-    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+    def read(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+        """Read a chunk to the addresses of its parts: directly if one part covers it."""
         offset, length = manifest.span(chunk)
         if len(parts) == 1 and parts[0][:2] == (offset, length):
             self._store.read_chunk(manifest, chunk, view_of(parts[0][2], length))
@@ -61,37 +49,41 @@ class StoreSource:
             self._of_thread.buffer = chunk_buffer(manifest)
         buffer = self._of_thread.buffer
         self._store.read_chunk(manifest, chunk, buffer[:length])
-        _scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
+        scatter(ctypes.addressof(ctypes.c_char.from_buffer(buffer)), offset, parts)
 
 
 class MappedSource:
-    """Chunks of a file that is mapped: each is verified, and copied to where it is not yet."""
+    """Chunks of a mapped file: each is verified, and copied if it belongs elsewhere."""
 
-    in_memory = True
+    in_memory = True  # reading takes nothing but a core
 
     def __init__(self, store: Store, memory: Staging) -> None:
         self.url, self._memory = store.url, memory
-        self.readers = (os.cpu_count() or 1) - 1  # the thread that waits is another one
+        self.readers = (os.cpu_count() or 1) - 1  # the waiting thread reads, too
 
-    def bring(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
+    def read(self, manifest: Manifest, chunk: int, parts: Sequence[Part]) -> None:
         offset, length = manifest.span(chunk)
         view = self._memory.view[offset : offset + length]
         verify_chunk(manifest, chunk, view, f"{self.url}/{manifest.run}")
-        _scatter(self._memory.address + offset, offset, parts)
+        scatter(self._memory.address + offset, offset, parts)
+
+
+ChunkSource: TypeAlias = StoreSource | MappedSource
 
 
 class ChunkReader:
-    """Fetches chunks in ``order``; those that somebody waits for come before the others. ``place`` tells where the
-    bytes of a chunk go; memory there must stay until all has arrived or ``close`` has returned. After the
-    ``eager_count`` first ones the rest is fetched at lower priority. If it comes within a moment, it is left alone
-    until ``resume``: bytes that come so fast, and those that are in memory already, take nothing but the cores that the
-    first step computes on."""
+    """Reads chunks in ``order``; those that a thread waits for come first. ``place`` returns where the bytes of a chunk
+    go; that memory must stay until all have arrived or ``close`` has returned.
+
+    After the first ``eager_count`` chunks the rest is read at lower priority. If it would arrive within a moment, or is
+    in memory already, it is paused until ``resume``: reading it takes the cores that the first step computes on.
+    """
 
     def __init__(
         self,
         source: ChunkSource,
         manifest: Manifest,
-        place: Place,
+        place: Callable[[int], Sequence[Part]],
         order: Iterable[int],
         *,
         eager_count: int | None = None,
@@ -99,147 +91,130 @@ class ChunkReader:
         self._source, self._manifest, self._place = source, manifest, place
         self._waiting = deque(order)
         self._urgent: deque[int] = deque()
-        self._taken = bytearray(len(manifest.digests))
-        self._there = bytearray(len(manifest.digests))
-        self._left = len(self._waiting)
-        self._rest = 0 if eager_count is None else self._left - eager_count  # how many are not hurried
-        self._held = eager_count is not None
-        self._began_s, self._all = time.monotonic(), self._left
+        self._claimed = bytearray(len(manifest.digests))
+        self._arrived = bytearray(len(manifest.digests))
+        self._count = self._left = len(self._waiting)
+        self._patient_count = 0 if eager_count is None else self._count - eager_count
+        self._may_pause = eager_count is not None
         self._changed = threading.Condition()
-        self._missing: list[set[int]] = []  # of each that somebody waits for: those that are not there
+        self._awaited: list[set[int]] = []  # for each thread that waits: the chunks that have not arrived
         self._failure: BaseException | None = None
-        count = min(source.readers, self._left)
-        self._threads = [
-            threading.Thread(target=self._read, name=f"deepvm-read-{i}", daemon=True) for i in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._started_s = 0.0
 
-    @property
-    def finished(self) -> bool:
-        return self._left == 0
+    def start(self) -> None:
+        self._started_s = time.monotonic()
+        for i in range(min(self._source.readers, self._count)):
+            self._threads.append(threading.Thread(target=self._run, name=f"deepvm-read-{i}", daemon=True))
+            self._threads[-1].start()
 
     def has(self, chunks: Iterable[int]) -> bool:
-        return all(self._there[chunk] for chunk in chunks)
+        return all(self._arrived[chunk] for chunk in chunks)
 
     def wait(self, chunks: Collection[int], timeout_s: float) -> None:
-        """Until these are there and verified. Raises what keeps any chunk from coming: a state that lacks a part is
-        not worth waiting for another."""
+        """Wait until these have arrived and are verified. Raises the failure of any chunk: a state that lacks a part is
+        of no use."""
         if self._failure is None and self.has(chunks):
             return
         with self._changed:
-            missing = {chunk for chunk in chunks if not self._there[chunk]}
-            self._urgent += [chunk for chunk in chunks if not self._taken[chunk]]
-            self._missing.append(missing)
+            missing = {chunk for chunk in chunks if not self._arrived[chunk]}
+            self._urgent += [chunk for chunk in chunks if not self._claimed[chunk]]
+            self._awaited.append(missing)
             self._changed.notify_all()
-        self._help(self._next_urgent)
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._failure is not None or not missing, timeout_s)
-            self._missing = [other for other in self._missing if other is not missing]
-            if self._failure is not None:
-                raise self._failure
-        if not there:
-            raise StoreUnavailable(f"a part of step {self._manifest.step} did not come within {timeout_s:g} s")
+        try:
+            self._wait(lambda: not missing, timeout_s, urgent_only=True)
+        finally:
+            with self._changed:
+                self._awaited = [other for other in self._awaited if other is not missing]
 
     def resume(self) -> None:
-        """Bring the rest, too."""
+        """Read the rest, too."""
         with self._changed:
-            self._held = False
+            self._may_pause = False
             self._changed.notify_all()
 
     def wait_all(self, timeout_s: float) -> None:
         self.resume()
-        self._help(self._next)
-        with self._changed:
-            there = self._changed.wait_for(lambda: self._failure is not None or self.finished, timeout_s)
-            if self._failure is not None:
-                raise self._failure
-        if not there:
-            raise StoreUnavailable(f"step {self._manifest.step} did not come whole within {timeout_s:g} s")
+        self._wait(lambda: self._left == 0, timeout_s, urgent_only=False)
 
     def close(self) -> None:
-        """Nothing is written into anybody's memory after this."""
+        """Stop. Nothing is written into any tensor's memory afterwards."""
         with self._changed:
-            if not self.finished and self._failure is None:
-                self._failure = CheckpointError(_GIVEN_UP)
+            if self._left and self._failure is None:
+                self._failure = CheckpointError("the restore was given up")
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(JOIN_S)
 
+    def _wait(self, arrived: Callable[[], bool], timeout_s: float, *, urgent_only: bool) -> None:
+        if self._source.in_memory:  # this thread has a core: a reader more would have to wait for it, for milliseconds
+            while (chunk := self._next(urgent_only=urgent_only)) is not None:
+                self._read(chunk)
+        with self._changed:
+            in_time = self._changed.wait_for(lambda: self._failure is not None or arrived(), timeout_s)
+            if self._failure is not None:
+                raise self._failure
+        if not in_time:
+            raise StoreUnavailable(f"step {self._manifest.step} did not arrive within {timeout_s:g} s")
+
     # --- readers ------------------------------------------------------------------------------------------------
 
-    def _next(self) -> int | None:
-        with self._changed:
-            while self._failure is None:
-                if self._held and not self._urgent and 0 < len(self._waiting) <= self._rest:
-                    if self._comes_fast():
-                        self._changed.wait(HELD_S)
-                        continue
-                    self._held = False
-                queue = self._urgent or self._waiting
-                if not queue:
-                    return None
-                if (chunk := self._pop(queue)) is not None:
-                    return chunk
-            return None
-
-    def _next_urgent(self) -> int | None:
-        with self._changed:
-            while self._urgent:
-                if (chunk := self._pop(self._urgent)) is not None:
-                    return chunk
-            return None
-
-    def _pop(self, queue: deque[int]) -> int | None:
-        """The first of a queue, if nobody has taken it yet."""
-        chunk = queue.popleft()
-        if self._taken[chunk]:
-            return None
-        self._taken[chunk] = 1
-        return chunk
-
-    def _comes_fast(self) -> bool:
-        """Whether what is waiting would be there within a moment, if it came as the others have."""
-        if self._source.in_memory:
-            return True
-        come = self._all - self._left
-        return come > 0 and len(self._waiting) * (time.monotonic() - self._began_s) / come < MOMENT_S
-
-    def _read(self) -> None:
+    def _run(self) -> None:
         patient = False
         while (chunk := self._next()) is not None:
-            if not patient and self._left <= self._rest:
+            if not patient and self._left <= self._patient_count:
                 patient = True
-                lower_priority()  # nobody needs it yet: the first step keeps its cores
-            self._bring(chunk)
+                lower_priority()  # the first step does not need these, but the cores
+            self._read(chunk)
 
-    def _help(self, take: Callable[[], int | None]) -> None:
-        """What is in memory already takes nothing but a core, and whoever waits has one to give: a reader more would
-        keep it waiting for its turn, for milliseconds."""
-        if self._source.in_memory:
-            while self._failure is None and (chunk := take()) is not None:
-                self._bring(chunk)
+    def _next(self, *, urgent_only: bool = False) -> int | None:
+        """Claim the next chunk; None if there is none left."""
+        with self._changed:
+            while self._failure is None:
+                queue = self._urgent
+                if not queue and not urgent_only:
+                    queue = self._waiting
+                    if queue and self._is_paused():
+                        self._changed.wait(PAUSE_S)
+                        continue
+                if not queue:
+                    return None
+                chunk = queue.popleft()
+                if not self._claimed[chunk]:
+                    self._claimed[chunk] = 1
+                    return chunk
+            return None
 
-    def _bring(self, chunk: int) -> None:
-        """Bring a chunk to its place, or record the failure."""
+    def _is_paused(self) -> bool:
+        """True if only patient chunks are left, and these would arrive within a moment, as fast as the others did."""
+        if not self._may_pause or len(self._waiting) > self._patient_count:
+            return False
+        arrived = self._count - self._left
+        self._may_pause = self._source.in_memory or (
+            arrived > 0 and len(self._waiting) * (time.monotonic() - self._started_s) / arrived < MOMENT_S
+        )
+        return self._may_pause
+
+    def _read(self, chunk: int) -> None:
+        """Read a claimed chunk, or record the failure."""
         try:
-            self._source.bring(self._manifest, chunk, self._place(chunk))
+            self._source.read(self._manifest, chunk, self._place(chunk))
         except BaseException as error:
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
             return
         with self._changed:
-            self._there[chunk] = 1
+            self._arrived[chunk] = 1
             self._left -= 1
-            for missing in self._missing:
+            for missing in self._awaited:
                 missing.discard(chunk)
-            if self.finished or not all(self._missing):  # somebody has all that was waited for
+            if self._left == 0 or not all(self._awaited):  # a thread has all chunks that it waits for
                 self._changed.notify_all()
 
 
-def _scatter(source: int, offset: int, parts: Sequence[Part]) -> None:
-    """Copy the parts of a chunk, which begins at an offset in the file and lies at an address, to their places."""
+def scatter(source: int, offset: int, parts: Sequence[Part]) -> None:
+    """Copy parts of the file to their addresses. The bytes from ``offset`` on are in memory at ``source``."""
     for start, length, address in parts:
         if address != source + start - offset:
             copy_bytes(address, source + start - offset, length)

@@ -1,15 +1,14 @@
-"""Restore on demand: the first step begins while the checkpoint is still coming in.
+"""A selection whose bytes have not arrived -> components that the first step can use: restore on demand.
 
-Parameters are received straight into their own memory (or, from a mapped file, used where they lie:
-mapped_parameter.py), in the order in which an earlier run used them, and a module waits only for its own. The
-optimizer's state, two thirds of an Adam checkpoint, comes after them, and is waited for when the optimizer first steps.
-Everything else (buffers, schedulers, counters) is small, and there at once.
+Parameters are received straight into their own memory (or used in place in a mapped file: ``mapped_parameter``), in the
+order in which an earlier run used them, and each module waits only for its own. The optimizer's state, two thirds of an
+Adam checkpoint, comes after them, and the first optimizer step waits for it. All other state is small and is loaded by
+``start``. ``checkpoint.restorer`` finishes or abandons a lazy restore.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,12 +19,11 @@ from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Par
 from deepvm.checkpoint.restore.load import OwnedTensors, load_component
 from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.checkpoint.restore.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
-from deepvm.checkpoint.restore.rehearsal import Undo, rebuilt
 from deepvm.checkpoint.restore.selection import Selection
 from deepvm.checkpoint.restore.tensor_views import TensorViews, is_aligned
 from deepvm.checkpoint.restore.use_order import modules_in_order
+from deepvm.checkpoint.restore.validation import Undo, rebuilt
 from deepvm.checkpoint.state.chunk_map import ChunkMap
-from deepvm.checkpoint.state.layout import Layout
 from deepvm.checkpoint.state.optimizer_state import loads_as_torch, with_layouts, with_numbers
 from deepvm.checkpoint.state.skeleton import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.state.unwrapping import bare
@@ -35,250 +33,237 @@ from deepvm.store.base import Manifest
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedTensors:
-    """Where the bytes come from, and what they are."""
-
-    chunks: ChunkSource
-    manifest: Manifest
-    layout: Layout
-    deadline_s: float
-
-
 class LazyRestore:
-    """One restore that is under way. All of its methods are for the trainer's thread. The memory of ``tensors`` is for
-    all that does not go straight into a parameter; it is not touched before bytes come."""
+    """One restore that is under way; all methods are for the trainer's thread. ``tensors`` is the memory for what does
+    not go straight into a parameter; no page of it is touched before its bytes arrive."""
 
-    def __init__(self, selected: Selection, tensors: TensorViews, source: SavedTensors) -> None:
-        self._selected, self._tensors, self._source = selected, tensors, source
-        self._pieces = ChunkMap(source.layout, source.manifest.chunk_bytes)
-        self._homes: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
-        self._of_parameter: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
-        self._loans: dict[int, MappedParameter] = {}  # by entry
-        self._adopted = OwnedTensors(tensors)  # until all is in its place, and others have what they keep
+    def __init__(
+        self,
+        selected: Selection,
+        tensors: TensorViews,
+        chunk_map: ChunkMap,
+        source: ChunkSource,
+        manifest: Manifest,
+        deadline_s: float,
+    ) -> None:
+        self._selected, self._tensors, self._chunk_map = selected, tensors, chunk_map
+        self._layout, self._deadline_s = chunk_map.layout, deadline_s
+        self._step, self._url = manifest.step, source.url
+        self._targets: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
+        self._pending: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
+        self._mapped: dict[int, MappedParameter] = {}  # by entry
+        self._owned = OwnedTensors(tensors)  # until all is loaded
         self._hooks: list[RemovableHandle] = []
         self._loading = False
-        self._afterwards: Callable[[], None] | None = None
-        self._late = [name for name, part in selected.components.items() if _comes_late(part)]
+        self._on_end: Callable[[], None] | None = None
+        self._late = [name for name, part in selected.components.items() if _loads_late(part)]
         for name in selected.own:
             self._find_parameters(name)
-        late, now = self._others()
-        for entry in [*late, *now]:
-            if entry in self._homes:  # tied to something that is no parameter of a module
-                self._homes[entry].append(tensors.address(entry))
-        order, eager_count = self._order(now, late)
-        # What a first forward needs is waited for as a whole where it is in memory already: verifying takes all cores
-        # for an instant, and a forward that shares them with it takes longer than one after the other.
+        late, self._now = self._other_entries()
+        for entry in [*late, *self._now]:
+            if entry in self._targets:  # tied to something that is not a parameter of a module
+                self._targets[entry].append(tensors.address(entry))
+        order, eager_count = self._order(self._now, late)
+        # The first forward waits for all of its chunks at once if they are in memory: verifying them takes all cores
+        # for an instant, and a forward that shares the cores takes longer than one after the other.
         self._together: Sequence[int] = ()
-        if source.chunks.in_memory:
-            self._plan_loans()
+        if source.in_memory:
+            self._plan_mapped()
             self._together = order[:eager_count]
+        self._reader = ChunkReader(source, manifest, self._place, order, eager_count=eager_count)
+
+    def start(self) -> None:
+        """Load all but parameters and optimizer state, and let these wait for their bytes."""
+        components, own = self._selected.components, self._selected.own
+        names = [name for name in components if name not in own]
+        names.sort(key=lambda name: not hasattr(components[name], "load_state_dict"))  # others cannot refuse a state
+        early = [name for name in names if hasattr(components[name], "load_state_dict") and not self._tensors_now(name)]
         with Undo() as undo:
-            rest = self._load_bare(undo)
-            self._reader = ChunkReader(source.chunks, source.manifest, self._place, order, eager_count=eager_count)
+            for name in early:  # before bytes may go straight into parameters
+                self._load_one(name, undo)
+            self._reader.start()
             try:
-                self._reader.wait(self._pieces.chunks_of(now), source.deadline_s)
-                self._load_now(rest, undo)
+                self._reader.wait(self._chunk_map.chunks_of(self._now), self._deadline_s)
+                for name in names:
+                    if name not in early:
+                        self._load_one(name, undo)
+                for name, live in own.items():
+                    load_rest(components[name], live, self._selected.skeleton[name], self._tensors, self._pending)
             except BaseException:
                 self._reader.close()
                 raise
-        for parameter, _ in self._of_parameter.values():
+        for parameter, _ in self._pending.values():
             pending_parameter.attach(parameter, self._arrive)
-        if not self._of_parameter:  # of no forward on these cores
+        if not self._pending:  # no forward competes for the cores
             self._reader.resume()
         self._hook()
 
     @property
-    def step(self) -> int:
-        return self._source.manifest.step
-
-    @property
     def open(self) -> bool:
-        """Whether something is not in its place yet."""
-        return bool(self._of_parameter) or bool(self._late)
+        """True if something is not loaded yet."""
+        return bool(self._pending) or bool(self._late)
 
     def when_over(self, do: Callable[[], None]) -> None:
-        """Call something once nothing is read from the store any more."""
-        self._afterwards = do
+        """Call ``do`` once nothing is read from the store any more."""
+        self._on_end = do
 
     def finish(self) -> None:
-        """Everything in its place. Afterwards a step costs what it always did."""
-        if self._loading:  # an optimizer is asked for its settings meanwhile, and its hook comes here
+        """Load everything. Steps after this have no overhead."""
+        if self._loading:  # loading an optimizer calls its state_dict, whose hook calls this
             return
         if self.open:
             try:
-                self._reader.wait_all(self._source.deadline_s)
+                self._reader.wait_all(self._deadline_s)
             except Exception as error:
                 raise self._failed(error) from error
-            for parameter, _ in self._of_parameter.values():
-                pending_parameter.detach(parameter)
-            self._of_parameter = {}
+            self._detach_all()
             self._loading = True
             try:
-                self._load_late(self._end_loans())
+                self._load_late(self._end_mapped())
             finally:
                 self._loading = False
         self._end()
 
     def abandon(self) -> None:
-        """Stop, with whatever is there; for a restore that begins anew."""
-        for parameter, _ in self._of_parameter.values():
-            pending_parameter.detach(parameter)
-        self._of_parameter, self._late = {}, []
-        self._loans = {entry: loan for entry, loan in self._loans.items() if loan.begun}
-        self._end_loans()
+        """Stop with what has arrived, for a restore that starts again."""
+        self._detach_all()
+        self._late = []
+        self._mapped = {entry: mapped for entry, mapped in self._mapped.items() if mapped.begun}
+        self._end_mapped()
         self._end()
+
+    def _detach_all(self) -> None:
+        for parameter, _ in self._pending.values():
+            pending_parameter.detach(parameter)
+        self._pending = {}
 
     def _end(self) -> None:
         self._reader.close()
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-        self._adopted.forget()
-        self._selected = Selection()  # theirs is theirs from here on
-        afterwards, self._afterwards = self._afterwards, None
-        if afterwards is not None:
-            afterwards()
+        self._owned.forget()
+        self._selected = Selection()  # the components are the trainer's
+        on_end, self._on_end = self._on_end, None
+        if on_end is not None:
+            on_end()
 
     # --- what goes where ----------------------------------------------------------------------------------------
 
     def _find_parameters(self, name: str) -> None:
-        """The parameters of a module that bytes can be received into, and the entries that fill them."""
+        """Find the parameters of a module that bytes can be received into, and the entries that fill them."""
         selected = self._selected
         found = plain_parameters(selected.components[name], selected.own[name], selected.skeleton[name], self._tensors)
         for parameter, saved in found.values():
-            if id(parameter) not in self._of_parameter:
-                entry = self._source.layout.by_name[saved]
-                self._of_parameter[id(parameter)] = parameter, entry
-                self._homes.setdefault(entry, []).append(parameter.data_ptr())
+            if id(parameter) not in self._pending:
+                entry = self._layout.by_name[saved]
+                self._pending[id(parameter)] = parameter, entry
+                self._targets.setdefault(entry, []).append(parameter.data_ptr())
 
-    def _plan_loans(self) -> None:
-        """The parameters that need not be copied before they are used: each the only one that its bytes are for."""
-        for parameter, entry in self._of_parameter.values():
-            mapped = self._tensors[self._source.layout.entries[entry].name]
-            if len(self._homes[entry]) == 1 and is_aligned(mapped) and owns_memory(parameter):
-                self._loans[entry] = MappedParameter(parameter, mapped)
-                del self._homes[entry]
+    def _plan_mapped(self) -> None:
+        """Find the parameters that can use the mapped bytes in place: each the only one that an entry fills."""
+        for parameter, entry in self._pending.values():
+            mapped = self._tensors[self._layout.entries[entry].name]
+            if len(self._targets[entry]) == 1 and is_aligned(mapped) and owns_memory(parameter):
+                self._mapped[entry] = MappedParameter(parameter, mapped)
+                del self._targets[entry]
 
-    def _end_loans(self) -> list[int]:
-        """Every parameter into its own memory again; the entries of those that have to stay where they are."""
-        loans, self._loans = self._loans, {}
-        return [entry for entry, loan in loans.items() if not loan.end()]
+    def _end_mapped(self) -> list[int]:
+        """Copy every parameter into its own memory; returns the entries of those that must stay in the mapping."""
+        ended, self._mapped = self._mapped, {}
+        return [entry for entry, mapped in ended.items() if not mapped.end()]
 
     def _place(self, chunk: int) -> list[Part]:
-        return self._tensors.places(self._pieces.parts[chunk], self._homes)
+        return self._tensors.places(self._chunk_map.parts[chunk], self._targets)
 
-    def _others(self) -> tuple[list[int], list[int]]:
-        """The entries that are the optimizers' state, and those that are anything else but awaited parameters."""
+    def _tensors_now(self, name: str) -> set[str]:
+        """Return the names of a component's tensors that ``start`` loads; an optimizer's state is loaded later."""
+        skeleton = self._selected.skeleton[name]
+        return names_of_tensors(skeleton["param_groups"] if name in self._late else skeleton)
+
+    def _other_entries(self) -> tuple[list[int], list[int]]:
+        """Return the entries of the optimizers' state, and all others but those of pending parameters."""
         late: set[str] = set()
         now: set[str] = set()
-        for name in self._selected.components:
-            skeleton = self._selected.skeleton[name]
-            keys = self._selected.own.get(name)
-            if keys is not None:
-                saved = module_tensors(skeleton)
-                waiting = {saved[k] for k, tensor in keys.items() if k in saved and id(tensor) in self._of_parameter}
-                rest = [k for k, tensor in keys.items() if k in saved and id(tensor) not in self._of_parameter]
-                now |= (names_of_tensors(skeleton) - waiting) | {saved[k] for k in rest}
-            elif name in self._late:
+        for name, skeleton in self._selected.skeleton.items():
+            found = self._tensors_now(name)
+            if name in self._late:
                 late |= names_of_tensors(skeleton["state"])
-                now |= names_of_tensors(skeleton["param_groups"])
-            else:
-                now |= names_of_tensors(skeleton)
-        by_name = self._source.layout.by_name
+            elif (keys := self._selected.own.get(name)) is not None:
+                saved = module_tensors(skeleton)
+                tensors = [(saved[key], id(tensor) in self._pending) for key, tensor in keys.items() if key in saved]
+                found -= {tensor for tensor, pending in tensors if pending}
+                found |= {tensor for tensor, pending in tensors if not pending}  # a pending one may be tied to it
+            now |= found
+        by_name = self._layout.by_name
         return sorted(by_name[n] for n in late - now), sorted(by_name[n] for n in now)
 
     def _order(self, now: Sequence[int], late: Sequence[int]) -> tuple[list[int], int]:
-        """What is small, what runs first, what runs later, what the optimizer needs; last what nobody was seen to use.
-        What no component asks for does not come at all. And how many of these chunks a first forward needs."""
+        """Return the chunks in the order of reading, and how many of them the first forward needs: what ``start``
+        loads, modules in the order of their use, the optimizers' state, modules that were not used."""
         used: list[int] = []
         unused: list[int] = []
         for name in self._selected.own:
             modules = dict(self._selected.components[name].named_modules())
             known = {bare(path): module for path, module in modules.items()} | modules
-            ran = modules_in_order(self._selected.skeleton, name)
-            seen = [known[m] for m in (path if path in known else bare(path) for path in ran) if m in known]
-            used += self._own_entries(seen)
-            rest = self._own_entries(modules.values())
-            (unused if seen else used).extend(rest)
-        return self._pieces.chunks_of([*now, *used, *late, *unused]), len(self._pieces.chunks_of([*now, *used]))
+            paths = modules_in_order(self._selected.skeleton, name)
+            ran = [known[m] for m in (path if path in known else bare(path) for path in paths) if m in known]
+            used += self._own_entries(ran)
+            (unused if ran else used).extend(self._own_entries(modules.values()))
+        chunks_of = self._chunk_map.chunks_of
+        return chunks_of([*now, *used, *late, *unused]), len(chunks_of([*now, *used]))
 
     def _own_entries(self, modules: Iterable[torch.nn.Module]) -> list[int]:
         own = (p for module in modules for p in _used_by(module))
-        return [self._of_parameter[id(p)][1] for p in own if id(p) in self._of_parameter]
+        return [self._pending[id(p)][1] for p in own if id(p) in self._pending]
 
     # --- arrivals -----------------------------------------------------------------------------------------------
 
     def _wait(self, chunks: Sequence[int]) -> None:
         together, self._together = self._together, ()
         try:
-            self._reader.wait(together or chunks, self._source.deadline_s)
+            self._reader.wait(together or chunks, self._deadline_s)
         except Exception as error:
             raise self._failed(error) from error
         if together:
-            for parameter, entry in list(self._of_parameter.values()):
-                if self._reader.has(self._pieces.chunks_of_one(entry)):
+            for parameter, entry in list(self._pending.values()):
+                if self._reader.has(self._chunk_map.chunks_of_one(entry)):
                     self._settle(parameter, entry)
 
     def _failed(self, error: Exception) -> CheckpointError:
         return CheckpointError(
-            f"step {self.step} stopped coming in from {self._source.chunks.url}, and the state is not whole: {error}; "
-            "restore() again, which falls back to what is whole"
+            f"reading step {self._step} from {self._url} failed, and the state is not whole: {error}; restore() again, "
+            "which falls back to a whole checkpoint"
         )
 
     def _arrive(self, parameter: torch.nn.Parameter) -> None:
-        found = self._of_parameter.get(id(parameter))
+        found = self._pending.get(id(parameter))
         if found is not None:
-            self._wait(self._pieces.chunks_of_one(found[1]))
+            self._wait(self._chunk_map.chunks_of_one(found[1]))
             self._settle(*found)
 
     def _settle(self, parameter: torch.nn.Parameter, entry: int) -> None:
-        """An ordinary one from here on: its bytes are there."""
+        """Make a parameter whose bytes have arrived an ordinary one."""
         pending_parameter.detach(parameter)
-        if self._of_parameter.pop(id(parameter), None) is not None and entry in self._loans:
-            self._loans[entry].begin()
-
-    def _load_bare(self, undo: Undo) -> list[str]:
-        """What needs no tensors, before bytes come that may go straight into parameters; the names of the others."""
-        rest: list[str] = []
-        values: list[str] = []
-        for name, component in self._selected.components.items():
-            skeleton = self._selected.skeleton[name]
-            if name in self._selected.own or names_of_tensors(
-                skeleton["param_groups"] if name in self._late else skeleton
-            ):
-                rest.append(name)
-            elif hasattr(component, "load_state_dict"):
-                self._load_one(name, undo)
-            else:
-                values.append(name)
-        return [*rest, *values]
-
-    def _load_now(self, names: Sequence[str], undo: Undo) -> None:
-        """What is not a parameter, and not the optimizer's state; modules last."""
-        own = self._selected.own
-        for name in names:
-            if name not in own:
-                self._load_one(name, undo)
-        for name, live in own.items():
-            skeleton = self._selected.skeleton[name]
-            load_rest(self._selected.components[name], live, skeleton, self._tensors, self._of_parameter)
+        if self._pending.pop(id(parameter), None) is not None and entry in self._mapped:
+            self._mapped[entry].begin()
 
     def _load_one(self, name: str, undo: Undo) -> None:
-        if name in self._late:  # its settings count at once: a schedule may look at them, or change them
-            groups = rebuild(self._selected.skeleton[name]["param_groups"], self._adopted)
+        if name in self._late:  # its settings are needed at once: a schedule may read or change them
+            groups = rebuild(self._selected.skeleton[name]["param_groups"], self._owned)
             state = with_numbers({"state": {}, "param_groups": groups})
         else:
-            state = rebuilt(self._selected, name, self._adopted)
+            state = rebuilt(self._selected, name, self._owned)
         load_component(self._selected, name, state, undo)
 
     def _load_late(self, kept: Sequence[int]) -> None:
+        """Load the optimizers' state, and free the memory that neither they nor these entries need."""
         for entry in kept:
-            self._adopted[self._source.layout.entries[entry].name]
+            self._owned[self._layout.entries[entry].name]
         for name in self._late:
             optimizer: torch.optim.Optimizer = self._selected.components[name]
             laid_out = with_layouts(optimizer, self._selected.skeleton[name], self._tensors)
-            state = rebuild(laid_out["state"], self._adopted)
+            state = rebuild(laid_out["state"], self._owned)
             groups = optimizer.state_dict()["param_groups"]
             try:
                 with Undo() as undo:
@@ -287,43 +272,43 @@ class LazyRestore:
             except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
                 raise self._failed(error) from error
         self._late = []
-        self._adopted.release_others()
+        self._owned.release_others()
 
     # --- hooks --------------------------------------------------------------------------------------------------
 
     def _hook(self) -> None:
         for component in (self._selected.components[name] for name in self._selected.own):
             for module in component.modules():
-                wanted = [p for p in _used_by(module) if id(p) in self._of_parameter]
-                if wanted:
-                    self._hook_module(module, wanted)
-            self._hooks.append(component.register_forward_hook(self._go_on))
+                needed = [p for p in _used_by(module) if id(p) in self._pending]
+                if needed:
+                    self._hook_module(module, needed)
+            self._hooks.append(component.register_forward_hook(self._resume))
         for name in self._late:
             optimizer: torch.optim.Optimizer = self._selected.components[name]
             self._hooks.append(optimizer.register_step_pre_hook(self._finish_first))
             self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
 
-    def _go_on(self, *_: object) -> None:
+    def _resume(self, *_: object) -> None:
         pending_parameter.uncompiled(self._reader.resume)
 
-    _go_on._torchdynamo_disable = True  # type: ignore[attr-defined]
+    _resume._torchdynamo_disable = True  # type: ignore[attr-defined]
 
     def _finish_first(self, *_: object) -> None:
         self.finish()
 
-    def _hook_module(self, module: torch.nn.Module, wanted: list[torch.nn.Parameter]) -> None:
+    def _hook_module(self, module: torch.nn.Module, needed: list[torch.nn.Parameter]) -> None:
         def before_forward(*_: object) -> None:
-            pending_parameter.uncompiled(come)
+            pending_parameter.uncompiled(wait)
 
-        def come() -> None:
+        def wait() -> None:
             handle.remove()
-            entries = [self._of_parameter[id(p)][1] for p in wanted if id(p) in self._of_parameter]
+            entries = [self._pending[id(p)][1] for p in needed if id(p) in self._pending]
             if entries:
-                self._wait(self._pieces.chunks_of(entries))  # together, not one by one
-                for parameter in wanted:
+                self._wait(self._chunk_map.chunks_of(entries))  # together, not one by one
+                for parameter in needed:
                     pending_parameter.wait(parameter)
 
-        before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # a compiler runs it, and looks away
+        before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile runs it untraced
         handle: RemovableHandle = module.register_forward_pre_hook(before_forward)
         self._hooks.append(handle)
 
@@ -337,12 +322,12 @@ def refuse_compiled(components: Mapping[str, Any]) -> None:
             )
 
 
-def _comes_late(component: Any) -> bool:
-    """Whether it can be given its groups first, and its state when it steps."""
+def _loads_late(component: Any) -> bool:
+    """True if it can load its groups first, and its state when it steps."""
     return isinstance(component, torch.optim.Optimizer) and loads_as_torch(component)
 
 
 def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Its own; and its children's, if it is one of torch's, which use them without running the children."""
+    """Return a module's own parameters, and its children's if it is one of torch's that do not run their children."""
     composite = type(module).__module__.startswith(TORCH_NN) and not isinstance(module, _CONTAINERS)
     return list(module.parameters(recurse=composite))

@@ -1,44 +1,42 @@
-"""Parameters that use a mapped checkpoint where it lies, until training writes to them.
+"""A parameter and its bytes in a mapped checkpoint -> a parameter that uses them in place until training writes to it.
 
-A copy into the parameter's own memory would stand between the start and the first loss. So a parameter is lent its
-bytes in the mapping, and goes home, with that copy, before the optimizer first steps: writing to the mapping itself
-would cost a fault for each page of it, three to four times as long as the copy.
+A copy before the first forward would delay the first loss. So ``lazy`` points the parameter at the mapping, and copies
+the bytes into its own memory before the first optimizer step: writing to the mapping itself would cost a page fault for
+each page, three to four times as long as the copy.
 """
 
 from __future__ import annotations
 
 import torch
 
-from deepvm.checkpoint.restore.parameters import uses
+from deepvm.checkpoint.restore.parameters import storage_uses
 
 
 class MappedParameter:
-    """One parameter, and the memory that it may use instead of its own."""
-
     def __init__(self, parameter: torch.nn.Parameter, mapped: torch.Tensor) -> None:
         self._parameter, self._mapped = parameter, mapped
-        self._home: torch.Tensor | None = None
+        self._own: torch.Tensor | None = None  # the parameter's own memory, while it points at the mapping
         self._uses = 0
 
     def begin(self) -> None:
         with torch._C.DisableTorchFunctionSubclass():
-            self._home = self._parameter.data
+            self._own = self._parameter.data
             self._parameter.data = self._mapped
-        self._uses = uses(self._mapped)
+        self._uses = storage_uses(self._mapped)
 
     @property
     def begun(self) -> bool:
-        return self._home is not None
+        return self._own is not None
 
     def end(self) -> bool:
-        """Bring the bytes, as they are by now, home. Whether that could be: where somebody holds a view of them, or
-        gave the parameter other memory, all stays as it is."""
-        if self._home is None:
+        """Copy the bytes, as they are now, into the parameter's own memory. False, and nothing changed, if there is a
+        view of the mapped ones or the parameter was given other memory."""
+        if self._own is None:
             with torch.no_grad():
                 self._parameter.copy_(self._mapped)
             return True
-        if uses(self._mapped) != self._uses:
+        if storage_uses(self._mapped) != self._uses:
             return False
-        self._home.copy_(self._mapped)
-        self._parameter.data = self._home
+        self._own.copy_(self._mapped)
+        self._parameter.data = self._own
         return True

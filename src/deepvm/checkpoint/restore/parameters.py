@@ -1,43 +1,36 @@
-"""The parameters of a module that can be given their bytes, or memory that holds them, without its own loading: plain
-ones, of modules whose loading is no more than a copy into tensors of the same names."""
+"""A module and its saved state -> the parameters that ``load`` and ``lazy`` may fill themselves, and the loading of all
+others. Fit are plain parameters of modules whose ``load_state_dict`` only copies tensors of the same names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from deepvm.checkpoint.restore import pending_parameter
+from deepvm.checkpoint.restore.tensor_views import TensorViews
 from deepvm.checkpoint.state.fill import fill_wrapper
 from deepvm.checkpoint.state.skeleton import module_tensors, rebuild
 from deepvm.checkpoint.state.tensor_kinds import fill_expanded, is_direct, is_expanded, is_wrapper
 
 TORCH_NN = "torch.nn.modules."  # where torch's own modules are
-_OWN_USES = 2  # of memory that one tensor has: the tensor, and the object through which it is asked
+_OWN_USES = 2  # of memory that one tensor has: the tensor, and the object that counts
 
 ByParameter = dict[int, tuple[torch.nn.Parameter, str]]  # by id: the parameter, and the saved tensor that is for it
 
 
-class Types(Protocol):
-    def dtype(self, name: str) -> torch.dtype:
-        """The type of a saved tensor."""
-        ...
-
-
-def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: Any, types: Types) -> ByParameter:
-    """Those of a module, with this live state, whose saved state has this skeleton."""
+def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: Any, saved: TensorViews) -> ByParameter:
+    """Return the parameters that can be filled directly. ``own`` is the live state, ``skeleton`` the saved one."""
     found: ByParameter = {}
     if not _loads_plainly(module):
         return found
-    saved = module_tensors(skeleton)
+    names = module_tensors(skeleton)
     for key, tensor in own.items():
-        if key not in saved or not tensor.numel() or is_expanded(tensor):
+        if key not in names or not tensor.numel() or is_expanded(tensor) or not pending_parameter.can_wait(tensor):
             continue
-        if not pending_parameter.can_be_awaited(tensor):
-            continue
-        if types.dtype(saved[key]) is tensor.dtype and id(tensor) not in found:
-            found[id(tensor)] = tensor, saved[key]
+        if saved.dtype(names[key]) is tensor.dtype and id(tensor) not in found:
+            found[id(tensor)] = tensor, names[key]
     return found
 
 
@@ -48,8 +41,8 @@ def load_rest(
     tensors: Mapping[str, torch.Tensor],
     without: Collection[int],
 ) -> None:
-    """All of a module but the parameters with these ids: wrappers are filled in place, plain tensors are copied where
-    the module's own loading would do no more than that, and the rest is loaded by it."""
+    """Load all of a module but the parameters with these ids: fill wrappers in place, copy plain tensors if the
+    module's own loading would do no more, and leave the rest to that loading."""
     if not isinstance(skeleton, dict) or "$module" not in skeleton:
         module.load_state_dict(rebuild(skeleton, tensors))
         return
@@ -61,9 +54,10 @@ def load_rest(
         fill_expanded(own[key], rebuild(rest.pop(key), tensors))
     if _loads_plainly(module):
         saved = module_tensors({"$module": rest})
-        direct = [key for key in saved if isinstance(own[key], torch.Tensor) and _is_copied(own[key])]
-        with torch.no_grad():
-            _copy_all([own[key] for key in direct], [tensors[saved[key]] for key in direct])
+        direct = [key for key in saved if _is_copied(own[key])]
+        if direct:
+            with torch.no_grad():
+                torch._foreach_copy_([own[key] for key in direct], [tensors[saved[key]] for key in direct])
         for key in direct:
             del rest[key]
     if rest.keys() == own.keys():
@@ -72,27 +66,21 @@ def load_rest(
         module.load_state_dict(rebuild({**skeleton, "$module": rest}, tensors), strict=False)
 
 
-def _copy_all(lives: list[torch.Tensor], saved: list[torch.Tensor]) -> None:
-    if lives:
-        torch._foreach_copy_(lives, saved)
-
-
-def _is_copied(tensor: torch.Tensor) -> bool:
-    return is_direct(tensor) and not torch.nn.parameter.is_lazy(tensor)
+def _is_copied(live: Any) -> bool:
+    return isinstance(live, torch.Tensor) and is_direct(live) and not torch.nn.parameter.is_lazy(live)
 
 
 def owns_memory(parameter: torch.nn.Parameter) -> bool:
-    """Whether nobody but the parameter itself would see that its memory is another: no view, no array of NumPy's, no
-    other process."""
+    """True if nothing else uses the parameter's memory: no view, no NumPy array, no other process."""
     with torch._C.DisableTorchFunctionSubclass():
         storage = parameter.untyped_storage()
         counted: Callable[[], int] = getattr(parameter, "_use_count", lambda: 1)
         alone = counted() == 1  # DLPack hands out the tensor itself
-        return alone and not storage.is_shared() and storage.resizable() and uses(parameter) == _OWN_USES
+        return alone and not storage.is_shared() and storage.resizable() and storage_uses(parameter) == _OWN_USES
 
 
-def uses(tensor: torch.Tensor) -> int:
-    """How many hold the memory of a tensor, itself among them."""
+def storage_uses(tensor: torch.Tensor) -> int:
+    """Count the users of a tensor's memory, itself among them."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
 
 
@@ -102,14 +90,11 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def _loads_plainly(module: torch.nn.Module) -> bool:
+    plain = torch.nn.Module
     return all(
-        type(m).load_state_dict is torch.nn.Module.load_state_dict
-        and (type(m).__module__.startswith(TORCH_NN) or _untouched(type(m)))
+        type(m).load_state_dict is plain.load_state_dict
+        and (type(m).__module__.startswith(TORCH_NN) or type(m)._load_from_state_dict is plain._load_from_state_dict)
         and not m._load_state_dict_pre_hooks
         and not m._load_state_dict_post_hooks
         for m in module.modules()
     )
-
-
-def _untouched(kind: type[torch.nn.Module]) -> bool:
-    return kind._load_from_state_dict is torch.nn.Module._load_from_state_dict

@@ -1,8 +1,7 @@
-"""Parameters whose bytes are still on their way. The first use waits for them; before and after that nothing does.
+"""A parameter whose bytes have not arrived -> a ``PendingParameter``, whose first use waits for them. For ``lazy``.
 
-A parameter that is awaited has another class for so long, the same object otherwise: any use of its content, from
-whatever module, waits for its arrival, and so does a use that no hook on a module could see (tied weights, a model that
-reaches into another module, the broadcast when DDP is made).
+It stays the same object and only its class changes meanwhile. So any use of its content waits, also one that no hook of
+a module sees: tied weights, a model that reaches into another module, the broadcast when DDP is made.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import torch
 Arrive = Callable[[torch.nn.Parameter], None]
 
 
-def _ask_without_content() -> frozenset[Any]:
-    """Questions about a tensor that its bytes do not answer."""
+def _functions_without_content() -> frozenset[Any]:
+    """Return the functions of tensors that do not read their bytes."""
     tensor = torch.Tensor
     attributes = (
         "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "ndim", "grad_fn", "names",
@@ -41,7 +40,7 @@ def _ask_without_content() -> frozenset[Any]:
     return frozenset(found)
 
 
-_HARMLESS = _ask_without_content()
+_WITHOUT_CONTENT = _functions_without_content()
 _ARRIVE = "_deepvm_arrive"  # an attribute of the parameter
 
 
@@ -51,20 +50,20 @@ class PendingParameter(torch.nn.Parameter):
         cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
-        if func not in _HARMLESS:
-            uncompiled(_wait_all, _awaited_among([*args, *(kwargs or {}).values()]))
+        if func not in _WITHOUT_CONTENT:
+            uncompiled(_wait_all, _pending_among([*args, *(kwargs or {}).values()]))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
 
 def attach(parameter: torch.nn.Parameter, arrive: Arrive) -> None:
-    """Let the first use of a parameter call ``arrive``, which returns when its bytes are there."""
+    """Make the first use of a parameter call ``arrive``, which returns when its bytes have arrived."""
     setattr(parameter, _ARRIVE, arrive)
     parameter.__class__ = PendingParameter
 
 
-def can_be_awaited(tensor: object) -> bool:
-    """Plain parameters in memory that bytes can be received into. Classes of others' own are left alone."""
+def can_wait(tensor: object) -> bool:
+    """True if it is a plain parameter whose memory bytes can be received into, and not of a derived class."""
     return (
         type(tensor) is torch.nn.Parameter
         and tensor.device.type == "cpu"
@@ -74,8 +73,8 @@ def can_be_awaited(tensor: object) -> bool:
 
 
 def uncompiled(work: Callable[..., None], *arguments: Any) -> None:
-    """Call something that torch.compile, where it is in use, must not look into."""
-    if sys.modules.get("torch._dynamo") is None:  # not imported for this: it takes a second
+    """Call a function that torch.compile must not trace."""
+    if sys.modules.get("torch._dynamo") is None:  # importing it takes a second
         work(*arguments)
     else:
         _disabled()(work, *arguments)
@@ -83,7 +82,7 @@ def uncompiled(work: Callable[..., None], *arguments: Any) -> None:
 
 @cache
 def _disabled() -> Callable[..., None]:
-    """Made once: making it takes longer than most of what is called with it."""
+    """Return a caller that is not traced. Making one takes longer than most calls, so it is made once."""
 
     def call(work: Callable[..., None], *arguments: Any) -> None:
         work(*arguments)
@@ -98,7 +97,7 @@ def _wait_all(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def wait(parameter: torch.nn.Parameter) -> None:
-    """Wait for an awaited parameter, and make it an ordinary one."""
+    """Wait for a pending parameter, and make it an ordinary one."""
     arrive: Arrive | None = parameter.__dict__.get(_ARRIVE)
     if arrive is not None:
         arrive(parameter)
@@ -106,19 +105,19 @@ def wait(parameter: torch.nn.Parameter) -> None:
 
 
 def detach(parameter: torch.nn.Parameter) -> None:
-    """Make it an ordinary one, whether its bytes are there or not."""
+    """Make it an ordinary one, whether or not its bytes have arrived."""
     parameter.__dict__.pop(_ARRIVE, None)
     if type(parameter) is PendingParameter:
         parameter.__class__ = torch.nn.Parameter  # type: ignore[assignment]
 
 
-def _awaited_among(values: Iterable[Any]) -> list[PendingParameter]:
+def _pending_among(values: Iterable[Any]) -> list[PendingParameter]:
     found: list[PendingParameter] = []
     for value in values:
         if type(value) is PendingParameter:
             found.append(value)
         elif isinstance(value, list | tuple):
-            found += _awaited_among(value)
+            found += _pending_among(value)
         elif isinstance(value, dict):
-            found += _awaited_among(value.values())
+            found += _pending_among(value.values())
     return found

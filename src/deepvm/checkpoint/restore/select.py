@@ -1,37 +1,40 @@
-"""From a store back into the trainer: the newest whole checkpoint, every chunk verified, nothing half-loaded."""
+"""Stores and components -> the newest whole checkpoint, every chunk verified, loaded on all ranks or on none.
+
+``checkpoint.restorer`` calls ``restore_newest``; ``load`` and ``lazy`` fill the components.
+"""
 
 from __future__ import annotations
 
 import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.restore.chunk_reader import ChunkReader, Part, Place
-from deepvm.checkpoint.restore.lazy import LazyRestore, SavedTensors, refuse_compiled
+from deepvm.checkpoint.buffers.staging import Staging
+from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Part
+from deepvm.checkpoint.restore.lazy import LazyRestore, refuse_compiled
 from deepvm.checkpoint.restore.load import load
 from deepvm.checkpoint.restore.prefetched import open_source
-from deepvm.checkpoint.restore.rehearsal import Shown, prepare
-from deepvm.checkpoint.restore.selection import Selection, Wanted, listed, select
+from deepvm.checkpoint.restore.selection import Selection, Wanted, select
 from deepvm.checkpoint.restore.tensor_views import TensorViews
+from deepvm.checkpoint.restore.validation import TensorsToCheck, prepare
 from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.documents import skeleton_of_rank
 from deepvm.checkpoint.state.layout import read_header
 from deepvm.checkpoint.state.skeleton import names_of_tensors
-from deepvm.errors import CheckpointError, DeepvmError, StoreError
-from deepvm.store.base import Store, chunk_count
+from deepvm.errors import CheckpointError, DeepvmError, StoreError, describe, listed
+from deepvm.store.base import Manifest, Store, chunk_count
 from deepvm.store.safetensors import header_bytes
+from deepvm.store.search import FoundCheckpoints, find_checkpoints
 
 log = logging.getLogger("deepvm.checkpoint")
 
-T = TypeVar("T")
 CALL = "restore()"  # where ranks meet
-# A checkpoint that raises one of these is passed over: its bytes are bad, or a component cannot take what they say.
+# A checkpoint that raises one of these is passed over: its bytes are bad, or a component cannot load them.
 _UNUSABLE = (
     StoreError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, OSError, MemoryError
 )  # fmt: skip
@@ -41,22 +44,22 @@ _UNUSABLE = (
 class Restored:
     step: int
     store: str
-    origin: str  # the store that keeps it: another one, where it was fetched before
+    origin: str  # the store that keeps it, from which it may have been prefetched
     fetched: bool
     bytes: int
     seconds: float
     passed_over: tuple[str, ...]  # newer checkpoints that could not be used, and why
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what its manifest tells of it
-    missing: tuple[str, ...] = ()  # of the state here, not in the checkpoint: as it was before
-    unexpected: tuple[str, ...] = ()  # in the checkpoint, not of the state here
-    skipped: tuple[str, ...] = ()  # left out, as was asked for
-    drift: tuple[str, ...] = ()  # why the run will not go on bit for bit
-    replayed: bool = False  # its next step was made once more, and was the same
-    on_demand: LazyRestore | None = None  # what is still under way
-    seen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # on rank 0: the steps of each store that answered
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of its manifest
+    missing: tuple[str, ...] = ()  # of the live state, not in the checkpoint: unchanged
+    unexpected: tuple[str, ...] = ()  # in the checkpoint, not in the live state
+    skipped: tuple[str, ...] = ()  # not wanted
+    drift: tuple[str, ...] = ()  # why the run will not continue bit for bit
+    replayed: bool = False  # its next step was replayed with the same result
+    lazy: LazyRestore | None = None  # what has not arrived yet
+    steps: Mapping[str, Sequence[int]] = field(default_factory=dict)  # on rank 0: of each store that answered
 
     def left_as_it_was(self) -> tuple[str, ...]:
-        """Why a run drifts that has not all of its state from the checkpoint."""
+        """Say why the run will drift if only a part was restored."""
         parts = [*self.missing, *self.skipped]
         return (f"only a part was restored, the rest is as it was: {listed(parts)}",) if parts else ()
 
@@ -68,15 +71,14 @@ class Restored:
     def __str__(self) -> str:
         skipped = f"; passed over {'; '.join(self.passed_over)}" if self.passed_over else ""
         proven = "; replayed and identical" if self.replayed else ""
-        how = "on demand, ready after" if self.on_demand is not None else "in"
+        how = "on demand, ready after" if self.lazy is not None else "in"
         taken = f"{self.bytes} bytes {how} {self.seconds:.3f} s"
         return f"restored step {self.step} from {self.store}: {taken}{skipped}{proven}"
 
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """A restore makes objects by the number of tensors, and nearly all of them stay: there is nothing to collect, and
-    looking for it takes time by the number of all objects."""
+    """Pause garbage collection: a restore creates many objects and keeps nearly all, and a collection visits each."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -97,49 +99,30 @@ def restore_newest(
     *,
     deadline_s: float = 600.0,
 ) -> Restored | None:
-    """Try checkpoints newest first, and each in the nearest store first; the first that is whole is loaded. Ranks load
-    the same one, or none: rank 0 says which, and only what every rank could fetch is loaded by any."""
-    problems: list[str] = []
-    seen: dict[str, Sequence[int]] = {}
+    """Try checkpoints newest first, each in the nearest store first, and load the first whole one. Rank 0 proposes;
+    ranks load a checkpoint only if every rank could read it."""
     rank, world_size = ranks.rank_and_world_size()
 
-    def candidates() -> list[tuple[int, int]]:
+    def find() -> FoundCheckpoints:
         if lazy:
             refuse_compiled(components)
-        return _candidates(stores, run, step, problems, seen) if rank == 0 else []
+        return find_checkpoints(stores if rank == 0 else (), run, step)
 
-    found, _ = ranks.agree(CALL, candidates, deadline_s=ranks.START_S)
+    found, _ = ranks.agree(CALL, find, deadline_s=ranks.START_S)
+    problems = found.problems
     while True:
         began = time.perf_counter()
-        candidate, nearness = chosen = found.pop(0) if found else (-1, 0)
+        proposed, index = found.candidates.pop(0) if found.candidates else (-1, 0)
         if world_size > 1:
-            candidate, nearness = ranks.broadcast_from_rank_0(CALL, chosen)
-        if candidate < 0:
+            proposed, index = ranks.broadcast_from_rank_0(CALL, (proposed, index))
+        if proposed < 0:
             break
-        store = stores[nearness]
-        what = f"step {candidate} in {store.url}"
-        fetch = partial(_Fetched, store, run, candidate, components, deadline_s, lazy, wanted or Wanted())
-        fetched = _on_every_rank(fetch, what, problems, deadline_s)
-        if fetched is None:
-            continue
-        if _on_every_rank(partial(fetched.load, components), what, problems, deadline_s):
-            return Restored(
-                step=candidate,
-                store=store.url,
-                origin=store.origin(fetched.manifest),
-                fetched=store.is_prefetched(fetched.manifest),
-                bytes=fetched.manifest.size_bytes,
-                seconds=time.perf_counter() - began,
-                passed_over=tuple(problems),
-                facts=fetched.manifest.facts,
-                missing=tuple(fetched.selected.missing),
-                unexpected=tuple(fetched.selected.unexpected),
-                skipped=tuple(fetched.selected.skipped),
-                on_demand=fetched.on_demand,
-                seen=seen,
-            )
-        if fetched.on_demand is not None:
-            fetched.on_demand.abandon()
+        candidate = _Candidate(stores[index], run, proposed, deadline_s, lazy)
+        if _on_every_rank(candidate, lambda c: c.read(components, wanted or Wanted()), problems):
+            if _on_every_rank(candidate, lambda c: c.load(components), problems):
+                return candidate.restored(time.perf_counter() - began, problems, found.steps)
+            if candidate.lazy is not None:
+                candidate.lazy.abandon()
     verdict = ranks.meet(CALL, problem="; ".join(problems) or None)
     if verdict.problems:
         why = "; ".join(problems) or verdict.text()
@@ -149,102 +132,105 @@ def restore_newest(
     return None
 
 
-def _candidates(
-    stores: Sequence[Store], run: str, step: int | None, problems: list[str], seen: dict[str, Sequence[int]]
-) -> list[tuple[int, int]]:
-    """Steps and the stores that have them; ``seen`` gets all that each store has."""
-    found: list[tuple[int, int]] = []
-    for nearness, store in enumerate(stores):
-        try:
-            seen[store.url] = store.steps(run)
-            found += [(s, nearness) for s in seen[store.url] if step in (None, s)]
-        except StoreError as error:
-            problems.append(f"{store.url}: {error}")
-            log.warning("cannot look for checkpoints in %s", problems[-1])
-    return sorted(found, key=lambda one: (-one[0], one[1]))
-
-
-def _on_every_rank(work: Callable[[], T], what: str, problems: list[str], deadline_s: float) -> T | None:
-    """What the work returns, where every rank could do it; the problems tell why one could not. An error for which no
-    older checkpoint is tried is raised on every rank."""
-    result, error = ranks.attempt(work)
+def _on_every_rank(candidate: _Candidate, work: Callable[[_Candidate], None], problems: list[str]) -> bool:
+    """Do the work on every rank. False if it failed on one, with a problem added. Raises on every rank if one has an
+    error that an older checkpoint would not mend."""
+    _, error = ranks.attempt(lambda: work(candidate))
     fatal = error is not None and not isinstance(error, _UNUSABLE)
-    kind = "" if isinstance(error, DeepvmError) else f"{type(error).__name__}: "
-    problem = None if error is None else f"{kind}{error}"
+    problem = None if error is None else describe(error)
     if error is not None and not fatal:
-        log.warning("cannot restore %s: %s", what, problem, exc_info=error if kind else None)
-    verdict = ranks.meet(CALL, fatal, problem=problem, deadline_s=ranks.START_S + deadline_s)
+        trace = None if isinstance(error, DeepvmError) else error
+        log.warning("cannot restore %s: %s", candidate, problem, exc_info=trace)
+    verdict = ranks.meet(CALL, fatal, problem=problem, deadline_s=ranks.START_S + candidate.deadline_s)
     if error is not None and fatal:
         raise error
     if any(verdict.values):
         raise CheckpointError(verdict.text())
-    if not verdict.problems:
-        return result
-    problems.append(f"{what}: {verdict.text() if len(verdict.values) > 1 else problem}")
-    return None
+    if verdict.problems:
+        problems.append(f"{candidate}: {verdict.text() if len(verdict.values) > 1 else problem}")
+    return not verdict.problems
 
 
-class _Fetched:
-    """A checkpoint of which the header is here; and, unless the rest is to come on demand, all that is asked for."""
+class _Candidate:
+    """A checkpoint that may be restored: ``read``, then ``load`` it."""
 
-    def __init__(
-        self,
-        store: Store,
-        run: str,
-        step: int,
-        components: Mapping[str, Any],
-        deadline_s: float,
-        lazy: bool,
-        wanted: Wanted,
-    ) -> None:
-        self._deadline_s, self._lazy = deadline_s, lazy
-        self.on_demand: LazyRestore | None = None
-        self.manifest = store.manifest(run, step)
-        self._memory, self._source = open_source(store, self.manifest)
-        self._fetch(range(1))
-        header = header_bytes(self._memory.view[:8], self.manifest.size_bytes)
-        self._here = range(chunk_count(header, self.manifest.chunk_bytes))
-        self._fetch(self._here[1:])
-        self._layout, metadata = read_header(self._memory.view, self.manifest.size_bytes)
+    manifest: Manifest
+    selected: Selection
+    _memory: Staging
+    _source: ChunkSource
+    _chunk_map: ChunkMap
+    _tensors: TensorViews
+
+    def __init__(self, store: Store, run: str, step: int, deadline_s: float, lazy: bool) -> None:
+        self._store, self._run, self._step = store, run, step
+        self.deadline_s, self._is_lazy = deadline_s, lazy
+        self.lazy: LazyRestore | None = None
+
+    def __str__(self) -> str:
+        return f"step {self._step} in {self._store.url}"
+
+    def read(self, components: Mapping[str, Any], wanted: Wanted) -> None:
+        """Read the header and, unless the restore is lazy, all chunks that the components need."""
+        self.manifest = manifest = self._store.manifest(self._run, self._step)
+        self._memory, self._source = open_source(self._store, manifest)
+        self._read(range(1), self._place)
+        header = header_bytes(self._memory.view[:8], manifest.size_bytes)
+        of_header = range(chunk_count(header, manifest.chunk_bytes))
+        self._read(of_header[1:], self._place)
+        layout, metadata = read_header(self._memory.view, manifest.size_bytes)
         skeleton = skeleton_of_rank(metadata, ranks.rank_and_world_size()[0])
-        self._pieces = ChunkMap(self._layout, self.manifest.chunk_bytes)
-        self._tensors = TensorViews(self._memory, self._layout)
-        self.selected: Selection = select(components, skeleton, self._tensors, wanted)
-        if not lazy:
-            self._fetch_whole()
-
-    def _fetch_whole(self) -> None:
-        """All chunks of which the components need something."""
+        self._chunk_map = ChunkMap(layout, manifest.chunk_bytes)
+        self._tensors = TensorViews(self._memory, layout)
+        self.selected = select(components, skeleton, self._tensors, wanted)
+        if self._is_lazy:
+            return
         names = names_of_tensors(list(self.selected.skeleton.values()))
-        needed = self._pieces.chunks_of(self._layout.by_name[name] for name in names)
-        self._fetch([chunk for chunk in needed if chunk not in self._here], self._final_place)
-        for chunk in self._here:
-            self._tensors.settle(self._pieces.parts[chunk])
+        needed = self._chunk_map.chunks_of(layout.by_name[name] for name in names)
+        parts = self._chunk_map.parts
+        rest = sorted(chunk for chunk in needed if chunk not in of_header)
+        self._read(rest, lambda chunk: self._tensors.places(parts[chunk]))
+        for chunk in of_header:
+            self._tensors.move_to_places(parts[chunk])
 
-    def _fetch(self, chunks: Collection[int], place: Place | None = None) -> None:
-        arrival = ChunkReader(self._source, self.manifest, place or self._place, sorted(chunks))
+    def _read(self, chunks: Sequence[int], place: Callable[[int], list[Part]]) -> None:
+        reader = ChunkReader(self._source, self.manifest, place, chunks)
         try:
-            arrival.wait_all(self._deadline_s)
+            reader.start()
+            reader.wait_all(self.deadline_s)
         finally:
-            arrival.close()
+            reader.close()
 
     def _place(self, chunk: int) -> list[Part]:
         offset, length = self.manifest.span(chunk)
         self._memory.touch(offset, offset + length)
         return [(offset, length, self._memory.address + offset)]
 
-    def _final_place(self, chunk: int) -> list[Part]:
-        return self._tensors.places(self._pieces.parts[chunk])
-
-    def load(self, components: dict[str, Any]) -> bool:
-        """Give the components their state, or let it come to them."""
-        if self._lazy:
-            prepare(self.selected, Shown(self._tensors))
-            source = SavedTensors(
-                chunks=self._source, manifest=self.manifest, layout=self._layout, deadline_s=self._deadline_s
+    def load(self, components: dict[str, Any]) -> None:
+        """Load the components, or start to load them lazily."""
+        if self._is_lazy:
+            prepare(self.selected, TensorsToCheck(self._tensors))
+            lazy = LazyRestore(
+                self.selected, self._tensors, self._chunk_map, self._source, self.manifest, self.deadline_s
             )
-            self.on_demand = LazyRestore(self.selected, self._tensors, source)
+            lazy.start()
+            self.lazy = lazy
         else:
             load(self.selected, self._tensors)
-        components.update(self.selected.components)  # plain values are other objects now
-        return True
+        components.update(self.selected.components)  # plain values are new objects
+
+    def restored(self, seconds: float, problems: Sequence[str], steps: Mapping[str, Sequence[int]]) -> Restored:
+        return Restored(
+            step=self._step,
+            store=self._store.url,
+            origin=self._store.origin(self.manifest),
+            fetched=self._store.is_prefetched(self.manifest),
+            bytes=self.manifest.size_bytes,
+            seconds=seconds,
+            passed_over=tuple(problems),
+            facts=self.manifest.facts,
+            missing=tuple(self.selected.missing),
+            unexpected=tuple(self.selected.unexpected),
+            skipped=tuple(self.selected.skipped),
+            lazy=self.lazy,
+            steps=steps,
+        )

@@ -1,5 +1,5 @@
-"""In which order the modules of a model first run: recorded once, kept with the checkpoint, and the order in which a
-later restore fetches them."""
+"""A model's first forward -> the order in which its modules ran. Each checkpoint holds it, and a ``lazy`` restore reads
+parameters in that order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ USE_ORDER = "deepvm.use_order"  # its name among the components of a state
 
 
 class UseOrder:
-    """A component of the state. Hooks on the modules remove themselves when they have run once."""
+    """A component of the state. Each hook on a module removes itself once it has run."""
 
     def __init__(self, components: Mapping[str, Any]) -> None:
         self._recorded: dict[str, list[str]] = {}
@@ -23,15 +23,17 @@ class UseOrder:
         self._hooks: list[RemovableHandle] = []
         for name, component in components.items():
             if isinstance(component, torch.nn.Module):
-                self._record(name, component)
+                for path, module in component.named_modules():
+                    if next(module.parameters(recurse=False), None) is not None:
+                        self._hooks.append(self._recorder(name, path, module))
 
     def state_dict(self) -> dict[str, str]:
-        """One text for each component: a list of thousands of names would cost every save a millisecond."""
+        """Return one text per component: a list of thousands of names would cost every save a millisecond."""
         return {name: "\n".join(order) for name, order in self._recorded.items()} or self._known
 
     def check_state_dict(self, state: Any) -> None:
         if not isinstance(state, Mapping) or not all(isinstance(text, str) for text in state.values()):
-            raise Corrupt("the saved order of modules is not text")
+            raise Corrupt("the saved order of modules is not a mapping of texts")
 
     def load_state_dict(self, state: Mapping[str, str]) -> None:
         self.check_state_dict(state)
@@ -42,23 +44,18 @@ class UseOrder:
             hook.remove()
         self._hooks = []
 
-    def _record(self, component: str, root: torch.nn.Module) -> None:
-        for name, module in root.named_modules():
-            if next(module.parameters(recurse=False), None) is not None:
-                self._hooks.append(self._recorder(component, name, module))
-
     def _recorder(self, component: str, name: str, module: torch.nn.Module) -> RemovableHandle:
-        def seen(*_: object) -> None:
-            if torch.compiler.is_compiling():  # a compiled model keeps its hook, which it does not run
+        def record(*_: object) -> None:
+            if torch.compiler.is_compiling():  # a compiled model keeps its hook, and does not run it
                 return
             handle.remove()
             self._recorded.setdefault(component, []).append(name)
 
-        handle: RemovableHandle = module.register_forward_pre_hook(seen)
+        handle: RemovableHandle = module.register_forward_pre_hook(record)
         return handle
 
 
 def modules_in_order(skeleton: Mapping[str, Any], component: str) -> list[str]:
-    """The names of a component's modules, as they ran when the checkpoint was made; empty where nobody saw it."""
+    """Return the names of a component's modules in the order in which they ran; empty if it was not recorded."""
     text = skeleton.get(USE_ORDER, {}).get(component, "")
     return str(text).split("\n") if text else []

@@ -1,5 +1,7 @@
-"""What becomes of a checkpoint once the first store has it: it goes on until it is durable, older ones are deleted, and
-nodes that missed it get it back."""
+"""What follows a commit: the checkpoint becomes durable, older ones are deleted, nodes that missed it are repaired.
+
+Input: handles of committed saves, from saver.py. Output: their state is durable.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +16,35 @@ from contextlib import suppress
 from deepvm.checkpoint.determinism.replay import Witnesses, witness_run
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.save.event_log import EventLog
-from deepvm.checkpoint.save.step_order import Order
+from deepvm.checkpoint.save.step_order import StepOrder
 from deepvm.errors import StoreError
 from deepvm.store.base import Store
 from deepvm.store.memory.repair import repair
+from deepvm.store.memory.store import MemoryStore
 
 log = logging.getLogger("deepvm.checkpoint")
 
-DURABLE_POLL_S, SLOWEST_POLL_S = 0.005, 0.5
-REPAIR_S = 1.0  # how often a node that missed a checkpoint is looked for
+CHECK_S = 0.5  # how long one request waits for a change: a newer commit, or the end, is noticed in between
+FURTHER_POLL_S = 0.05  # files and buckets cannot report a change
+REPAIR_S = 1.0  # between two attempts to repair a node that missed a checkpoint
 
 
 class DurabilityWorker:
-    """A thread that follows each committed checkpoint. Rank 0 copies, deletes and repairs; the others look."""
+    """A thread that follows each committed checkpoint. Rank 0 copies, deletes and repairs; others only observe."""
 
     def __init__(
         self,
         stores: Sequence[Store],
         run: str,
         rank: int,
-        told: EventLog,
+        event_log: EventLog,
         *,
-        order: Order,
+        order: StepOrder,
         status: Status,
         deadline_s: float,
         witnesses: Witnesses | None,
     ) -> None:
-        self._stores, self._run, self._rank, self._event_log = stores, run, rank, told
+        self._stores, self._run, self._rank, self._event_log = stores, run, rank, event_log
         self._order, self._status, self._deadline_s = order, status, deadline_s
         self._witnesses = witnesses
         self._newest: SaveHandle | None = None
@@ -49,22 +53,21 @@ class DurabilityWorker:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Before the first follows."""
+        """Start the thread, before the first ``follow``."""
         self._thread = threading.Thread(target=self._loop, name="deepvm-tier", daemon=True)
         self._thread.start()
 
     def follow(self, handle: SaveHandle) -> None:
-        """The first store has this one."""
+        """Make a save durable that the first store has."""
         self._newest = handle
         self._committed.put(handle)
 
     def finish_by(self, ends_s: float) -> None:
-        """Wait until then at most for memory nodes to write on by themselves what they have; not for those that do
-        not."""
+        """Wait until then at most for the write-back of memory nodes, and not at all if they have none."""
         self._ends_s = ends_s
 
     def end(self) -> None:
-        """No other will follow."""
+        """End the thread after the saves that it follows."""
         self._committed.put(None)
 
     def join(self, timeout_s: float) -> None:
@@ -92,7 +95,7 @@ class DurabilityWorker:
                 log.warning("%s", self._status.last_error)
 
     def _make_durable(self, handle: SaveHandle) -> str | None:
-        """Where it is durable now; None where it is not, or not in time."""
+        """Return the place where it is durable now; None if it is not, or not in time."""
         first, *further = self._stores
         if self._rank == 0:
             self._supersede(first, handle)
@@ -109,29 +112,30 @@ class DurabilityWorker:
                 self._retain(store)
             return further[0].url
         nodes = first.memory_nodes()
-        if nodes is None:
-            return None
-        ends, pause_s = time.monotonic() + self._deadline_s, DURABLE_POLL_S
-        while time.monotonic() < min(ends, self._ends_s) and self._committed.empty():
-            if self._ends_s < math.inf and (self._rank != 0 or not nodes.writes_on(self._run)):
+        return None if nodes is None else self._await_nodes(nodes, handle.step, further)
+
+    def _await_nodes(self, nodes: MemoryStore, step: int, further: Sequence[Store]) -> str | None:
+        """Wait until the nodes, or rank 0, have made it durable. Nodes answer when a state changes."""
+        ends_s, watch = time.monotonic() + self._deadline_s, nodes.watch(self._run)
+        while time.monotonic() < min(ends_s, self._ends_s) and self._committed.empty():
+            states = watch.states(step)
+            if self._ends_s < math.inf and (self._rank != 0 or not watch.writes_on):
                 return None
             if further:
-                if all(handle.step in store.steps(self._run) for store in further):
+                if all(step in store.steps(self._run) for store in further):
                     return further[0].url
-            else:
-                states = nodes.states(self._run, handle.step)
-                if not states:  # overtaken by a newer one before it was written on
-                    return None
-                if nodes.is_durable(states):
-                    return first.url
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, SLOWEST_POLL_S)
-            if pause_s == SLOWEST_POLL_S:
-                self._repair()
+                time.sleep(FURTHER_POLL_S)
+                continue
+            if not states:  # superseded by a newer one before it was written back
+                return None
+            if nodes.is_durable(states):
+                return nodes.url
+            watch.wait(CHECK_S, node=next((node for node, state in states.items() if state == "remote"), None))
+            self._repair()
         return None
 
     def _repair(self) -> None:
-        """Make the copies again that nodes missed which were down; as soon as they answer, and no save is under way."""
+        """Restore the replicas of nodes that were down, as soon as they answer and no save is under way."""
         nodes, newest = self._stores[0].memory_nodes(), self._newest
         if not self._status.nodes_down or newest is None or self._rank != 0 or nodes is None:
             return
@@ -144,7 +148,7 @@ class DurabilityWorker:
             self._status.nodes_down = tuple(node for node in self._status.nodes_down if node not in whole)
 
     def _supersede(self, store: Store, handle: SaveHandle) -> None:
-        """Remove what a restore went back behind, and its witnesses."""
+        """Delete the steps after the restored one, and their witnesses."""
         for step in self._order.committed(store, handle.step, handle.attempt):
             if self._witnesses is not None:
                 with suppress(StoreError):
@@ -154,4 +158,4 @@ class DurabilityWorker:
         self._order.prune(store)
         if self._witnesses is not None:
             with suppress(StoreError):
-                self._witnesses.forget_lonely(store)
+                self._witnesses.prune(store)

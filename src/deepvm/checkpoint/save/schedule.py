@@ -1,8 +1,8 @@
-"""Whether to save after a step: what the policy says, what is announced to a machine, and how ranks decide alike.
+"""Decide whether to save after a step. Input: the policy, and notices to a machine. All ranks decide the same.
 
-What follows from the step's number alone, every rank knows. All else (clocks, measurements, a notice to one machine)
-they have to ask each other, at the process group's store: at most every LOOK_S seconds, or at every step where one
-takes as long as that. When they ask next is part of each answer, so that all ask at the same step.
+What follows from the step's number alone, every rank knows. For all else (clocks, measurements, a notice to one
+machine) ranks ask each other, at most every ASK_S seconds, or at every step if one takes longer. Each answer says at
+which step they ask next, so that all ask at the same one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from deepvm.policy import AnyOf, AtNotice, Moment, SavePolicy
 
 log = logging.getLogger("deepvm.checkpoint")
 
-LOOK_S = 0.1
+ASK_S = 0.1
 _MOST_BYTES = 2**16  # of a notice
 MOST_STEPS = 10  # between two questions: steps may become slower than they were
-UNTIMED_NOTICE_S = 30.0  # where a notice does not say when: the least that clouds give
+UNTIMED_NOTICE_S = 30.0  # if a notice has no time: the least that clouds give
 
 
 class SaveSchedule:
     def __init__(self, policy: SavePolicy, world_size: int, *, expects_notices: bool) -> None:
-        """``expects_notices``: whether some machine may be announced its end, whatever the policy says of that."""
+        """``expects_notices``: a notice may reach some machine, and makes all ranks save, whatever the policy."""
         self._world_size = world_size
         if expects_notices:
             policy = AnyOf(policy, AtNotice())
@@ -36,7 +36,7 @@ class SaveSchedule:
         self._steps_until_question = 1
 
     def due(self, now: Moment, step_s: float) -> bool:
-        """Every rank asks after every step, and is told the same."""
+        """True if ranks save after this step. Every rank calls it after every step, and gets the same answer."""
         due = any(part.due(now) for part in self._certain)
         if self._world_size == 1:
             return due or any(part.due(now) for part in self._uncertain)
@@ -49,12 +49,12 @@ class SaveSchedule:
         own = any(part.due(now) for part in self._uncertain)
         some, slowest_us = ranks.all_reduce_max(f"step({now.step})", (int(own), int(self._slowest_s * 1e6)))
         self._slowest_s = 0.0
-        self._steps_until_question = min(MOST_STEPS, max(1, int(LOOK_S * 1e6) // max(1, slowest_us)))
+        self._steps_until_question = min(MOST_STEPS, max(1, int(ASK_S * 1e6) // max(1, slowest_us)))
         return due or bool(some)
 
 
 class Pace:
-    """When steps, saves and notices were: what policies are asked with."""
+    """The times of steps, saves and notices, from which policies decide."""
 
     def __init__(self) -> None:
         self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
@@ -63,7 +63,7 @@ class Pace:
         self.notice_ends_s: float | None = None
 
     def stepped(self) -> float:
-        """How long the step took that is finished now."""
+        """Return how long the step took that is finished now."""
         now_s = time.monotonic()
         seconds, self._last_step_s = now_s - self._last_step_s, now_s
         return seconds
@@ -95,24 +95,24 @@ class Pace:
 
 
 class NoticeFile:
-    """Written by whoever watches over this machine when its end is announced: ``{"action": "terminate", "at_s":
-    1790000000.0}``, in seconds since 1970. Looking at it costs one stat."""
+    """A file that announces this machine's preemption: ``{"action": "terminate", "at_s": 1790000000.0}``, in seconds
+    since 1970. To check it costs one stat."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
-        self.interrupts = False  # whether the run ends with the save that the notice asks for
+        self.interrupts = False  # the run ends with the save that the notice asks for
 
     def seconds_left(self) -> float | None:
-        """Until the end that is announced there; None where nothing is, or nothing new since the last look."""
+        """Return the time until the announced preemption; None if there is none, or none that is new."""
         if self._path is None:
             return None
         try:
             found = os.stat(self._path)
-            looks = (found.st_mtime_ns, found.st_ino, found.st_size)
-            if looks == self._seen:
+            version = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if version == self._seen:
                 return None
-            self._seen = looks
+            self._seen = version
             with open(self._path, "rb") as file:
                 notice = strict_json.loads(file.read(_MOST_BYTES + 1) or b"{}", most_bytes=_MOST_BYTES)
             at_s = notice.get("at_s")
@@ -121,12 +121,6 @@ class NoticeFile:
             return left_s
         except FileNotFoundError:
             return None
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            OverflowError,
-        ) as error:  # half written, or nothing of ours
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError) as error:  # truncated, or not a notice
             log.warning("the notice in %s cannot be read: %s", self._path, error)
             return None

@@ -1,8 +1,9 @@
-"""Which steps of its run a session may delete from a store, and over which it may not save.
+"""Which steps of its run a session may delete from a store, and which ones keep it from saving.
 
-In: what restore() saw and took, and what was committed. A step that this session neither wrote nor restored, and that
-is newer than all that it did, is another training's or was out of reach: nothing here deletes it. What restore() saw
-and went back behind is superseded: it goes at the first commit after that, so that the new branch is the newest.
+Input: what restore() saw and loaded, and what was committed. A step that this session neither wrote nor restored, and
+that is newer than all that it did, belongs to another training or was unreachable: it is never deleted. Steps that
+restore() saw after the one that it loaded are superseded. They are deleted at the first commit after that, so that the
+new branch is the newest.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class _InStore:
         self.warned = False
 
     def refuse(self, step: int) -> None:
-        """Raises where a newer step is there that nobody restored. Asks the store once."""
+        """Raise if the store has a newer step that was not restored. Asks the store once."""
         if self.found is None:
             self.found = max(self.store.steps(self.run), default=-1)
         if step < self.found:
             raise CheckpointError(
                 f'run "{self.run}" in {self.store.url} has step {self.found}, newer than step {step} and not restored: '
-                "call restore() first, or take another run="
+                "call restore() first, or choose another run="
             )
         self.found = -1
 
@@ -51,49 +52,48 @@ class _InStore:
         self.own = [*(s for s in self.own if s != step), step]
         self.superseded = [s for s in self.superseded if s != step]
 
-    def goes_back_behind(self, step: int) -> bool:
-        """Whether a save that was under way at the restore is newer than what that took: then it is superseded too."""
+    def supersede(self, step: int) -> bool:
+        """True if a save that was under way at the restore is newer than the restored step: it is superseded, too."""
         newer = bool(self.own) and step > self.own[-1]
         if newer and step not in self.superseded:
             self.superseded.append(step)
         return newer
 
     def remove_superseded(self) -> list[int]:
-        """Those that are gone now; the others are tried again at the next commit."""
-        gone = []
+        """Delete superseded steps and return them; those that fail are tried again at the next commit."""
+        deleted = []
         for step in self.superseded:
             with suppress(StoreError):
                 self.store.delete(self.run, step)
-                gone.append(step)
-        self.superseded = [s for s in self.superseded if s not in gone]
-        if gone:
-            named = f"step {', '.join(map(str, gone))} of run {self.run} {'is' if len(gone) == 1 else 'are'} removed"
-            log.warning("%s from %s: training went on from an older step", named, self.store.url)
-        return gone
+                deleted.append(step)
+        self.superseded = [s for s in self.superseded if s not in deleted]
+        if deleted:
+            steps = ", ".join(map(str, deleted))
+            log.warning("deleted step %s of run %s from %s: training continued from an older step",
+                        steps, self.run, self.store.url)  # fmt: skip
+        return deleted
 
     def prune(self, retention: Retention) -> None:
-        """Delete what has expired of its own and of older ones. What was committed last is the newest, whatever its
-        number."""
+        """Delete expired steps: its own and older ones. What was committed last counts as the newest."""
         found = self.store.steps(self.run)
         newest = max(self.own, default=-1)
         older = [s for s in found if s < newest and s not in self.own]
         self.own = [s for s in self.own if s in found]
-        expired = retention.expired_in_order([*older, *self.own])
-        for step in expired:
+        for step in retention.expired_in_order([*older, *self.own]):
             with suppress(StoreError):
                 self.store.delete(self.run, step)
-        strange = [s for s in found if s > newest and s not in self.superseded]
-        if strange and not self.warned:
+        unknown = [s for s in found if s > newest and s not in self.superseded]
+        if unknown and not self.warned:
             self.warned = True
             log.warning(
-                "%s has step %s of run %s, newer than step %d and unknown to restore(): left alone, and the next "
-                "restore() takes it; delete it where it is not wanted",
-                self.store.url, ", ".join(map(str, strange)), self.run, newest,
+                "%s has step %s of run %s, newer than step %d and not seen by restore(): it is kept, and the next "
+                "restore() loads it; delete it if it is not wanted",
+                self.store.url, ", ".join(map(str, unknown)), self.run, newest,
             )  # fmt: skip
 
 
-class Order:
-    """The steps of a run in all of its stores. Rank 0 asks and deletes; the others hear what it found."""
+class StepOrder:
+    """The steps of a run in all of its stores. Rank 0 asks and deletes; the others learn what it found."""
 
     def __init__(self, stores: Sequence[Store], run: str, retention: Retention, rank: int, world_size: int) -> None:
         self._places = [_InStore(store, run) for store in stores]
@@ -103,37 +103,37 @@ class Order:
         self._lock = threading.Lock()
 
     def check_alone(self, step: int) -> None:
-        """With one rank: in the background, where a store that hangs keeps nobody from training."""
+        """Check with one rank: in the background, so that a store that hangs does not keep the trainer waiting."""
         if self._world_size == 1 and not self._settled:
             self._check(step)
 
     def _check(self, step: int) -> None:
-        """Raises where a store has a newer step that was not restored. A store that does not answer is asked again."""
+        """Raise if a store has a newer step that was not restored. A store that does not answer is asked again."""
         with self._lock:
             for place in self._places:
-                with suppress(StoreError):  # the save itself tells of it
+                with suppress(StoreError):  # the save itself reports it
                     place.refuse(step)
             self._settled = all(place.found == -1 for place in self._places)
 
     def check_together(self, step: int) -> None:
-        """With several ranks, before any of them takes a snapshot: all raise, or none."""
+        """Check with several ranks, before any of them takes a snapshot: all raise, or none."""
         if self._world_size > 1 and not self._settled:
             check = (lambda: self._check(step)) if self._rank == 0 else (lambda: None)
-            _, told = ranks.agree(f"save({step})", check, tell=lambda _: self._settled)
-            self._settled = bool(told[0])
+            _, settled = ranks.agree(f"save({step})", check, report=lambda _: self._settled)
+            self._settled = bool(settled[0])
 
     def restored(self, step: int | None, seen: Mapping[str, Sequence[int]], attempts: int) -> None:
-        """``step``: what was taken, None where no store had any. ``seen``: all steps of the stores that answered."""
+        """``step``: what was loaded, None if no store had any. ``seen``: all steps of the stores that answered."""
         with self._lock:
             self._settled, self._since = True, attempts
             for place in self._places:
                 place.restored(step, seen.get(place.store.url))
 
     def committed(self, store: Store, step: int, attempt: int) -> list[int]:
-        """A store has this one: remove from it what the new branch supersedes. Returns what was removed."""
+        """Delete from a store what a step that it has now supersedes; return the deleted steps."""
         with self._lock:
             place = self._place(store)
-            if attempt <= self._since and place.goes_back_behind(step):
+            if attempt <= self._since and place.supersede(step):
                 return []
             place.committed(step)
             return place.remove_superseded()

@@ -1,8 +1,8 @@
-"""Tensors on a GPU, on their way into staging memory while the GPU goes on computing.
+"""Tensors on a GPU, copied into staging memory while the GPU continues to compute.
 
 Staging memory is registered with the driver once. Copies are enqueued on a side stream, which first waits for what the
-current stream has been given so far; every 64 MiB an event is recorded behind them. Nobody waits on the CPU for a copy
-but the senders, and each of them only for the events of its own chunk. On the GPU, the current stream waits:
+current stream was given so far; every 64 MiB an event is recorded behind them. On the CPU only senders wait for a copy,
+each of them for the events of its own chunk. On the GPU, the current stream waits:
 
 - at once for tensors that no optimizer owns, since the next forward pass may change them;
 - in the optimizer's pre-hook for those that only its step changes.
@@ -14,6 +14,7 @@ with a device that is a thread, and the tests of ``Cuda`` itself run wherever th
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -28,7 +29,7 @@ from deepvm.errors import CheckpointError
 log = logging.getLogger("deepvm.checkpoint")
 
 GROUP_BYTES = 64 * 2**20  # copied between two events: 3 ms on PCIe 4, so that senders start early and events stay few
-ARRIVE_S = 600.0  # no copy takes so long; a device that needs more is lost
+ARRIVE_S = 600.0  # no copy takes longer; a device that needs more is lost
 POLL_S = 0.0002
 versions_of = attrgetter("_version")
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every GPU of the process
@@ -38,12 +39,12 @@ class DeviceEvent(Protocol):
     """A mark in a stream."""
 
     def query(self) -> bool:
-        """Whether everything before it is done. Does not wait."""
+        """True if everything before it is done. Does not wait."""
         ...
 
 
 class Device(Protocol):
-    """What is asked of a kind of GPU. A side stream belongs to each of its devices."""
+    """The operations of a kind of GPU. A side stream belongs to each of its devices."""
 
     def has(self, tensor: torch.Tensor) -> bool: ...
 
@@ -54,7 +55,7 @@ class Device(Protocol):
     def unregister(self, address: int) -> None: ...
 
     def follow(self, device: torch.device) -> None:
-        """Let the side stream wait for what the current one has been given so far."""
+        """Let the side stream wait for what the current one was given so far."""
         ...
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
@@ -78,12 +79,10 @@ class Cuda:
         return tensor.is_cuda
 
     def register(self, address: int, size_bytes: int) -> None:
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._check("cudaHostRegister", cudart.cudaHostRegister(address, size_bytes, _PORTABLE))
+        self._call("cudaHostRegister", address, size_bytes, _PORTABLE)
 
     def unregister(self, address: int) -> None:
-        cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        self._check("cudaHostUnregister", cudart.cudaHostUnregister(address))
+        self._call("cudaHostUnregister", address)
 
     def follow(self, device: torch.device) -> None:
         self._stream(device).wait_stream(torch.cuda.current_stream(device))
@@ -108,9 +107,10 @@ class Cuda:
         return self._streams[device]
 
     @staticmethod
-    def _check(call: str, code: Any) -> None:
-        if int(code) != 0:
-            raise CheckpointError(f"{call} failed with error {int(code)}")
+    def _call(name: str, *arguments: int) -> None:
+        code = int(getattr(torch.cuda.cudart(), name)(*arguments))  # type: ignore[no-untyped-call]
+        if code != 0:
+            raise CheckpointError(f"{name} failed with error {code}")
 
 
 class Arrivals:
@@ -119,9 +119,7 @@ class Arrivals:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._groups: list[tuple[int, int, DeviceEvent]] = []
-        self._held: dict[
-            torch.device, DeviceEvent
-        ] = {}  # the last of each device, until the current stream waits for it
+        self._held: dict[torch.device, DeviceEvent] = {}  # each device's last, until the current stream waits for it
         self._owned: Sequence[torch.Tensor] = ()
         self._versions: list[int] = []
 
@@ -135,11 +133,11 @@ class Arrivals:
         self._owned, self._versions = owned, list(map(versions_of, owned))
 
     def changed(self) -> bool:
-        """Whether one of them has changed already."""
+        """True if one of them has changed already."""
         return list(map(versions_of, self._owned)) != self._versions
 
     def hold(self) -> None:
-        """From here on the current streams wait for all copies."""
+        """Let the current streams wait for all copies."""
         held, self._held = self._held, {}
         for where, event in held.items():
             self._device.hold(where, event)
@@ -152,10 +150,6 @@ class Arrivals:
                 if time.monotonic() > deadline:
                     raise CheckpointError(f"a copy from the GPU did not finish within {ARRIVE_S:g} s")
                 time.sleep(POLL_S)
-
-    def wait_all(self) -> None:
-        for start, end, _ in self._groups:
-            self.wait(start, end)
 
 
 class DeviceCopies:
@@ -177,8 +171,8 @@ class DeviceCopies:
         loose: Sequence[tuple[int, torch.Tensor]],
         owned: Sequence[tuple[int, torch.Tensor]],
     ) -> Arrivals | None:
-        """Enqueue the copies of tensors, given with their entries: those that anything may change, and those that only
-        an optimizer's step changes. None where there is nothing to copy."""
+        """Enqueue the copies of tensors, by entry: those that anything may change, and those that only an optimizer's
+        step changes. None if there is nothing to copy."""
         if not loose and not owned:
             return None
         self._register(staging)
@@ -193,11 +187,11 @@ class DeviceCopies:
         return arrivals
 
     def release(self) -> None:
-        """Let go of staging memory, once nothing is copied into it any more."""
+        """Release staging memory, once nothing is copied into it any more."""
         staging, self._staging = self._staging, None
         last, self._last = self._last, None
         if last is not None:
-            last.wait_all()
+            last.wait(0, sys.maxsize)
         if staging is not None and self._pinned:
             self._device.unregister(staging.address)
         self._pinned = False
@@ -216,7 +210,7 @@ class DeviceCopies:
     def _enqueue(
         self, staging: Staging, layout: Layout, tensors: Sequence[tuple[int, torch.Tensor]], arrivals: Arrivals
     ) -> None:
-        """In the order of the file, device by device, an event behind every group."""
+        """Copy in the order of the file, device by device, with an event behind every group."""
         entries = layout.entries
         for where in sorted({tensor.device for _, tensor in tensors}, key=str):
             mine = [(entry, tensor) for entry, tensor in tensors if tensor.device == where and entries[entry].bytes]
@@ -234,7 +228,7 @@ class DeviceCopies:
 
 
 def _pieces(staging: Staging, entry: Entry, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """A tensor in parts of at most one group: where each is in the file, and what is to be copied from where."""
+    """Divide a tensor into parts of at most one group: the offset in the file, the target and the source of each."""
     to = staging.tensor(entry.start, DTYPES[entry.dtype], entry.shape)
     if entry.bytes <= GROUP_BYTES or not tensor.is_contiguous():
         yield entry.start, to, tensor

@@ -13,30 +13,29 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
-from deepvm.checkpoint.buffers.priority import lower_priority
-from deepvm.checkpoint.buffers.write_watch import Range, WriteWatch, collapse, plain_memory
+from deepvm.checkpoint.buffers.priority import start_background
+from deepvm.checkpoint.buffers.write_watch import Range, WriteWatch, collapse, joined, plain_memory
 
 PAGE_BYTES = mmap.PAGESIZE
 LEAST_BYTES = 64 * 1024  # smaller tensors have few whole pages, and are copied
 LEAST_COVER = 0.5  # of a huge page's bytes; the rest belongs to others, who may write it and split the page
 MOST_RUNS = 4096  # each takes two of the 65,530 mappings that a process may have
-COLLAPSE_AGAIN_S = 60.0  # where many are split: a forked process does that to all that are written
+COLLAPSE_AGAIN_S = 60.0  # if many are split: a forked process splits all that are written
 FEW_PAGES = 32  # 15 ms of a sender's time
 MOST_FAILURES = 8  # after which a page is left as it is
 
 
 def whole_pages(address: int, length: int) -> Range:
-    """The whole pages within some memory; an empty range where there is none."""
+    """Return the whole pages within some memory; or an empty range."""
     start = -(-address // PAGE_BYTES) * PAGE_BYTES
     return start, max(start, (address + length) // PAGE_BYTES * PAGE_BYTES)
 
 
 def within(ranges: Sequence[Range], start: int, end: int) -> list[Range]:
-    """The parts of [start, end) that lie in sorted ranges."""
+    """Return the parts of [start, end) that lie in sorted ranges."""
     found = []
     at = max(0, bisect.bisect_right(ranges, (start, 2**64)) - 1)
     for first, last in ranges[at:]:
@@ -49,11 +48,7 @@ def within(ranges: Sequence[Range], start: int, end: int) -> list[Range]:
 
 def watchable(tensor: torch.Tensor) -> bool:
     """True if all writes to it go through this process's page tables: not those of a GPU into pinned memory."""
-    return tensor.nbytes >= LEAST_BYTES and not (_cuda_in_use() and tensor.is_pinned())
-
-
-def _cuda_in_use() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    return tensor.nbytes >= LEAST_BYTES and not (torch.cuda.is_initialized() and tensor.is_pinned())  # type: ignore[no-untyped-call]
 
 
 class LivePages:
@@ -63,15 +58,16 @@ class LivePages:
         self._watch, self._owner = watch, object()
         pages = _well_covered(tensors, watch.huge_bytes) if watch.huge_bytes else set()
         self.pages = watch.claim(self._owner, pages)
-        self._runs = [run for run in _runs(self.pages, watch.huge_bytes)[:MOST_RUNS] if watch.register(*run)]
+        runs = joined((page * watch.huge_bytes, (page + 1) * watch.huge_bytes) for page in sorted(self.pages))
+        self._runs = [run for run in runs[:MOST_RUNS] if watch.register(*run)]
         self._bytes = sum(end - start for start, end in self._runs)
         self._protected: tuple[Range, ...] = ()
         self._collapsing: threading.Thread | None = None
         self._collapse_after_s = 0.0
         self._whole = True  # at the last save, all was in huge pages
-        self._failures: dict[int, int] = {}  # by page: it could not be made a huge one so often
+        self._failures: dict[int, int] = {}  # by page: how often it could not be made huge
         self._ended = threading.Event()
-        self.close = weakref.finalize(self, _let_go, watch, self._owner, self._runs, self._ended)
+        self.close = weakref.finalize(self, _release, watch, self._owner, self._runs, self._ended)
         self.close.atexit = False
 
     def protect(self) -> tuple[Range, ...]:
@@ -91,13 +87,9 @@ class LivePages:
     def untouched(self, ranges: Iterable[Range]) -> bool:
         return self._watch.untouched(ranges)
 
-    def all_untouched(self) -> bool:
-        """False also where somebody else's memory in these pages was written."""
-        return self._watch.untouched(self._protected)
-
     def mend(self) -> None:
-        """Bring what is not in huge pages into such: at first all of it, in a thread of low priority, and later the few
-        that were split by writes of their neighbours. Between saves: a protected page stays as it is."""
+        """Move into huge pages what is not: at first all of it, in a thread of low priority, later the few pages that
+        were split by writes of their neighbours. Between saves: a protected page stays as it is."""
         if self._whole or (self._collapsing is not None and self._collapsing.is_alive()):
             return
         huge = [part for run in self._runs for part in self._watch.huge(*run)]
@@ -113,24 +105,12 @@ class LivePages:
             _collapse(*work)
         elif time.monotonic() >= self._collapse_after_s:
             self._collapse_after_s = time.monotonic() + COLLAPSE_AGAIN_S
-            self._collapsing = threading.Thread(target=_stand_back_and_collapse, args=work, name="deepvm-collapse")
-            self._collapsing.daemon = True
-            self._collapsing.start()
-
-    def collapsed(self, timeout_s: float) -> None:
-        """Wait for what runs in the background."""
-        if self._collapsing is not None:
-            self._collapsing.join(timeout_s)
-
-
-def _stand_back_and_collapse(*work: Any) -> None:
-    lower_priority()
-    _collapse(*work)
+            self._collapsing = start_background("deepvm-collapse", _collapse, *work)
 
 
 def _collapse(pages: Sequence[int], huge_bytes: int, failures: dict[int, int], ended: threading.Event) -> None:
     """Page by page: each keeps other threads from mapping memory while it is copied, for half a millisecond. One that
-    cannot be had now (it is protected, or memory is short) stays as it is."""
+    fails (it is protected, or memory is short) stays as it is."""
     for page in pages:
         if ended.is_set():
             return
@@ -138,7 +118,7 @@ def _collapse(pages: Sequence[int], huge_bytes: int, failures: dict[int, int], e
             failures[page] = failures.get(page, 0) + 1
 
 
-def _let_go(watch: WriteWatch, owner: object, runs: Sequence[Range], ended: threading.Event) -> None:
+def _release(watch: WriteWatch, owner: object, runs: Sequence[Range], ended: threading.Event) -> None:
     ended.set()
     for run in runs:
         watch.unregister(*run)
@@ -146,7 +126,7 @@ def _let_go(watch: WriteWatch, owner: object, runs: Sequence[Range], ended: thre
 
 
 def _well_covered(tensors: Iterable[torch.Tensor], huge_bytes: int) -> set[int]:
-    """The numbers of huge pages that are filled with whole pages of these tensors."""
+    """Return the numbers of huge pages that consist mostly of whole pages of these tensors."""
     covered: dict[int, int] = {}
     behind = 0  # tensors may overlap: tied ones do
     for address, length in sorted((t.data_ptr(), t.nbytes) for t in tensors if watchable(t)):
@@ -161,12 +141,3 @@ def _well_covered(tensors: Iterable[torch.Tensor], huge_bytes: int) -> set[int]:
     full = (page for page, size in covered.items() if size >= LEAST_COVER * huge_bytes)
     spans = {page: (page * huge_bytes, (page + 1) * huge_bytes) for page in full}
     return {page for page, span in spans.items() if within(memory, *span) == [span]}
-
-
-def _runs(pages: Iterable[int], huge_bytes: int) -> list[Range]:
-    """Pages as ranges of addresses, neighbours joined."""
-    found: list[Range] = []
-    for page in sorted(pages):
-        start, end = page * huge_bytes, (page + 1) * huge_bytes
-        found.append((found.pop()[0], end) if found and found[-1][1] == start else (start, end))
-    return found

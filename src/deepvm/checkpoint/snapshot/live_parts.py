@@ -7,12 +7,11 @@ are read in place, and the memory to send. All else is in staging memory when a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
-from deepvm.checkpoint.buffers.copying import SMALL_BYTES, CopyJob, copy_one_by_one, in_pieces
+from deepvm.checkpoint.buffers.copying import CopyJob, copy_jobs
 from deepvm.checkpoint.buffers.staging import Staging, view_of
-from deepvm.checkpoint.buffers.write_watch import Range
+from deepvm.checkpoint.buffers.write_watch import Range, joined
 from deepvm.checkpoint.snapshot.live_pages import PAGE_BYTES, whole_pages, within
 from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.store.memory.buffers import BufferGroup, group
@@ -27,21 +26,20 @@ class Part(NamedTuple):
 
 
 class LiveParts:
-    """For one set of protected ranges; made anew only when that set changes."""
+    """For one set of protected ranges; made again only when that set changes."""
 
-    def __init__(self, pieces: ChunkMap, staging: Staging, tensors: Sequence[Part], ranges: Sequence[Range]) -> None:
+    def __init__(self, chunk_map: ChunkMap, staging: Staging, tensors: Sequence[Part], ranges: Sequence[Range]) -> None:
         """``tensors``: the large ones, whole."""
-        self.pieces, self._staging, self.ranges = pieces, staging, ranges
-        self.parts: list[list[Part]] = [[] for _ in range(pieces.count)]  # by chunk
+        self.chunk_map, self._staging, self.ranges = chunk_map, staging, ranges
+        self.parts: list[list[Part]] = [[] for _ in range(chunk_map.count)]  # by chunk
         rest: list[Part] = []
         for tensor in tensors:
             self._place(tensor, rest)
         self.in_chunk = bytearray(bool(parts) for parts in self.parts)
         self.bytes = sum(part.length for parts in self.parts for part in parts)
-        self.rest_bytes = sum(part.length for part in rest)
         self.rest = [(staging.address + part.offset, part.address, part.length) for part in rest]
         self.copy_all = self._copies([part for parts in self.parts for part in parts])
-        self._strips: dict[tuple[int, bool], list[BufferGroup]] = {}
+        self._groups: dict[tuple[int, bool], list[BufferGroup]] = {}
 
     def _place(self, tensor: Part, rest: list[Part]) -> None:
         """Divide a tensor into what is read in place, chunk by chunk, and the rest."""
@@ -57,42 +55,37 @@ class LiveParts:
     def _cut(self, part: Part) -> None:
         offset, end = part.offset, part.offset + part.length
         while offset < end:
-            chunk = offset // self.pieces.chunk_bytes
-            until = min(end, (chunk + 1) * self.pieces.chunk_bytes)
+            chunk = offset // self.chunk_map.chunk_bytes
+            until = min(end, (chunk + 1) * self.chunk_map.chunk_bytes)
             self.parts[chunk].append(Part(offset, part.address + offset - part.offset, until - offset))
             offset = until
 
     def _copies(self, parts: Sequence[Part]) -> list[CopyJob]:
-        spans = [(self._staging.address + part.offset, part.address, part.length) for part in parts]
-        small = [span for span in spans if span[2] < SMALL_BYTES]
-        large = [job for span in spans if span[2] >= SMALL_BYTES for job in in_pieces(span)]
-        return [*large, partial(copy_one_by_one, small)] if small else large
+        return copy_jobs([(self._staging.address + part.offset, part.address, part.length) for part in parts])
 
     def copy_chunks(self, chunks: Sequence[int]) -> tuple[list[CopyJob], int]:
-        """The copies of what some chunks have in place, and how many bytes that is."""
+        """Return the copies of what some chunks have in place, and their bytes."""
         parts = [part for chunk in chunks for part in self.parts[chunk]]
         return self._copies(parts), sum(part.length for part in parts)
 
     def pages_of(self, chunk: int) -> list[Range]:
-        """The pages that a chunk is read from in place. They belong to its tensors alone."""
-        found: list[Range] = []
-        for _, address, length in self.parts[chunk]:
-            start = address // PAGE_BYTES * PAGE_BYTES
-            end = -(-(address + length) // PAGE_BYTES) * PAGE_BYTES
-            found.append((found.pop()[0], end) if found and found[-1][1] == start else (start, end))
-        return found
+        """Return the pages that a chunk is read from in place. They belong to its tensors alone."""
+        return joined(
+            (address // PAGE_BYTES * PAGE_BYTES, -(-(address + length) // PAGE_BYTES) * PAGE_BYTES)
+            for _, address, length in self.parts[chunk]
+        )
 
-    def strips(self, chunk: int, *, moved: bool) -> list[BufferGroup]:
-        """The memory of a chunk; ``moved``: what was in place is in staging memory now. Made once, since it takes
-        longer than to send what they show of small tensors. For whoever holds the chunk's lock."""
+    def groups(self, chunk: int, *, moved: bool) -> list[BufferGroup]:
+        """Return the memory of a chunk; ``moved``: what was in place is in staging memory now. Made once, since that
+        takes longer than to send small tensors. The caller holds the chunk's lock."""
         moved = moved or not self.parts[chunk]
-        found = self._strips.get((chunk, moved))
+        found = self._groups.get((chunk, moved))
         if found is None:
-            found = self._strips[chunk, moved] = self._make_strips(chunk, () if moved else self.parts[chunk])
+            found = self._groups[chunk, moved] = self._make_groups(chunk, () if moved else self.parts[chunk])
         return found
 
-    def _make_strips(self, chunk: int, parts: Sequence[Part]) -> list[BufferGroup]:
-        at, length = self.pieces.span(chunk)
+    def _make_groups(self, chunk: int, parts: Sequence[Part]) -> list[BufferGroup]:
+        at, length = self.chunk_map.span(chunk)
         end, base = at + length, self._staging.address
         spans: list[Range] = []  # address, length
         for part in parts:

@@ -9,23 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 
 import torch
 
-from deepvm.checkpoint.buffers.copying import (
-    ALONE_BYTES,
-    BATCH,
-    ONE_CALL_BYTES,
-    SMALL_BYTES,
-    Copier,
-    CopyJob,
-    Span,
-    Work,
-    copy_one_by_one,
-    in_pieces,
-    is_small,
-)
+from deepvm.checkpoint.buffers.copying import ALONE_BYTES, ONE_CALL_BYTES, Copier, Span, Work, copy_jobs, is_small
 from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.buffers.write_watch import Range, WriteWatch
@@ -34,49 +21,48 @@ from deepvm.checkpoint.snapshot.live_parts import LiveParts, Part
 from deepvm.checkpoint.state.chunk_map import ChunkMap
 
 
-class Sources:
+class LiveTensors:
     """``tensors`` are by entry of the layout; None for those that are not an optimizer's. They are held, and with them
-    the memory that a save reads, whatever memory their parameters are given meanwhile (``p.data = other``). Without a
+    the memory that a save reads, even if a parameter gets other memory meanwhile (``p.data = other``). Without a
     ``watch`` all of them are copied at every save."""
 
     def __init__(
         self,
-        pieces: ChunkMap,
+        chunk_map: ChunkMap,
         tensors: Sequence[torch.Tensor | None],
         staging: Staging,
         copier: Copier,
         watch: WriteWatch | None,
     ) -> None:
-        self.pieces, self.staging, self._copier = pieces, staging, copier
-        self.live = [t is not None for t in tensors]
-        self.addresses = [0 if t is None else t.data_ptr() for t in tensors]
+        self.chunk_map, self.staging, self._copier = chunk_map, staging, copier
+        self.addresses = [None if t is None else t.data_ptr() for t in tensors]
         self._held = [t.detach() for t in tensors if t is not None]
-        self.locks = [threading.Lock() for _ in range(pieces.count)]  # of chunks, while they are read or move
+        self.locks = [threading.Lock() for _ in range(chunk_map.count)]  # of chunks, while they are read or move
         self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
         self.gate.set()
         self._large: list[Part] = []
         self._small: list[Span] = []
-        for tensor, entry in zip(tensors, pieces.layout.entries, strict=True):
+        for tensor, entry in zip(tensors, chunk_map.layout.entries, strict=True):
             if tensor is not None and entry.bytes:
                 if is_small(tensor):
                     self._small.append((staging.address + entry.start, tensor.data_ptr(), entry.bytes))
                 else:
                     self._large.append(Part(entry.start, tensor.data_ptr(), entry.bytes))
         self.pages = None if watch is None else LivePages(watch, self._held)
-        self.in_place = LiveParts(pieces, staging, self._large, ())
-        self._copies = self._copies_at_save()
+        self.in_place = LiveParts(chunk_map, staging, self._large, ())
+        self._make_copies()
         self._copying: Work | None = None
 
     def begin(self, *, live: bool = True) -> None:
         """Protect what can be, and begin to copy all else. ``live``: False to copy everything."""
         protected: tuple[Range, ...] = self.pages.protect() if live and self.pages is not None else ()
         if protected != self.in_place.ranges:
-            self.in_place = run_off_heap(lambda: LiveParts(self.pieces, self.staging, self._large, protected))
-            self._copies = run_off_heap(self._copies_at_save)
-        if len(self._copies) > 1:
-            self._copying = self._copier.start(self._copies)
-        else:
+            self.in_place = run_off_heap(lambda: LiveParts(self.chunk_map, self.staging, self._large, protected))
+            run_off_heap(self._make_copies)
+        if self._few:
             self._copier.do(self._copies, alone=True)
+        else:
+            self._copying = self._copier.start(self._copies)
 
     def finish(self) -> None:
         """Return when what ``begin`` copies is in staging memory."""
@@ -85,8 +71,8 @@ class Sources:
             self._copier.finish(copying)
 
     def abandon(self) -> None:
-        """Give up a save that was begun: nothing is copied or protected after this."""
-        with suppress(Exception):  # what ended the save is told, and not what else went wrong
+        """Give up a save: nothing is copied or protected after this."""
+        with suppress(Exception):  # the error that ended the save is reported
             self.finish()
         self.unprotect()
 
@@ -103,33 +89,21 @@ class Sources:
         if self.pages is not None:
             self.pages.mend()
 
-    def copy_everything(self) -> int:
-        """Copy all that is in place into staging memory; the bytes copied."""
-        self._copier.do(self.in_place.copy_all)
-        return self.in_place.bytes
-
-    def copy_chunks(self, chunks: Sequence[int]) -> int:
-        """The same for some chunks."""
-        jobs, size_bytes = self.in_place.copy_chunks(chunks)
-        self._copier.do(jobs, alone=size_bytes <= ALONE_BYTES)
-        return size_bytes
+    def copy_chunks(self, chunks: Sequence[int]) -> None:
+        """Copy what some chunks have in place into staging memory; that of all chunks if these are nearly all."""
+        if len(chunks) >= 0.9 * sum(self.in_place.in_chunk):
+            self._copier.do(self.in_place.copy_all)
+        else:
+            jobs, size_bytes = self.in_place.copy_chunks(chunks)
+            self._copier.do(jobs, alone=size_bytes <= ALONE_BYTES)
 
     def close(self) -> None:
-        """Let go of the pages, for whoever watches them next."""
+        """Release the pages for their next watcher."""
         self.finish()
         if self.pages is not None:
             self.pages.close()
 
-    def _copies_at_save(self) -> list[CopyJob]:
-        """The copies of all that is not in place. Few bytes are one call, for which no other thread is waited for."""
-        rest, size_bytes = self.in_place.rest, self.in_place.rest_bytes + sum(length for _, _, length in self._small)
-        small = [*self._small, *(span for span in rest if span[2] < SMALL_BYTES)]
-        large = [job for span in rest if span[2] >= SMALL_BYTES for job in in_pieces(span)]
-        if size_bytes <= ONE_CALL_BYTES:
-            return [partial(_copy_alone, [partial(copy_one_by_one, small), *large])]
-        return [*large, *(partial(copy_one_by_one, small[at : at + BATCH]) for at in range(0, len(small), BATCH))]
-
-
-def _copy_alone(jobs: Sequence[CopyJob]) -> None:
-    for job in jobs:
-        job()
+    def _make_copies(self) -> None:
+        """Plan the copies of all that is not in place. Few bytes are copied without waiting for another thread."""
+        spans = [*self._small, *self.in_place.rest]
+        self._copies, self._few = copy_jobs(spans), sum(length for _, _, length in spans) <= ONE_CALL_BYTES

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.buffers.priority import lower_priority
+from deepvm.checkpoint.buffers.priority import start_background
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.state.owners import optimizers
 
 HEADER_BYTES = 2 * 2**20
 ROOM = 2  # times the expected size is reserved; what is not touched costs nothing
-PAUSE_S = 600.0  # no restore takes so long
+PAUSE_S = 600.0  # no restore takes longer
 JOIN_S = 60.0
 
 
@@ -35,21 +35,18 @@ class Warming:
         self._running.set()
 
     def begin(self, size_bytes: int, most_bytes: int | None) -> None:
-        """``most_bytes``: the budget. A state that does not fit into half of the free memory is not prepared for."""
+        """Touch memory in the background, unless the state exceeds the budget or half of the free memory."""
         busy = self._thread is not None and self._thread.is_alive()
         if busy or self._ended.is_set() or size_bytes > min(most_bytes or size_bytes, _available_bytes() // 2):
             return
         self.size_bytes = size_bytes
         if self._staging is None or self._staging.size_bytes < size_bytes:
             self._staging = Staging(min(ROOM * size_bytes, most_bytes or ROOM * size_bytes), warm=False)
-        self._thread = threading.Thread(
-            target=self._touch, args=(self._staging, size_bytes), name="deepvm-warm", daemon=True
-        )
-        self._thread.start()
+        self._thread = start_background("deepvm-warm", self._staging.warm, size_bytes, self._may_continue)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave memory and cores to a restore."""
+        """Pause, to leave memory and cores to a restore."""
         self._running.clear()
         try:
             yield
@@ -57,7 +54,7 @@ class Warming:
             self._running.set()
 
     def take(self, size_bytes: int) -> Staging | None:
-        """The memory, whole: what is not touched yet is touched now. None where there is none of that size."""
+        """Return the memory, all of it touched; None if it is too small."""
         self.close()
         staging, self._staging = self._staging, None
         busy = self._thread is not None and self._thread.is_alive()  # it would write zeros into what is copied
@@ -73,18 +70,14 @@ class Warming:
         if self._thread is not None:
             self._thread.join(JOIN_S)
 
-    def _touch(self, staging: Staging, size_bytes: int) -> None:
-        lower_priority()
-        staging.warm(size_bytes, self._may_continue)
-
     def _may_continue(self) -> bool:
         self._running.wait(PAUSE_S)
         return not self._ended.is_set()
 
 
 def expected_bytes(state: Mapping[str, Any]) -> int:
-    """How large a state that is trained will be: its parameters, buffers, and what its optimizers keep of each; 0 where
-    nothing is trained."""
+    """Estimate the size of a state that is trained: its parameters, buffers, and its optimizers' state; 0 if nothing is
+    trained."""
     modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
     trained_by = optimizers(state)
     tensors = {id(t): t.nbytes for module in modules for t in (*module.parameters(), *module.buffers())}
@@ -93,7 +86,7 @@ def expected_bytes(state: Mapping[str, Any]) -> int:
 
 
 def _kept_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """What it keeps; before its first step what optimizers with such options usually do."""
+    """Return the size of its state; before its first step, an estimate by its options."""
     if optimizer.state:
         return sum(t.nbytes for kept in optimizer.state.values() for t in kept.values() if isinstance(t, torch.Tensor))
     total = 0

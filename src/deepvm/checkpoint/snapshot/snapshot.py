@@ -1,11 +1,11 @@
-"""One consistent picture of the state, taken while training goes on.
+"""One consistent picture of the state, taken while training continues.
 
 A tensor's bytes come from one of two sources:
 
 - **in place**: memory that only an optimizer's step changes, and whose pages are protected. Its bytes are read where
-  they are; before the optimizer steps (``freeze``, called by its own pre-hook) what was not yet sent is copied into
+  they are; before the optimizer steps (``freeze``, in its pre-hook) what was not yet sent is copied into
   staging memory, and the pages are unprotected.
-- **staged**: anything else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
+- **staged**: all else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
 
 Every chunk is proven: after its bytes were read, and before it counts as sent, the kernel is asked whether one of its
 pages was written since the snapshot was taken. If one was, the snapshot is torn; the save fails and is never committed.
@@ -21,24 +21,24 @@ import xxhash
 
 from deepvm.checkpoint.buffers.staging import Staging, copy_bytes
 from deepvm.checkpoint.snapshot.device import Arrivals
-from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.state.layout import DTYPES, Layout
 from deepvm.errors import CheckpointError
 from deepvm.store.memory.buffers import BufferGroup, from_offset, views_of
 from deepvm.store.memory.connection import Send
 
 _CHANGED = "a tensor was changed in place before it was saved, other than by the optimizer's step"
-GATE_S = 600.0  # no copy takes so long; a sender that waits longer has lost its trainer
+GATE_S = 600.0  # no copy takes longer; a sender that waits longer has lost its trainer
 
 
 class Snapshot:
-    """``sources`` have begun: what is not in place is staged."""
+    """``live`` tensors have begun: what is not in place is staged."""
 
-    def __init__(self, sources: Sources, copies: Sequence[int], arrivals: Arrivals | None = None) -> None:
-        self.pieces, self.staging, self._sources = sources.pieces, sources.staging, sources
+    def __init__(self, live: LiveTensors, copies: Sequence[int], arrivals: Arrivals | None = None) -> None:
+        self.chunk_map, self.staging, self._live = live.chunk_map, live.staging, live
         self._arrivals = arrivals
-        self._in_place = sources.in_place
-        self._moved = bytearray(self.pieces.count)  # what was in place is in staging memory now
+        self._in_place = live.in_place
+        self._moved = bytearray(self.chunk_map.count)  # what was in place is in staging memory now
         self._waiting = bytearray(copies)  # how many nodes still have to get the chunk from this rank
         self._ending = threading.Lock()
         self.frozen = False  # nothing is protected any more
@@ -46,47 +46,41 @@ class Snapshot:
 
     # --- the trainer's side -------------------------------------------------------------------------------------
 
-    def freeze(self) -> int:
-        """Copy what is in place and not yet sent; returns the bytes copied. After it, tensors may change."""
+    def freeze(self) -> None:
+        """Copy what is in place and not yet sent. After it, tensors may change."""
         with self._ending:
-            return 0 if self.frozen else self._freeze()
+            if not self.frozen:
+                self._freeze()
 
-    def _freeze(self) -> int:
+    def _freeze(self) -> None:
         if self._arrivals is not None:
             self._arrivals.hold()  # on the GPU; nothing waits here
-        self._sources.gate.clear()  # senders stand still
-        locks = self._sources.locks
+        self._live.gate.clear()  # senders pause
+        locks = self._live.locks
         held = [lock for lock, waiting in zip(locks, self._waiting, strict=True) if waiting and lock.acquire()]
         try:
-            copied = 0
             unsent = [c for c, n in enumerate(self._waiting) if n and self._in_place.in_chunk[c]]
             if unsent and self.torn is None:
-                copied = self._copy(unsent)
+                try:
+                    self._live.copy_chunks(unsent)
+                except Exception as error:  # training continues without this save
+                    self.torn = f"the state could not be copied: {error}"
                 self._prove(unsent)  # after the copy: it must not have been written until then
             self._check_device()
             if self.torn is None:
                 for chunk in unsent:
                     self._moved[chunk] = 1
             self.frozen = True
-            self._sources.unprotect()
-            return copied
+            self._live.unprotect()
         finally:
             for lock in held:
                 lock.release()
-            self._sources.gate.set()
-
-    def _copy(self, unsent: Sequence[int]) -> int:
-        everything = len(unsent) >= 0.9 * sum(self._in_place.in_chunk)
-        try:
-            return self._sources.copy_everything() if everything else self._sources.copy_chunks(unsent)
-        except Exception as error:  # training goes on without this save
-            self.torn = f"the state could not be copied: {error}"
-            return 0
+            self._live.gate.set()
 
     def _prove(self, chunks: Sequence[int]) -> None:
-        """That nothing which these chunks have in place was written since the snapshot was taken. Only before
+        """Prove that nothing which these chunks have in place was written since the snapshot was taken. Only before
         ``frozen``, and after the bytes were read."""
-        if not all(map(self._sources.untouched, chunks)):
+        if not all(map(self._live.untouched, chunks)):
             self.torn = self.torn or _CHANGED
 
     def _check_device(self) -> None:
@@ -94,70 +88,69 @@ class Snapshot:
             self.torn = self.torn or _CHANGED
 
     def raise_if_torn(self) -> None:
-        """Asked once all chunks are sent, each of them proven, and again right before the commit."""
+        """Raise if the snapshot is torn: checked when all chunks are sent and proven, and right before the commit."""
         self._check_device()
         if self.torn is not None:
             raise CheckpointError(self.torn)
 
     def end(self) -> None:
-        """The save is over, whatever came of it: nothing is read any more, and nothing is to be protected."""
+        """End the save, whatever its outcome: nothing is read any more, so nothing needs protection."""
         with self._ending:
             if not self.frozen:
                 self.frozen = True
-                self._sources.unprotect()
+                self._live.unprotect()
 
     def mend(self) -> None:
-        """Between saves: prepare memory for the next one."""
-        self._sources.mend()
+        """Prepare memory for the next save, between saves."""
+        self._live.mend()
 
     # --- the senders' side --------------------------------------------------------------------------------------
 
-    def ready(self, chunk: int) -> None:
-        """Wait until what comes from a GPU has arrived."""
+    def wait(self, chunk: int) -> None:
+        """Wait until what comes from a GPU has arrived, and while the trainer copies."""
         if self._arrivals is not None:
-            offset, length = self.pieces.span(chunk)
+            offset, length = self.chunk_map.span(chunk)
             self._arrivals.wait(offset, offset + length)
+        self._live.gate.wait(GATE_S)
 
     def digest(self, chunk: int) -> int:
-        self.ready(chunk)
-        self._sources.gate.wait(GATE_S)
-        with self._sources.locks[chunk]:
+        self.wait(chunk)
+        with self._live.locks[chunk]:
             hasher = xxhash.xxh3_64()
-            for view in views_of(self._strips(chunk)):
+            for view in views_of(self._groups(chunk)):
                 hasher.update(view)
             self._prove_read(chunk)
             return hasher.intdigest()
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
         """Call ``send`` with the memory of a chunk from an offset on, while nothing moves it."""
-        self.ready(chunk)
-        self._sources.gate.wait(GATE_S)
-        with self._sources.locks[chunk]:
-            return send(from_offset(self._strips(chunk), offset))
+        self.wait(chunk)
+        with self._live.locks[chunk]:
+            return send(from_offset(self._groups(chunk), offset))
 
     def sent(self, chunk: int) -> None:
-        """Count the chunk as sent to one node, if what was read of it is the state of the save. Raises if not: its
-        digest has not left this process then, without which no node takes it for whole."""
-        with self._sources.locks[chunk]:
+        """Count the chunk as sent to one node, if what was read of it is the state of the save. Raises if not: then its
+        digest has not left this process, and no node accepts it without."""
+        with self._live.locks[chunk]:
             self._prove_read(chunk)
             self._waiting[chunk] -= 1
 
     def readable(self, chunk: int) -> bool:
-        """Whether the chunk's bytes are still those of the snapshot."""
+        """True if the chunk's bytes are still those of the snapshot."""
         return not self.frozen or bool(self._moved[chunk]) or not self._in_place.in_chunk[chunk]
 
     def _prove_read(self, chunk: int) -> None:
-        """For whoever holds the chunk's lock: a chunk that is waited for is moved, and proven, under that lock."""
+        """The caller holds the chunk's lock, under which ``freeze`` moves and proves a chunk that is not sent."""
         if self._in_place.in_chunk[chunk] and not self._moved[chunk]:
             if not self.frozen:
                 self._prove([chunk])
             if self.torn is not None:
                 raise CheckpointError(self.torn)
 
-    def _strips(self, chunk: int) -> list[BufferGroup]:
+    def _groups(self, chunk: int) -> list[BufferGroup]:
         if not self.readable(chunk):
-            raise CheckpointError(self.torn or f"chunk {chunk} was given up to the optimizer and cannot be read again")
-        return self._in_place.strips(chunk, moved=bool(self._moved[chunk]))
+            raise CheckpointError(self.torn or f"chunk {chunk} was released to the optimizer and cannot be read again")
+        return self._in_place.groups(chunk, moved=bool(self._moved[chunk]))
 
 
 def stage(staging: Staging, layout: Layout, entry: int, tensor: torch.Tensor) -> None:

@@ -1,4 +1,7 @@
-"""Taking snapshots: which tensors there are, where each goes in the file, and from where its bytes are read."""
+"""Take snapshots: which tensors there are, where each goes in the file, and from where its bytes are read.
+
+Input: the state's components. Output: a Snapshot for the saver, and the components' skeletons.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.buffers.write_watch import shared_watch
 from deepvm.checkpoint.snapshot.device import Arrivals, DeviceCopies
 from deepvm.checkpoint.snapshot.frozen import Frozen
-from deepvm.checkpoint.snapshot.live_tensors import Sources
+from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.snapshot.prefault import Warming, expected_bytes
 from deepvm.checkpoint.snapshot.snapshot import Snapshot, stage
 from deepvm.checkpoint.state.capture import Capture, Captured
@@ -38,12 +41,12 @@ HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) w
 class _Plan:
     """What stays the same from save to save, as long as the state's tensors do."""
 
-    pieces: ChunkMap
+    chunk_map: ChunkMap
     text_bytes: int  # of the skeleton for which the header was planned
-    sources: Sources
+    live: LiveTensors
     small: list[str]  # names of small tensors that no optimizer owns, buffers for one: copied in one call
     places: list[torch.Tensor]  # where in staging memory each of these goes
-    frozen: Frozen  # large parameters that nobody trains
+    frozen: Frozen  # large parameters that are not trained
     others: list[tuple[str, int]]  # name and entry of all others
     on_device: list[tuple[str, int, int]]  # and of those on a GPU, with its address where an optimizer owns it
 
@@ -51,16 +54,15 @@ class _Plan:
         return text_bytes <= self.text_bytes + HEADER_SLACK_BYTES // 4
 
     def still_fits(self, captured: Captured) -> bool:
-        """Whether the tensors are the same, and those read in place where they were."""
-        live, addresses, by_name = self.sources.live, self.sources.addresses, self.pieces.layout.by_name
+        """True if the tensors are the same, and those read in place are where they were."""
+        addresses, by_name = self.live.addresses, self.chunk_map.layout.by_name
         return captured.same and all(
-            not live[by_name[name]] or addresses[by_name[name]] == tensor.data_ptr()
-            for name, tensor in captured.replaced.items()
+            addresses[by_name[name]] in (None, tensor.data_ptr()) for name, tensor in captured.replaced.items()
         )
 
     def close(self) -> None:
-        """Let go of the pages that are watched."""
-        self.sources.close()
+        """Release the watched pages."""
+        self.live.close()
         self.frozen.close()
 
 
@@ -74,8 +76,10 @@ class Snapshotter:
         world_size: int,
         *,
         live: bool = True,
+        budget_bytes: int | None = None,
     ) -> None:
         """``live``: read in place what can be watched, instead of copying everything at save()."""
+        self._budget_bytes = budget_bytes
         self._chunk_bytes, self._copies, self._world_size = chunk_bytes, copies, world_size
         self._live, self._disturbed, self._copy_next = live, 0, False
         self._capture = Capture()
@@ -85,7 +89,6 @@ class Snapshotter:
         self._outgrown = False
         self.staging: Staging | None = None
         self.warming, self._warmed = Warming(), 0
-        self.budget_bytes: int | None = None
 
     def take(self, state: Mapping[str, Any]) -> tuple[Snapshot, dict[str, bytearray]]:
         """Take a snapshot; with it the skeletons of the state's components. What cannot be watched is copied."""
@@ -94,18 +97,18 @@ class Snapshotter:
             self._plan = None
         self._outgrown = False
         live, self._copy_next = self._live and not self._copy_next, False
-        begun = [] if self._plan is None else [self._plan]
+        last = self._plan
         try:
-            for early in begun:
-                early.sources.begin(live=live)  # large copies begin while this thread looks at the state
-            captured, plan = self._take_together(state) if self._world_size > 1 else self._take_alone(state)
-            if plan not in begun:
-                begun.append(plan)
-                plan.sources.begin(live=live)
+            if last is not None:
+                last.live.begin(live=live)  # large copies begin while this thread captures the state
+            captured, plan = self._plan_together(state)
+            if plan is not last:
+                plan.live.begin(live=live)
             return self._stage(plan, captured, live), captured.texts
         except BaseException:
-            for plan in begun:
-                plan.sources.abandon()
+            for begun in (last, self._plan):
+                if begun is not None:
+                    begun.live.abandon()
             raise
 
     def _stage(self, plan: _Plan, captured: Captured, live: bool) -> Snapshot:
@@ -113,12 +116,12 @@ class Snapshotter:
         if plan.small:
             with torch.no_grad():
                 torch._foreach_copy_(plan.places, [captured.tensors[name] for name in plan.small])
-        plan.sources.finish()
+        plan.live.finish()
         plan.frozen.stage(captured.tensors)
         for name, entry in plan.others:
-            stage(plan.sources.staging, plan.pieces.layout, entry, captured.tensors[name])
+            stage(plan.live.staging, plan.chunk_map.layout, entry, captured.tensors[name])
         arrivals = self._start_arrivals(plan, captured, live)
-        return Snapshot(plan.sources, self._copies(plan.pieces), arrivals)
+        return Snapshot(plan.live, self._copies(plan.chunk_map), arrivals)
 
     @property
     def staging_bytes(self) -> int:
@@ -126,8 +129,8 @@ class Snapshotter:
 
     @property
     def reads_in_place(self) -> int:
-        """The bytes that the last save left where they were."""
-        return 0 if self._plan is None else self._plan.sources.in_place.bytes
+        """The bytes that the last save read in place."""
+        return 0 if self._plan is None else self._plan.live.in_place.bytes
 
     def disturbed(self) -> None:
         """Copy everything at the next save: what the last one read in place was written meanwhile."""
@@ -143,36 +146,29 @@ class Snapshotter:
         for name, entry, address in plan.on_device:
             tensor = captured.tensors[name]
             if not self.device_copies.takes(tensor):  # it came down from the GPU since
-                stage(plan.sources.staging, plan.pieces.layout, entry, tensor)
+                stage(plan.live.staging, plan.chunk_map.layout, entry, tensor)
             else:
                 (owned if live and address and address == tensor.data_ptr() else loose).append((entry, tensor))
-        return self.device_copies.start(plan.sources.staging, plan.pieces.layout, loose, owned)
+        return self.device_copies.start(plan.live.staging, plan.chunk_map.layout, loose, owned)
 
-    def _take_alone(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
-        captured = self._capture.take(state)
-        plan, text_bytes = self._plan, _text_bytes(captured)
-        if plan is None or not plan.still_fits(captured) or not plan.has_room(text_bytes):
-            plan = self._plan = self._make_plan(captured, state, text_bytes, again=self._may_plan_again(captured))
-        return captured, plan
+    def _plan_together(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
+        """Capture the state. All ranks plan, or none; with room for the longest skeleton, and with one layout."""
 
-    def _take_together(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
-        """All ranks plan, or none; with room for the longest skeleton among them, and with one layout."""
-
-        def look() -> tuple[Captured, list[int]]:
+        def capture() -> tuple[Captured, list[int]]:
             captured = self._capture.take(state)
             fits = self._plan is not None and self._plan.still_fits(captured)
             return captured, [not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured)]
 
-        (captured, _), rows = ranks.agree("save()", look, tell=lambda looked: looked[1])
-        needed, anew, text_bytes = (max(column) for column in zip(*rows, strict=True))
+        (captured, _), rows = ranks.agree("save()", capture, report=lambda found: found[1])
+        needed, moved, text_bytes = (max(column) for column in zip(*rows, strict=True))
         plan = self._plan
         if plan is not None and not needed and plan.has_room(text_bytes):
             return captured, plan
         try:
             made, layouts = ranks.agree(
                 "save()",
-                lambda: self._make_plan(captured, state, text_bytes, again=not anew),
-                tell=lambda made: made.pieces.layout.fingerprint,
+                lambda: self._make_plan(captured, state, text_bytes, again=not moved),
+                report=lambda made: made.chunk_map.layout.fingerprint if self._world_size > 1 else None,
             )
             others = [rank for rank, layout in enumerate(layouts) if layout != layouts[0]]
             if others:
@@ -184,19 +180,19 @@ class Snapshotter:
         return captured, made
 
     def _may_plan_again(self, captured: Captured) -> bool:
-        """Whether every tensor keeps its place in the file."""
+        """True if every tensor keeps its place in the file."""
         specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
-        return self._plan is not None and self._plan.pieces.layout.holds(specs)
+        return self._plan is not None and self._plan.chunk_map.layout.holds(specs)
 
     def warm_up(self, state: Mapping[str, Any]) -> None:
-        """Touch staging memory in the background, so that the first save finds it warm: at first for what the state of
-        optimizers will probably be, and once they have stepped for what it is."""
+        """Touch staging memory in the background, so that the first save finds it warm. Before the optimizers step, the
+        size of their state is an estimate."""
         if self._plan is not None or self._warmed >= MOST_WARMED:
             return
         self._warmed += 1
         size_bytes = expected_bytes(state)
         if size_bytes > self.warming.size_bytes:
-            self.warming.begin(size_bytes, self.budget_bytes)
+            self.warming.begin(size_bytes, self._budget_bytes)
 
     def close(self) -> None:
         if self._plan is not None:
@@ -206,43 +202,42 @@ class Snapshotter:
         self.device_copies.release()
 
     def forget_plan(self) -> None:
-        """Plan anew the next time: the header has no room left."""
+        """Make a new plan at the next save: the header has no room left."""
         self._outgrown = True
 
     def _make_plan(self, captured: Captured, state: Mapping[str, Any], text_bytes: int, *, again: bool) -> _Plan:
-        """All but the staging memory: what a GPU's driver knows of that belongs to the trainer's own thread."""
+        """Plan off the heap, except for staging memory, which a GPU's driver may register: in the trainer's thread."""
         old, self._plan = self._plan, None  # a closed plan watches nothing: without a new one there is none
         if old is not None:
             old.close()
         owners = run_off_heap(lambda: Owners(state))
-        pieces, text_bytes = run_off_heap(
-            lambda: self._make_pieces(captured, owners, text_bytes, old if again else None)
+        chunk_map, text_bytes = run_off_heap(
+            lambda: self._make_chunk_map(captured, owners, text_bytes, old if again else None)
         )
-        staging = self._warm(pieces.layout)
-        return run_off_heap(lambda: self._plan_sources(captured, owners, pieces, text_bytes, staging))
+        staging = self._stage_memory(chunk_map.layout)
+        return run_off_heap(lambda: self._plan_sources(captured, owners, chunk_map, text_bytes, staging))
 
-    def _make_pieces(
+    def _make_chunk_map(
         self, captured: Captured, owners: Owners, text_bytes: int, old: _Plan | None
     ) -> tuple[ChunkMap, int]:
-        """Where everything goes in the file, and for how long a skeleton; as in the ``old`` plan, if that has room."""
+        """Lay out the file, with room for the skeleton; as in the ``old`` plan, if that has room."""
         if old is not None and old.has_room(text_bytes):
-            return old.pieces, old.text_bytes
+            return old.chunk_map, old.text_bytes
         specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
-        room = (
-            2 * text_bytes + HEADER_SLACK_BYTES
-        ) * self._world_size  # JSON within JSON: a character takes two at most
+        # JSON within JSON: a character takes two at most
+        room = (2 * text_bytes + HEADER_SLACK_BYTES) * self._world_size
         layout = make_layout(specs, {"skeleton": ""}, room, owners.stability(captured.tensors))
         self._check_budget(layout)
         return ChunkMap(layout, self._chunk_bytes()), text_bytes
 
     def _plan_sources(
-        self, captured: Captured, owners: Owners, pieces: ChunkMap, text_bytes: int, staging: Staging
+        self, captured: Captured, owners: Owners, chunk_map: ChunkMap, text_bytes: int, staging: Staging
     ) -> _Plan:
         owned_tensors: list[torch.Tensor | None] = [None] * len(captured.tensors)
         small, others, still, on_device = [], [], [], []
         owned, frozen = owners.owned, owners.frozen - owners.owned
         for name, tensor in captured.tensors.items():
-            entry = pieces.layout.by_name[name]
+            entry = chunk_map.layout.by_name[name]
             readable = tensor.device.type == "cpu" and tensor.is_contiguous()
             if self.device_copies.takes(tensor):
                 on_device.append((name, entry, tensor.data_ptr() if tensor.data_ptr() in owned else 0))
@@ -254,28 +249,28 @@ class Snapshotter:
                 still.append((name, entry))
             else:
                 others.append((name, entry))
-        entries = [pieces.layout.entries[pieces.layout.by_name[name]] for name in small]
+        entries = [chunk_map.layout.entries[chunk_map.layout.by_name[name]] for name in small]
         places = [staging.tensor(where.start, DTYPES[where.dtype], where.shape) for where in entries]
         watch = shared_watch() if still or (self._live and any(t is not None for t in owned_tensors)) else None
-        sources = Sources(pieces, owned_tensors, staging, self._copier, watch if self._live else None)
-        live_pages = sources.pages.pages if sources.pages is not None else set()
-        unchanged = Frozen(staging, pieces.layout, still, self._copier, watch, live_pages)
-        return _Plan(pieces, text_bytes, sources, small, places, unchanged, others, on_device)
+        live = LiveTensors(chunk_map, owned_tensors, staging, self._copier, watch if self._live else None)
+        live_pages = live.pages.pages if live.pages is not None else set()
+        unchanged = Frozen(staging, chunk_map.layout, still, self._copier, watch, live_pages)
+        return _Plan(chunk_map, text_bytes, live, small, places, unchanged, others, on_device)
 
     def _check_budget(self, layout: Layout) -> None:
-        if self.budget_bytes is not None and layout.size_bytes > self.budget_bytes:
+        if self._budget_bytes is not None and layout.size_bytes > self._budget_bytes:
             raise OverBudget(
                 f"a snapshot needs {format_bytes(layout.size_bytes)} of staging memory, the budget is "
-                f"{format_bytes(self.budget_bytes)}: raise memory_budget_bytes"
+                f"{format_bytes(self._budget_bytes)}: raise memory_budget_bytes"
             )
 
-    def _warm(self, layout: Layout) -> Staging:
+    def _stage_memory(self, layout: Layout) -> Staging:
         warmed = self.warming.take(layout.size_bytes)
         if self.staging is None:
             self.staging = warmed
         if self.staging is None or self.staging.size_bytes < layout.size_bytes:
             self.device_copies.release()
-            self.staging = None  # the old one goes before the new one comes
+            self.staging = None  # freed before the new one is allocated
             self.staging = Staging(layout.size_bytes)
         return self.staging
 

@@ -1,7 +1,7 @@
-"""The state's tensors and skeleton, taken quickly: what was there the last time is recognised, not walked again.
+"""The state's components -> its tensors and skeletons, quickly: what is as the last time is not walked again.
 
 ``state_dict()`` of a model with thousands of tensors takes longer than copying them. Modules and optimizers are
-therefore looked at closely only when one of their tensors is another object, or elsewhere in memory, than before.
+therefore walked only if a tensor was replaced, or moved in memory, since the last time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
@@ -32,23 +33,23 @@ class Captured:
 
 class _Part(Protocol):
     def full(self, tensors: Tensors) -> str:
-        """Flatten the component into ``tensors``; its skeleton."""
+        """Flatten the component into ``tensors``; return its skeleton."""
         ...
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
-        """The skeleton as it is now, and tensors that are new objects under their old names; None where more than
-        that has changed."""
+        """Return the current skeleton, and tensors that are new objects under their old names; None if more has
+        changed."""
         ...
 
 
 def _marks(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
-    """What is another where a tensor is another object, elsewhere in memory, or of another shape in the same memory."""
+    """Return what differs if a tensor was replaced, moved in memory, or got another shape."""
     same_memory = list(map(_address, tensors)), list(map(torch.Tensor.stride, tensors)), [t.shape for t in tensors]
     return list(map(id, tensors)), *same_memory
 
 
 class _Plain:
-    """Schedulers, loaders, counters, tensors: anything that is small, or of a kind that is not known."""
+    """Schedulers, loaders, counters, tensors: anything that is small, or of an unknown kind."""
 
     def __init__(self, name: str, component: Any) -> None:
         self._name, self._component = name, component
@@ -77,7 +78,7 @@ class _Plain:
 
 
 def _usual_strides(optimizer: torch.optim.Optimizer) -> dict[int, tuple[int, ...]]:
-    """State lies as its parameter does, and is restored so; by id, of those that do not lie row by row."""
+    """Return, by id, the strides of state whose parameter does not lie row by row: it lies as its parameter."""
     found = {}
     for parameter, values in optimizer.state.items():
         stride = own_stride(parameter) if isinstance(parameter, torch.Tensor) and is_direct(parameter) else None
@@ -88,7 +89,7 @@ def _usual_strides(optimizer: torch.optim.Optimizer) -> dict[int, tuple[int, ...
 
 
 class _Loader(_Plain):
-    """A loader with a state of its own (torchdata's StatefulDataLoader), of which every rank has another."""
+    """A loader with a state of its own (torchdata's StatefulDataLoader), which differs between ranks."""
 
     def _flatten(self, _: Tensors) -> tuple[str, dict[str, torch.Tensor]]:
         return super()._flatten(Inline())
@@ -100,7 +101,7 @@ class _Module:
 
     @staticmethod
     def fits(component: Any) -> bool:
-        """Whether the state is parameters and buffers and nothing else."""
+        """True if the state is parameters and buffers and nothing else."""
         return isinstance(component, torch.nn.Module) and all(
             type(m).state_dict is torch.nn.Module.state_dict
             and type(m)._save_to_state_dict is torch.nn.Module._save_to_state_dict
@@ -112,9 +113,6 @@ class _Module:
         )
 
     def full(self, tensors: Tensors) -> str:
-        return run_off_heap(lambda: self._full(tensors))
-
-    def _full(self, tensors: Tensors) -> str:
         self._modules = list(self._module.modules())
         self._children = self._child_ids()
         self._seen = _marks(self._tensors())
@@ -150,9 +148,6 @@ class _Optimizer:
         )
 
     def full(self, tensors: Tensors) -> str:
-        return run_off_heap(lambda: self._full(tensors))
-
-    def _full(self, tensors: Tensors) -> str:
         state = self._optimizer.state_dict()
         self._numbers = [json.dumps(group["params"]) for group in state["param_groups"]]
         tensors.usual = _usual_strides(self._optimizer)
@@ -171,7 +166,7 @@ class _Optimizer:
             return None
         tensors = Tensors()
         text = self._text(tensors)
-        return None if tensors else (text, {})  # a learning rate that is a tensor: rare, and walked anew
+        return None if tensors else (text, {})  # a learning rate that is a tensor: rare, so walk it again
 
     def _param_ids(self) -> list[int]:
         return list(map(id, chain.from_iterable(group["params"] for group in self._optimizer.param_groups)))
@@ -186,13 +181,13 @@ class _Optimizer:
 
 
 def _state_values(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """What it keeps for its parameters; of a kind that keeps no mapping for one, that as it is."""
+    """Return what it keeps for its parameters: the values of each mapping, or what it has instead of one."""
     found = (values.values() if isinstance(values, Mapping) else (values,) for values in optimizer.state.values())
     return list(chain.from_iterable(found))
 
 
 class Capture:
-    """Takes the state of components again and again."""
+    """Takes the state of components at each save."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
@@ -208,8 +203,10 @@ class Capture:
                 return found
         self._components = []  # until all of it is captured: a part may raise
         self._parts = {name: _part(name, component) for name, component in components.items()}
-        tensors = Tensors()
-        texts = {name: self._kept(name, part.full(tensors)) for name, part in self._parts.items()}
+        tensors, texts = Tensors(), {}
+        for name, part in self._parts.items():
+            text = part.full(tensors) if isinstance(part, _Plain) else run_off_heap(partial(part.full, tensors))
+            texts[name] = self._kept(name, text)
         self._tensors, self._components = tensors, known
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
@@ -229,8 +226,8 @@ class Capture:
         return Captured(tensors=self._tensors, texts=texts, same=True, replaced=replaced)
 
     def _kept(self, name: str, text: str) -> bytearray:
-        """The text, in memory that it keeps from save to save. Elsewhere it would lie in the middle of the trainer's
-        heap until it is sent, and a whole activation would not fit where the last one was."""
+        """Return the text in memory that is kept from save to save. New memory would lie in the middle of the trainer's
+        heap until it is sent, and a large activation would no longer fit there."""
         kept = self._texts.setdefault(name, bytearray())
         kept[:] = text.encode()
         return kept
@@ -247,5 +244,5 @@ def _part(name: str, component: Any) -> _Part:
 
 
 def join(texts: Mapping[str, bytearray]) -> str:
-    """One rank's skeleton."""
+    """Join the components' texts into one rank's skeleton."""
     return "{" + ", ".join(f"{json.dumps(name)}: {text.decode()}" for name, text in texts.items()) + "}"

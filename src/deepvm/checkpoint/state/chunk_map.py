@@ -1,4 +1,4 @@
-"""A layout cut into chunks."""
+"""A layout cut into chunks: which parts of which tensors each chunk has."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ChunkMap:
         return chunk_span(chunk, self.layout.size_bytes, self.chunk_bytes)
 
     @cached_property
-    def of_header(self) -> int:
-        """How many chunks, from the first on, have bytes of the header."""
+    def header_chunks(self) -> int:
+        """The number of chunks, from the first on, that have bytes of the header."""
         return chunk_count(self.layout.header_bytes, self.chunk_bytes)
 
     def chunks_of(self, entries: Iterable[int]) -> list[int]:
-        """The chunks that hold some tensors, in the order of the tensors."""
+        """Return the chunks that hold some tensors, in the order of the tensors."""
         found: dict[int, None] = {}
         for entry in entries:
             found.update(dict.fromkeys(self.chunks_of_one(entry)))

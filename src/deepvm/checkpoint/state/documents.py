@@ -1,5 +1,5 @@
-"""The JSON documents in a checkpoint's metadata, checked: what restore and replay rely on. Whoever could write to the
-store may have written them, so whatever is wrong with one is Corrupt."""
+"""The JSON documents in a checkpoint's metadata, checked for restore and replay. Anyone with access to the store may
+have written them, so anything wrong with one is Corrupt."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def parse(text: Any, what: str) -> Any:
 
 
 def skeleton_of_rank(metadata: Mapping[str, str], rank: int) -> dict[str, Any]:
-    """What is left of the rank's state when its tensors are taken out, for each component. Of fewer ranks, those that
-    there are serve in turn."""
+    """Return the rank's state without its tensors, for each component. If fewer ranks saved, their skeletons are used
+    in turn."""
     skeletons = parse(metadata.get("skeleton"), "the saved state")
     if type(skeletons) is not list or not skeletons or any(type(one) is not dict for one in skeletons):
         raise Corrupt(f"the saved state is {strict.brief(skeletons)}, not one object for each rank")
@@ -35,7 +35,7 @@ def skeleton_of_rank(metadata: Mapping[str, str], rank: int) -> dict[str, Any]:
 
 
 def witness_rows(metadata: Mapping[str, str], format_wanted: str, step: int) -> list[dict[str, str]]:
-    """Every rank's hashes; ranks after the first list only what differs."""
+    """Return every rank's hashes; ranks after the first list only what differs."""
     if metadata.get("format") != format_wanted:
         raise Corrupt(f"the witness has format {strict.brief(metadata.get('format'))}")
     found = parse(metadata.get("witness"), "the witness")

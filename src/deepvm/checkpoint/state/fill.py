@@ -1,5 +1,5 @@
-"""Restored values into the objects that the caller holds: containers keep their identity, tensors and arrays their
-memory. What cannot be filled, since it is immutable or of another shape, is replaced by what was saved."""
+"""Restored values -> the objects that the caller holds: containers keep their identity, tensors and arrays their
+memory. What cannot be filled, since it is immutable or has another shape, is replaced by what was saved."""
 
 from __future__ import annotations
 
@@ -13,34 +13,32 @@ import torch
 from deepvm.checkpoint.state.skeleton import flatten_context, rebuild
 from deepvm.checkpoint.state.tensor_kinds import check_fillable, class_name, inner_tensors, is_wrapper
 
-Filled: TypeAlias = dict[
-    int, tuple[Any, Any, Any]
-]  # by identity: an object, what was saved for it, what holds that now
+Filled: TypeAlias = dict[int, tuple[Any, Any, Any]]  # by identity: an object, its saved value, what holds that now
 
 
 @torch.no_grad()
 def put(live: Any, saved: Any) -> Any:
-    """Give a value to the object that held the one before; the object that holds it now."""
+    """Put a saved value into the object that held the one before; return the object that holds it now."""
     return _put(live, saved, {})
 
 
 def _put(live: Any, saved: Any, filled: Filled) -> Any:
-    """One object that the caller holds in two places, as in ``[[0]] * 2``, stays one where both are given the same; or
-    else the second place gets a copy of it, with what was saved there."""
+    """An object that the caller holds in two places, as in ``[[0]] * 2``, stays one if both get the same value; else
+    the second place gets a copy of it, with its own value."""
     known = filled.get(id(live))
     if known is not None:
-        _, given, result = known
-        return result if _same(given, saved) else _put(_apart(live), saved, filled)
+        _, earlier, result = known
+        return result if _same(earlier, saved) else _put(_copy_of(live), saved, filled)
     if not can_hold(live) and not _is_array(live):
         return _put_value(live, saved, filled)
-    filled[id(live)] = live, saved, live  # for whoever holds itself
+    filled[id(live)] = live, saved, live  # it may contain itself
     result = _put_held(live, saved, filled)
     filled[id(live)] = live, saved, result
     return result
 
 
-def _apart(live: Any) -> Any:
-    """Another object of its kind; None where it is not known how to copy it."""
+def _copy_of(live: Any) -> Any:
+    """Return another object of its kind; None if copying it may have side effects."""
     if isinstance(live, torch.Tensor):
         return live.detach().clone()
     known = hasattr(live, "__copy__") or type(live).__module__ in ("builtins", "collections", "numpy")
@@ -78,7 +76,7 @@ def _put_value(live: Any, saved: Any, filled: Filled) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two saved values are equal, tensors and arrays within them too."""
+    """True if two saved values are equal, including tensors and arrays within them."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):
@@ -88,13 +86,12 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor):
         return one is other or (one.dtype == other.dtype and torch.equal(one, other))
     if _is_array(one):
-        alike = one.dtype == other.dtype and one.shape == other.shape
-        return bool(alike and one.tobytes() == other.tobytes())
+        return bool(_alike_arrays(one, other) and one.tobytes() == other.tobytes())
     return bool(one == other or (one != one and other != other))  # NaN is not equal to itself
 
 
 def check_puttable(live: Any, saved: Any) -> None:
-    """Raise what ``put`` would, while nothing is changed."""
+    """Raise what ``put`` would raise, without changing anything."""
     if isinstance(live, enum.Enum) and not isinstance(saved, enum.Enum):
         type(live)(saved)
     elif isinstance(live, MutableMapping) and isinstance(saved, dict):
@@ -106,7 +103,7 @@ def check_puttable(live: Any, saved: Any) -> None:
 
 
 def can_hold(value: Any) -> bool:
-    """True if ``put`` fills the object itself, whatever was saved for it is of its kind."""
+    """True if ``put`` fills the object itself with a saved value of its kind."""
     return isinstance(value, torch.Tensor | MutableMapping | list | MutableSet | bytearray)
 
 
@@ -130,18 +127,19 @@ def _is_array(value: Any) -> bool:
 
 
 def _put_array(live: Any, saved: Any) -> Any:
-    import numpy as np
-
-    both = _is_array(live) and _is_array(saved)
-    if both and live.shape == saved.shape and live.dtype == saved.dtype and live.flags.writeable:
-        np.copyto(live, saved)
+    if _alike_arrays(live, saved) and live.flags.writeable:
+        live[...] = saved
         return live
     return saved
 
 
+def _alike_arrays(one: Any, other: Any) -> bool:
+    return _is_array(one) and _is_array(other) and (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 def fill(live: torch.Tensor, saved: torch.Tensor) -> bool:
-    """Copy a tensor into another of its kind; False where it is not of its kind, and nothing is changed. For whoever
-    has turned gradients off."""
+    """Copy a tensor into another of its kind; False, with nothing changed, if it is of another kind. The caller has
+    disabled gradients."""
     if not _alike(live, saved):
         return False
     if is_wrapper(live):
@@ -167,7 +165,7 @@ def _alike(live: torch.Tensor, saved: torch.Tensor) -> bool:
 
 
 def wrapper_problem(name: str, live: Any, row: Any, tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Why a saved tensor's row cannot fill a module's tensor, where one of them is a wrapper; else None."""
+    """Return why a saved tensor's row cannot fill a module's tensor, if one of them is a wrapper; else None."""
     saved_kind = row.get("$wrapper") if isinstance(row, dict) else None
     if not is_wrapper(live):
         return None if saved_kind is None else f"{name} is a plain tensor, saved {saved_kind}"
@@ -190,7 +188,7 @@ def wrapper_problem(name: str, live: Any, row: Any, tensors: Mapping[str, torch.
 
 
 def fill_wrapper(live: Any, row: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Fill the tensors that a wrapper holds from a saved one's row, which was found to fit."""
+    """Fill the tensors that a wrapper holds from a saved one's row, which fits."""
     for key, part in inner_tensors(live)[0].items():
         if is_wrapper(part):
             fill_wrapper(part, row["inner"][key], tensors)

@@ -1,15 +1,16 @@
-"""Where every byte of a checkpoint is: a safetensors file, planned before any byte moves.
+"""The place of every byte of a checkpoint: a safetensors file, planned before any byte moves.
 
     u64 header length · header (JSON, padded with spaces) · tensors, without gaps: frozen ones first, odd sizes last
 
-The header is of one of few sizes and has room to grow, so that neither a save with a longer skeleton nor another run
-from the same base model moves a tensor: chunks that did not change are chunks that did not move.
+The header has one of few sizes and room to grow, so that neither a save with a longer skeleton nor another run from
+the same base model moves a tensor: a chunk that moved would count as changed.
 """
 
 from __future__ import annotations
 
 import bisect
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ import torch
 import xxhash
 
 from deepvm.errors import CheckpointError, Corrupt
-from deepvm.store.safetensors import MOST_HEADER_BYTES, header_bytes, parse_rows
+from deepvm.store.safetensors import MOST_HEADER_BYTES, header_bytes, parse_header
 
 PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
@@ -45,8 +46,8 @@ _NAMES = {
     torch.float8_e5m2: "F8_E5M2",
 }
 DTYPES = {name: dtype for dtype, name in _NAMES.items()}
-# Types that the format lacks, as the widest integers or floats that have the same bytes
-_DISGUISED = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+# Types that the format lacks, as floats that have the same bytes
+_AS_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,13 @@ class Entry:
 
 
 def to_storable(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
-    """A tensor of a type that the format has, with the same bytes; and the type it really has, if another."""
+    """Return a tensor of a type that the format has, with the same bytes; and its real type, if that is different."""
     if tensor.is_sparse or tensor.is_quantized or tensor.layout is not torch.strided:
         raise CheckpointError(f"a tensor of layout {tensor.layout} cannot be saved: make it dense first")
     if tensor.dtype in _NAMES:
         return tensor.resolve_neg(), None
     real = str(tensor.dtype).removeprefix("torch.")
-    if tensor.dtype in _DISGUISED:
+    if tensor.dtype in _AS_REAL:
         return torch.view_as_real(tensor.resolve_conj().resolve_neg()), real
     if tensor.element_size() == 1:
         return tensor.view(torch.uint8), real
@@ -76,7 +77,7 @@ def to_storable(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
 
 def from_storable(tensor: torch.Tensor, real: str) -> torch.Tensor:
     dtype = getattr(torch, real)
-    return torch.view_as_complex(tensor) if dtype in _DISGUISED else tensor.view(dtype)
+    return torch.view_as_complex(tensor) if dtype in _AS_REAL else tensor.view(dtype)
 
 
 Spec = tuple[str, str, tuple[int, ...]]  # name, type, shape
@@ -92,7 +93,7 @@ class Layout:
 
     @cached_property
     def fingerprint(self) -> str:
-        text = json.dumps([[e.name, e.dtype, e.shape, e.start] for e in self.entries])
+        text = json.dumps([self.header_bytes, [[e.name, e.dtype, e.shape, e.start] for e in self.entries]])
         return xxhash.xxh3_64_hexdigest(text.encode())
 
     @cached_property
@@ -108,31 +109,19 @@ class Layout:
         return entries_text(self.entries, self.header_bytes)
 
     def overlapping(self, start: int, end: int) -> range:
-        """The entries that have bytes in [start, end)."""
+        """Return the entries that have bytes in [start, end)."""
         first = max(0, bisect.bisect_right(self._starts, start) - 1)
         return range(first, bisect.bisect_left(self._starts, end))
 
     def holds(self, specs: Sequence[Spec]) -> bool:
-        """Whether a state is laid out by this plan."""
-        if len(specs) != len(self.entries):
-            return False
-        entries, by_name = self.entries, self.by_name
-        for name, dtype, shape in specs:
-            i = by_name.get(name)
-            if i is None or entries[i].dtype != dtype or entries[i].shape != shape:
-                return False
-        return True
+        """True if this is the layout of a state with these tensors."""
+        return len(specs) == len(self.entries) and set(specs) == {(e.name, e.dtype, e.shape) for e in self.entries}
 
     def header(self, metadata: Mapping[str, str]) -> bytes | None:
-        """The file's first bytes, or None where the metadata has outgrown the room that was planned."""
+        """Return the file's first bytes; None if the metadata has outgrown the planned room."""
         text = _with_metadata(self._entries_text, metadata)
         room = self.header_bytes - 8
         return None if len(text) > room else struct.pack("<Q", room) + text.ljust(room)
-
-
-def dtype_name(dtype: torch.dtype) -> str | None:
-    """The format's name of a type; None for one that it lacks."""
-    return _NAMES.get(dtype)
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> Spec:
@@ -161,10 +150,10 @@ def make_layout(
     specs: Sequence[Spec], metadata: Mapping[str, str], slack_bytes: int, stability: Sequence[int] = ()
 ) -> Layout:
     """Lay out tensors in the order given, but first those that change least (of the lowest ``stability``): runs from
-    one base model then have its bytes at the same places. Sizes that are no multiple of 64 come last, wide types first,
-    so that all others are aligned as torch's own memory is, and can be used where they lie."""
+    one base model then have its bytes at the same places. Sizes that are not a multiple of 64 come last, wide types
+    first, so that all others are aligned as torch's own memory is, and can be used where they lie."""
     widths = [DTYPES[dtype].itemsize for _, dtype, _ in specs]
-    sizes = [widths[i] * _elements(specs[i][2]) for i in range(len(specs))]
+    sizes = [widths[i] * math.prod(specs[i][2]) for i in range(len(specs))]
 
     def place(i: int) -> tuple[bool, int, int]:
         odd = sizes[i] % ALIGNED_BYTES != 0
@@ -188,24 +177,17 @@ def make_layout(
 
 
 def _header_bytes(needed: int, data_bytes: int) -> int:
-    """A power of two that has room, and a larger one where it does not matter: one size for many runs."""
+    """Return a power of two that has room; a larger one for large states: one size for many runs."""
     least = LARGE_HEADER_BYTES if data_bytes >= LARGE_STATE_BYTES else PAGE_BYTES
     step = max(least, min(1 << (needed - 1).bit_length(), HEADER_STEP_BYTES))
     return -(-needed // step) * step
 
 
 def read_header(head: bytes | memoryview, size_bytes: int) -> tuple[Layout, dict[str, str]]:
-    """A layout and its metadata from the first bytes of a file (at least 8 + header length of them)."""
-    rows, metadata = parse_rows(head, size_bytes)
+    """Parse a layout and its metadata from the first bytes of a file (at least 8 + header length of them)."""
+    rows, metadata = parse_header(head, size_bytes)
     unknown = {dtype for _, _, _, dtype, _ in rows} - DTYPES.keys()
     if unknown:
         raise Corrupt(f"tensors of type {', '.join(sorted(unknown))} are not known to this version")
     entries = tuple(Entry(name, dtype, shape, start, length) for start, length, name, dtype, shape in rows)
     return Layout(entries=entries, header_bytes=header_bytes(head, size_bytes), size_bytes=size_bytes), metadata
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count

@@ -1,4 +1,4 @@
-"""An optimizer's saved state into the optimizer: with the layouts that its parameters have here, and in linear time."""
+"""An optimizer's saved state -> its state_dict: with the layouts of its current parameters, and in linear time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deepvm.strict_json import brief
 
 
 class _Numbers(list[int]):
-    """Numbers of parameters. torch asks for each value of the state whether its parameter is in the group, and a list
-    would be walked for each: 10^9 comparisons for 30,000 parameters."""
+    """Numbers of parameters. torch checks for each value of the state whether its parameter is in the group; in a list
+    that takes 10^9 comparisons for 30,000 parameters."""
 
     def __init__(self, numbers: list[int]) -> None:
         super().__init__(numbers)
@@ -36,13 +36,13 @@ class Shapes(Protocol):
 
 
 def loads_as_torch(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it takes the state that torch describes: that of each parameter by its number, and groups."""
+    """True if it loads the form of state that torch describes: that of each parameter by its number, and groups."""
     plain = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
     return plain and not optimizer._optimizer_load_state_dict_pre_hooks
 
 
 def check_form(name: str, skeleton: Any) -> None:
-    """Refuse what is not the skeleton of a state that torch describes."""
+    """Raise Corrupt unless it is the skeleton of a state that torch describes."""
     groups, state = (skeleton.get(key) if isinstance(skeleton, dict) else None for key in ("param_groups", "state"))
     if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
         raise Corrupt(f"the saved groups of {name} are {brief(groups)}, not a list of groups with their parameters")
@@ -64,12 +64,12 @@ def _is_item(item: Any) -> bool:
 def rebuild_optimizer(
     optimizer: torch.optim.Optimizer, skeleton: Any, tensors: Mapping[str, torch.Tensor], shapes: Shapes
 ) -> Any:
-    """All of its state, for its own loading."""
+    """Return all of its state, for its own load_state_dict."""
     return with_numbers(rebuild(with_layouts(optimizer, skeleton, shapes), tensors))
 
 
 def with_numbers(state: Any) -> Any:
-    """A state_dict in which torch finds parameters fast."""
+    """Return a state_dict in which torch finds parameters fast."""
     groups = state.get("param_groups") if isinstance(state, dict) else None
     if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
         return state
@@ -78,8 +78,8 @@ def with_numbers(state: Any) -> Any:
 
 
 def with_layouts(optimizer: torch.optim.Optimizer, skeleton: Any, shapes: Shapes) -> Any:
-    """The skeleton of an optimizer's state in which tensors of the shape of their parameter lie as that does here,
-    unless they were saved with another layout than their parameter's."""
+    """Return the skeleton with the current layout of each parameter for tensors of its shape, unless they were saved
+    with another layout than their parameter's."""
     state = skeleton.get("state") if isinstance(skeleton, dict) else None
     items = state.get("$items") if isinstance(state, dict) else None
     if not isinstance(state, dict) or not isinstance(items, list) or not isinstance(skeleton.get("param_groups"), list):
@@ -96,7 +96,7 @@ def with_layouts(optimizer: torch.optim.Optimizer, skeleton: Any, shapes: Shapes
 def _live_layouts(
     optimizer: torch.optim.Optimizer, groups: list[Any]
 ) -> Iterator[tuple[int, tuple[tuple[int, ...], tuple[int, ...]]]]:
-    """Shapes and strides of parameters that do not lie row by row, by the numbers that the saved ones have."""
+    """Yield shapes and strides of parameters that do not lie row by row, by the numbers of the saved ones."""
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     numbers = chain.from_iterable(group["params"] for group in groups)
     for number, parameter in zip(numbers, parameters, strict=False):

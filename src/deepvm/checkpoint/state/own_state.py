@@ -1,5 +1,5 @@
-"""The caller's own mapping of names to state: read at each save, written by restore. What is added to it later is part
-of the state from then on."""
+"""The caller's mapping of names to state: read at each save, written by restore. What is added to it later belongs to
+the state from then on."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from deepvm.errors import UsageError
 
 
 def check_state(state: Mapping[str, Any]) -> None:
-    """Refuse what is no mapping of names, names that are ours, and values that restore() could not give back."""
+    """Raise UsageError unless it maps names, none of them reserved, to values that restore() can write."""
     if not isinstance(state, Mapping):
         raise UsageError(
-            f'the state is a {type(state).__name__}: give a dict of names, as in Checkpointer({{"model": model, '
+            f'the state is a {type(state).__name__}: pass a dict of names, as in Checkpointer({{"model": model, '
             '"optimizer": optimizer})'
         )
     for name, value in state.items():
         if not isinstance(name, str):
-            raise UsageError(
-                f"the state has the name {name!r}, a {type(name).__name__}: names are texts, as in 'model'"
-            )
+            raise UsageError(f"the state has the name {name!r}, a {type(name).__name__}: use text, as in 'model'")
         if name.startswith(RESERVED):
-            raise UsageError(f"{name!r}: names that begin with {RESERVED!r} are our own, call it something else")
+            raise UsageError(
+                f"the state has the name {name!r}: names that begin with {RESERVED!r} are reserved, choose another"
+            )
         written = hasattr(value, "load_state_dict") or can_hold(value)
         if not written and not isinstance(state, MutableMapping):
             raise UsageError(
                 f"{name!r} is a {type(value).__name__}, and restore() cannot write it into a {type(state).__name__}: "
-                "give a dict"
+                "pass a dict"
             )
 
 
 def write_back(state: Mapping[str, Any], components: Mapping[str, Any]) -> None:
-    """Values that are other objects after a restore, into the caller's mapping."""
+    """Write values that are other objects after a restore into the caller's mapping."""
     for name, before in list(state.items()):
         same = name not in components or components[name] is before or components[name] is stateful(before)
         if not same and isinstance(state, MutableMapping):
@@ -57,7 +57,7 @@ class StepHooks:
         self.watch()
 
     def watch(self) -> Mapping[str, Any]:
-        """The state as it is by now, checked: what is to be saved and loaded."""
+        """Hook into new optimizers; return the current state, checked: what is saved and loaded."""
         check_state(self._state)
         for optimizer in optimizers(self._state):
             if self._before_step is not None and optimizer not in self._watched:

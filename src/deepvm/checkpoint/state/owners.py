@@ -1,4 +1,4 @@
-"""Whose the tensors of a state are: a module's parameters, frozen ones among them, or an optimizer's.
+"""The owners of a state's tensors: a module's parameters, some of them frozen, or an optimizer.
 
 Input: the state. Output: sets of addresses, by which snapshotter.py decides how each tensor is saved.
 """
@@ -15,8 +15,8 @@ _MOST_WRAPPERS = 8
 
 
 def inner_optimizer(part: Any) -> torch.optim.Optimizer | None:
-    """The optimizer that does the steps: the part itself, or the one that it wraps; None of anything else. A scheduler
-    has an optimizer, too, but no groups of parameters."""
+    """Return the optimizer that does the steps: the part itself, or the one that it wraps; else None. A scheduler has
+    an optimizer, too, but no groups of parameters."""
     for _ in range(_MOST_WRAPPERS):
         if isinstance(part, torch.nn.Module | torch.Tensor | Mapping) or not hasattr(part, "param_groups"):
             return None
@@ -29,7 +29,7 @@ def inner_optimizer(part: Any) -> torch.optim.Optimizer | None:
 
 
 def stateful(part: Any) -> Any:
-    """What is saved and loaded for a part: the optimizer within a wrapper that has no ``state_dict`` of its own."""
+    """Return what is saved and loaded for a part: the optimizer in a wrapper without its own ``state_dict``."""
     own = getattr(type(part), "state_dict", None)
     inner = inner_optimizer(part) if own is None or own is torch.optim.Optimizer.state_dict else None
     return part if inner is None else inner
@@ -41,8 +41,8 @@ def optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
 
 
 class Owners:
-    """The addresses of ``parameters``, of ``frozen`` ones, and of what is ``owned``: only an optimizer's step changes
-    it, as a rule. Modules are walked once, since that takes as long as to plan."""
+    """The addresses of ``parameters``, of ``frozen`` ones, and of what is ``owned``: usually only an optimizer's step
+    changes it. Modules are walked once, since that takes as long as to plan."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         modules = [part for part in state.values() if isinstance(part, torch.nn.Module)]
@@ -53,8 +53,8 @@ class Owners:
         self._late = tuple(f"{name}." for name, part in state.items() if inner_optimizer(part) is not None)
 
     def stability(self, tensors: Mapping[str, torch.Tensor]) -> list[int]:
-        """0 for frozen parameters, 1 for those that are trained, 3 for optimizers' state. 2 for all else, which is
-        small: a restore on demand needs it at once, so it lies together."""
+        """Return 0 for frozen parameters, 1 for those that are trained, 3 for optimizers' state. 2 for all else, which
+        is small: a lazy restore needs it at once, so it lies together."""
         return [
             3 if name.startswith(self._late) else 0 if where in self.frozen else 1 if where in self.parameters else 2
             for name, where in ((name, tensor.data_ptr()) for name, tensor in tensors.items())

@@ -1,4 +1,4 @@
-"""Which tensor is not the same on every rank, in words: for the error of a save that no rank can make."""
+"""The tensor that differs between ranks, as text: for the error of a save that no rank can make."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _SHARDED = "sharded state goes through torch.distributed.checkpoint"
 
 
 def name_difference(captured: Captured, other: int) -> str:
-    """The first tensor in which a rank differs from rank 0. Every rank asks, and is given the same text."""
+    """Describe the first tensor in which a rank differs from rank 0. Every rank calls it and gets the same text."""
     rank, _ = ranks.rank_and_world_size()
     own = _described(captured) if rank in (0, other) else None
     values = ranks.meet("save()", own).values
     first, second = values[0], values[other]
     for name in {**first["tensors"], **second["tensors"]}:
-        here, there = (_found(side, name) for side in (first, second))
-        if here != there:
-            return f"{name} is {here} on rank 0 and {there} on rank {other}: {_FIX}; {_SHARDED}"
+        mine, theirs = (_found(side, name) for side in (first, second))
+        if mine != theirs:
+            return f"{name} is {mine} on rank 0 and {theirs} on rank {other}: {_FIX}; {_SHARDED}"
     return f"rank {other} has the tensors of rank 0 in another order: {_FIX}; {_SHARDED}"
 
 
@@ -35,7 +35,7 @@ def _described(captured: Captured) -> dict[str, Any]:
 
 
 def _plain(skeleton: Any) -> Any:
-    """A component's plain values that a rank's tensors could stand for: itself, or those directly in it."""
+    """Return a component's plain values that may be tensors on another rank: itself, or those directly in it."""
     if not isinstance(skeleton, dict):
         return _kind(skeleton)
     rows = {key: _kind(value) for key, value in skeleton.items() if not key.startswith("$")}

@@ -1,7 +1,7 @@
 """Nested state to named tensors and a JSON skeleton, and back.
 
-A skeleton is the state with every tensor replaced by ``{"$tensor": name}``. What JSON cannot say is tagged with a
-``$`` key; keys of users that begin with ``$`` are kept apart by the tag ``$items``. Nothing is ever pickled.
+A skeleton is the state with every tensor replaced by ``{"$tensor": name}``. What JSON cannot represent is tagged with a
+``$`` key; users' keys that begin with ``$`` are stored under the tag ``$items``. Nothing is ever pickled.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from deepvm.checkpoint.state.tensor_kinds import (
 )
 from deepvm.errors import CheckpointError, Corrupt
 
-RESERVED = "deepvm."  # how names of components of our own begin: a checkpoint may have them, or not
+RESERVED = "deepvm."  # prefix of our own components: a checkpoint may have them, or not
 
 
 class Tensors(dict[str, torch.Tensor]):
-    """Tensors by name, each memory once: a tied tensor is the name under which it came first. The strides of a tensor
-    are in its row where they are not the usual ones: those in ``usual`` by its id, else row by row."""
+    """Tensors by name, each memory once: a tied tensor has the name of the first one. A tensor's strides are in its row
+    if they are not the usual ones: those in ``usual`` by its id, else row by row."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Tensors(dict[str, torch.Tensor]):
 
 
 def flatten_context(name: str, tensor: torch.Tensor, context: Any) -> Any:
-    """The settings of a wrapper, which have to come back as they are."""
+    """Return the skeleton of a wrapper's settings, which must be restored unchanged."""
     inside = Tensors()
     try:
         found = flatten(context, name, inside)
@@ -83,19 +83,19 @@ def flatten_context(name: str, tensor: torch.Tensor, context: Any) -> Any:
         same = False
     if not same:
         raise CheckpointError(
-            f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, whose settings are no plain values, "
+            f"{name} is a {type(tensor).__module__}.{type(tensor).__qualname__}, whose settings are not plain values "
             f"and cannot be saved: {context!r:.200}"
         )
     return found
 
 
 class Inline(Tensors):
-    """Puts tensors into the skeleton itself. For state of which every rank has its own: a file has the tensors that all
+    """Puts tensors into the skeleton itself, for state that differs between ranks: a file has the tensors that all
     ranks have in common, and a skeleton for each rank."""
 
     def add(self, name: str, tensor: torch.Tensor) -> dict[str, Any]:
         check_readable(name, tensor)
-        to_storable(tensor)  # or it says why it cannot be saved
+        to_storable(tensor)  # raises if it cannot be saved
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
         dtype = str(tensor.dtype).removeprefix("torch.")
         return {
@@ -106,7 +106,7 @@ class Inline(Tensors):
 
 
 def flatten(value: Any, name: str, tensors: Tensors) -> Any:
-    """The skeleton of a value; its tensors are added to ``tensors``, as they are."""
+    """Return the skeleton of a value; its tensors are added to ``tensors``, as they are."""
     if isinstance(value, torch.Tensor):
         return tensors.add(name, value)
     kind = type(value)
@@ -131,7 +131,7 @@ def _flatten_dict(value: dict[Any, Any], name: str, tensors: Tensors) -> Any:
                 [flatten(key, name, tensors), flatten(item, f"{name}.{key}", tensors)] for key, item in value.items()
             ]
         }
-    versions = getattr(value, "_metadata", None)  # a module's state_dict tells the versions of its modules
+    versions = getattr(value, "_metadata", None)  # a module's state_dict has the versions of its modules
     if isinstance(value, OrderedDict) and versions is not None:
         return {"$module": found, "versions": {k: dict(v) for k, v in versions.items()}}
     return found
@@ -156,7 +156,7 @@ def _flatten_rare(value: Any, name: str, tensors: Tensors) -> Any:
         return flatten(plain, name, tensors)  # enum members, named tuples and the like: their plain value
     if isinstance(value, torch.utils.data.DataLoader):
         raise CheckpointError(
-            f"state {name!r} is a DataLoader, which cannot tell where in an epoch it is: give "
+            f"state {name!r} is a DataLoader, which has no position in an epoch: pass "
             "deepvm.checkpoint.resumable(loader), and train with that"
         )
     raise CheckpointError(
@@ -187,14 +187,14 @@ def _flatten_numpy(value: Any, array: Any, name: str, tensors: Tensors) -> dict[
     row: dict[str, Any] = {"scalar": bool(scalar)}
     try:
         tensor = torch.from_numpy(copy)
-    except (TypeError, ValueError):  # dates, texts, numbers of the other byte order: their bytes, and what they are
+    except (TypeError, ValueError):  # dates, texts, numbers of the other byte order: their bytes and their type
         row |= {"dtype": array.dtype.str, "shape": list(array.shape)}
         tensor = torch.frombuffer(bytearray(array.tobytes()) or bytearray(1), dtype=torch.uint8)
     return {"$numpy": tensors.add(name, tensor), **row}
 
 
 def rebuild(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The state that a skeleton and its tensors stand for."""
+    """Rebuild the state from a skeleton and its tensors."""
     if isinstance(skeleton, list):
         return [rebuild(item, tensors) for item in skeleton]
     if not isinstance(skeleton, dict):
@@ -238,7 +238,7 @@ def _rebuild_tensor(row: dict[str, Any], tensors: Mapping[str, torch.Tensor]) ->
 
 
 class LaidOut:
-    """Keeps the copies that are made for their strides, for mappings from which tied tensors come tied."""
+    """Keeps the copies that are made for other strides, so that tied tensors stay tied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,11 +285,11 @@ _REBUILD: dict[str, Any] = {
 }
 
 
-_AS_IT_IS = {"$tensor", "stride"}  # the keys of a row whose tensor has the bytes of the one that was saved
+_PLAIN_ROW = {"$tensor", "stride"}  # the keys of a row whose tensor has the bytes of the one that was saved
 
 
 def names_of_tensors(skeleton: Any) -> set[str]:
-    """The names of all tensors in a skeleton."""
+    """Return the names of all tensors in a skeleton."""
     found: set[str] = set()
     waiting = [skeleton]
     while waiting:
@@ -306,8 +306,8 @@ def names_of_tensors(skeleton: Any) -> set[str]:
 
 
 def module_tensors(skeleton: Any) -> dict[str, str]:
-    """Of a module's skeleton: its keys, and the names of the tensors that are saved for them as they are."""
+    """Return the keys of a module's skeleton, with the names of the tensors that are saved for them as they are."""
     rows = skeleton.get("$module") if isinstance(skeleton, dict) else None
     if not isinstance(rows, dict):
         return {}
-    return {key: row["$tensor"] for key, row in rows.items() if isinstance(row, dict) and row.keys() <= _AS_IT_IS}
+    return {key: row["$tensor"] for key, row in rows.items() if isinstance(row, dict) and row.keys() <= _PLAIN_ROW}

@@ -1,8 +1,7 @@
-"""Kinds of tensors: which bytes stand for one, in which layout it lies, and which cannot be saved.
+"""Kinds of tensors: which bytes represent one, in which layout it lies, and which cannot be saved.
 
-Comes between a state's tensors and the skeleton (skeleton.py). Every tensor passes ``check_readable`` before anybody
-takes its address: what has no memory of its own is a wrapper, which is saved by the tensors that it holds, or is
-refused.
+Input: a state's tensors; skeleton.py asks. Every tensor passes ``check_readable`` before its address is used: one
+without memory of its own is a wrapper, which is saved by the tensors that it holds, or is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from deepvm.errors import CheckpointError, Corrupt
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-_ADDRESSED = ("cpu", "cuda")  # devices on which an address of 0 means that there is no memory
+_ADDRESSED = ("cpu", "cuda")  # devices on which an address of 0 means no memory
 _SHARDED = {"torch.distributed.tensor": "DTensor", "torch.distributed._shard.sharded_tensor": "ShardedTensor"}
 
 
@@ -29,7 +28,7 @@ def is_wrapper(value: object) -> bool:
 
 
 def is_direct(tensor: torch.Tensor) -> bool:
-    """True if the tensor that is saved for it is the tensor itself, and not one that is made for each save."""
+    """True if the tensor itself is saved, and not one that is made for each save."""
     return type(tensor) in _PLAIN and not tensor.is_neg() and not tensor.is_conj()
 
 
@@ -42,20 +41,20 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def check_readable(name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError with the tensor's name where its bytes cannot be read."""
+    """Raise CheckpointError with the tensor's name if its bytes cannot be read."""
     why = _refusal(tensor)
     if why is not None:
         raise CheckpointError(f"{name} is {why}")
 
 
 def check_whole(name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError where each rank has only a part of the tensor."""
+    """Raise CheckpointError if each rank has only a part of the tensor."""
     if is_sharded(tensor):
         raise CheckpointError(f"{name} is {_sharded(tensor)}")
 
 
 def check_fillable(name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError where a restore cannot fill a tensor of a module."""
+    """Raise CheckpointError if a restore cannot fill a tensor of a module."""
     check_whole(name, tensor)
     if tensor.is_meta:
         raise CheckpointError(f"{name} is on the meta device, and cannot be filled: call to_empty(device=...) first")
@@ -87,7 +86,7 @@ def _refusal(tensor: torch.Tensor) -> str | None:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """True if every element is within memory that the tensor has."""
+    """True if every element is within the tensor's memory."""
     count = tensor.numel()
     if not count:
         return True
@@ -107,7 +106,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 def _without_memory(tensor: torch.Tensor) -> str:
     kind = type(tensor)
     if kind in _PLAIN:
-        return "a tensor whose memory was taken away (its storage is smaller than its shape), and cannot be saved"
+        return "a tensor whose memory was freed (its storage is smaller than its shape), and cannot be saved"
     return (
         f"a {kind.__module__}.{kind.__qualname__}, which has no memory of its own and cannot be saved: give the class "
         "__tensor_flatten__ and __tensor_unflatten__, or save what it holds"
@@ -118,7 +117,7 @@ def _without_memory(tensor: torch.Tensor) -> str:
 
 
 def own_stride(tensor: torch.Tensor) -> tuple[int, ...] | None:
-    """The strides of a tensor without gaps that lies in the same order; None where that is the usual, row by row."""
+    """Return the strides of a tensor without gaps in the same order; None if that is the usual one, row by row."""
     if tensor.is_contiguous() and (tensor.ndim < 2 or 1 not in tensor.shape):
         return None
     if not tensor.numel():
@@ -128,15 +127,11 @@ def own_stride(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def usual_stride(shape: Sequence[int]) -> tuple[int, ...]:
-    found, step = [], 1
-    for n in reversed(shape):
-        found.append(step)
-        step *= max(1, n)
-    return tuple(reversed(found))
+    return tuple(torch.empty(shape, device="meta").stride())
 
 
 def laid_out(tensor: torch.Tensor, stride: Any) -> torch.Tensor:
-    """The tensor, or a copy of it, with these strides, as they stand in a file."""
+    """Return the tensor, or a copy of it, with these strides, as a file has them."""
     if not isinstance(stride, list | tuple) or not _is_dense(tensor.shape, stride):
         raise Corrupt(f"a saved tensor of shape {tuple(tensor.shape)} cannot have the strides {stride!r}")
     if tensor.stride() == tuple(stride):
@@ -157,15 +152,15 @@ def _is_dense(shape: Sequence[int], stride: Sequence[Any]) -> bool:
 
 
 def is_expanded(tensor: object) -> bool:
-    """True if several of its elements are one in memory: torch does not write into such a tensor."""
+    """True if several of its elements share memory: torch does not write into such a tensor."""
     if not isinstance(tensor, torch.Tensor) or type(tensor) not in _PLAIN or tensor.layout is not torch.strided:
         return False
     return any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def fill_expanded(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Each element in memory once. Where the saved ones are not the same in all places of an element, the tensor gets
-    memory of its own."""
+    """Fill each element in memory once. If the saved values of a shared element differ, the tensor gets memory of its
+    own."""
     once, same = tensor.detach(), saved
     for dim, (n, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if step == 0 and n > 1:
@@ -180,7 +175,7 @@ def fill_expanded(tensor: torch.Tensor, saved: torch.Tensor) -> None:
 
 
 def inner_tensors(wrapper: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """The tensors that a wrapper holds, by their attributes, and its own settings."""
+    """Return the tensors that a wrapper holds, by their attributes, and its own settings."""
     names, context = wrapper.__tensor_flatten__()
     return {name: getattr(wrapper, name) for name in names}, context
 
@@ -190,7 +185,7 @@ def class_name(tensor: torch.Tensor) -> str:
 
 
 def class_named(name: str) -> Any:
-    """The class of a wrapper, of a module that is imported already: a checkpoint imports nothing."""
+    """Find the class of a wrapper in a module that is imported already: a checkpoint imports nothing."""
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):

@@ -1,5 +1,5 @@
-"""Names of a module's tensors, whatever it is wrapped into: ``module.`` of DDP and DataParallel, ``_orig_mod.`` of
-torch.compile. A checkpoint has the names without them; a restore finds them under the names of the live module."""
+"""Names of a module's tensors without the prefixes of wrappers: ``module.`` of DDP and DataParallel, ``_orig_mod.`` of
+torch.compile. A checkpoint has the names without them; a restore matches them with the names of the live module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ATTRIBUTES = ("module", "_orig_mod")
 
 
 def without_wrappers(module: torch.nn.Module, state: Any) -> Any:
-    """A module's state_dict with the names that it has without its wrappers, and those of modules within it."""
+    """Return a module's state_dict with the names that it has without wrappers, its own and those within it."""
     if not isinstance(state, Mapping):
         return state
     names = clean_names(module, state)
@@ -30,7 +30,7 @@ def without_wrappers(module: torch.nn.Module, state: Any) -> Any:
 
 
 def clean_names(module: torch.nn.Module, names: Collection[Any]) -> dict[str, str] | None:
-    """Names of tensors or modules within a module, and what each is without wrappers; None where there are none."""
+    """Map names of tensors or modules within a module to those without wrappers; None if it has no wrappers."""
     wrapped = sorted(_wrapped_paths(module), key=len, reverse=True)  # the innermost first
     if not wrapped or not all(isinstance(name, str) for name in names):
         return None
@@ -45,7 +45,7 @@ def clean_names(module: torch.nn.Module, names: Collection[Any]) -> dict[str, st
 
 
 def _wrapped_paths(module: torch.nn.Module) -> Iterator[str]:
-    """Where a wrapper keeps what it wraps, each with a dot behind it."""
+    """Yield the paths at which wrappers keep what they wrap, each with a dot behind it."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # not imported for this: it takes a second
     compiled = (dynamo.OptimizedModule,) if dynamo is not None else ()
     for path, part in module.named_modules(remove_duplicate=False):
@@ -56,25 +56,25 @@ def _wrapped_paths(module: torch.nn.Module) -> Iterator[str]:
 
 
 def matched(module: torch.nn.Module, own: Collection[str], saved: Collection[str]) -> dict[str, str]:
-    """The names of a module's tensors, each with the name of the saved one that is for it. Of the ways to read the
-    names, the one that finds most, and of equals the one that changes least."""
+    """Map the names of a module's tensors to the saved ones: by the reading of the names that matches most, and of
+    equals the one that changes least."""
     clean = clean_names(module, own) or {name: name for name in own}
-    ways = [_pairs(clean, {name: name for name in saved})]
-    if len(ways[0]) < len(own):
-        ways.append(_pairs({name: name for name in own}, {name: name for name in saved}))
-        ways += [_pairs(clean, stripped) for stripped in _stripped(saved)]
-        ways.append(_pairs(_bare_names(own), _bare_names(saved)))
-    return max(ways, key=len)
+    readings = [_pairs(clean, {name: name for name in saved})]
+    if len(readings[0]) < len(own):
+        readings.append(_pairs({name: name for name in own}, {name: name for name in saved}))
+        readings += [_pairs(clean, stripped) for stripped in _stripped(saved)]
+        readings.append(_pairs(_bare_names(own), _bare_names(saved)))
+    return max(readings, key=len)
 
 
 def _pairs(own: Mapping[str, str], saved: Mapping[str, str]) -> dict[str, str]:
-    """Names that read the same."""
+    """Match names that read the same."""
     read = {as_read: name for name, as_read in saved.items()}
     return {name: read[as_read] for name, as_read in own.items() if as_read in read}
 
 
 def _stripped(saved: Collection[str]) -> Iterator[dict[str, str]]:
-    """Saved names without the prefixes that all of them have: of a model that was saved with its wrapper's."""
+    """Yield saved names without prefixes that all of them have: of a model that was saved with its wrapper's."""
     names = {name: name for name in saved}
     while names:
         prefix = next(iter(names.values())).partition(".")[0]
@@ -85,7 +85,7 @@ def _stripped(saved: Collection[str]) -> Iterator[dict[str, str]]:
 
 
 def _bare_names(names: Collection[str]) -> dict[str, str]:
-    """Names without any part that a wrapper could have put there, where each is still the only one of its name."""
+    """Return names without any part that a wrapper may have added, if they are still unique."""
     found = {name: bare(name) for name in names}
     times = Counter(found.values())
     return {name: read for name, read in found.items() if times[read] == 1}

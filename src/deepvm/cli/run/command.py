@@ -1,4 +1,4 @@
-"""``deepvm run``: a plan made real, here or in a cloud; its report, its end, and going on with it."""
+"""``deepvm run``: starts, resumes, reports or ends a run, through ``runtime.supervise``."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from deepvm.cli.render import JsonFlag, stderr
-from deepvm.errors import UnknownName, UsageError
+from deepvm.cli.render import JsonFlag, print_json, stderr
+from deepvm.errors import UnknownName, UsageError, printable
 from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
 from deepvm.units import parse_bytes
 
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
     from deepvm.runtime.supervise.supervisor import Supervisor
 
 BACKENDS = ("local", "ec2", "skypilot")
-HERE, CLOUD, RUNS = "Here", "In a cloud", "Runs that there are"
+LOCAL, CLOUD, RUNS = "On this machine", "In a cloud", "Existing runs"
+_FIELDS = {"memory": "memory_bytes", "bandwidth": "bandwidth_bits_per_s"}  # parameters with other names in RunSpec
 
 
 def command(
@@ -44,47 +44,47 @@ def command(
         str, typer.Option("--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do.")
     ] = "wait",
     batch: Annotated[
-        str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when ranks come and go.")
+        str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
-    durable: Annotated[str | None, typer.Option("--durable", metavar="URL", help="Also keep checkpoints here.")] = None,
+    durable: Annotated[str | None, typer.Option("--durable", metavar="URL", help="A durable store.")] = None,
     max_restarts: Annotated[
-        int, typer.Option("--max-restarts", min=0, help="How often workers that fail by themselves are started again.")
+        int, typer.Option("--max-restarts", min=0, help="How often failed workers are restarted.")
     ] = 3,
     preempt: Annotated[
         str,
         typer.Option(
             "--preempt",
             metavar="FAULTS",
-            rich_help_panel=HERE,
+            rich_help_panel=LOCAL,
             help="Take machines away: at:20s:worker/1, at:step:50:worker/*, poisson:3/h, trace:FILE.",
         ),
     ] = "",
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, rich_help_panel=HERE, help="Most machines that train [cores].")
+        int | None, typer.Option("--workers", min=1, rich_help_panel=LOCAL, help="Most machines that train [cores].")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", rich_help_panel=HERE, help="Of each memory node, as 600MB.")
+        str | None, typer.Option("--memory", rich_help_panel=LOCAL, help="Of each memory node, as 600MB.")
     ] = None,
     isolate: Annotated[
-        bool, typer.Option("--isolate", rich_help_panel=HERE, help="A network namespace for each machine (root).")
+        bool, typer.Option("--isolate", rich_help_panel=LOCAL, help="A network namespace for each machine (root).")
     ] = False,
     bandwidth: Annotated[
         str | None,
-        typer.Option("--bandwidth", rich_help_panel=HERE, help="Of each isolated machine, as 1Gbit."),
+        typer.Option("--bandwidth", rich_help_panel=LOCAL, help="Of each isolated machine, as 1Gbit."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", rich_help_panel=HERE, help="Of faults by chance.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", rich_help_panel=LOCAL, help="Of faults by chance.")] = 0,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", rich_help_panel=RUNS, help="Go on with a run.")
+        str | None, typer.Option("--resume", metavar="RUN", rich_help_panel=RUNS, help="Continue a run.")
     ] = None,
     report: Annotated[
         str | None, typer.Option("--report", metavar="RUN", rich_help_panel=RUNS, help="Show a run's report.")
     ] = None,
     down: Annotated[
         str | None,
-        typer.Option("--down", metavar="RUN", rich_help_panel=RUNS, help="End a run's machines, leave nothing."),
+        typer.Option("--down", metavar="RUN", rich_help_panel=RUNS, help="End a run's machines."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", rich_help_panel=CLOUD, help="Print what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", rich_help_panel=CLOUD, help="Print the calls to the cloud without making them.")
     ] = False,
     option: Annotated[
         list[str] | None,
@@ -92,21 +92,19 @@ def command(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Train on the machines of a plan; lost ones are replaced, and training goes on from the newest checkpoint."""
+    """Train on the machines of a plan; lost ones are replaced, and training resumes from the newest checkpoint."""
     if on not in BACKENDS:
         raise UnknownName("backend", on, BACKENDS)
     if sum(given is not None for given in (resume, report, down)) > 1:
-        raise UsageError("--resume, --report and --down are one at a time")
+        raise UsageError("--resume, --report and --down exclude each other: give one of them")
     given = _given(context)
     if report is not None:
-        _refuse(given - {"report", "json"}, context, f"--report {report} shows what is in its ledger")
+        _refuse(given - {"report", "json"}, context, f"--report {report} shows the run's ledger")
         _report(report, as_json=json)
         return
     if down is not None:
-        from deepvm.cli.run.cloud import end
-
-        _refuse(given - {"down", "json"}, context, f"--down {down} ends a run as it is")
-        end(down, as_json=json)
+        _refuse(given - {"down", "json"}, context, f"--down {down} takes no other options")
+        _end(down, as_json=json)
         return
     how: dict[str, Any] = {
         "policy": policy, "after_loss": after_loss, "batch": batch, "durable": durable, "max_restarts": max_restarts,
@@ -116,11 +114,8 @@ def command(
     if resume is not None:
         from deepvm.runtime.supervise import local_run
 
-        fields = {"memory": "memory_bytes", "bandwidth": "bandwidth_bits_per_s"}
-        changes = {
-            fields.get(word, word): how[fields.get(word, word)] for word in given if fields.get(word, word) in how
-        }
-        fixed = {word for word in given if fields.get(word, word) not in how} - {"resume", "json", "preempt"}
+        changes = {field: how[field] for word in given if (field := _FIELDS.get(word, word)) in how}
+        fixed = {word for word in given if _FIELDS.get(word, word) not in how} - {"resume", "json", "preempt"}
         if on == "local":
             fixed.discard("on")
         _refuse(fixed, context, f"--resume {resume} continues with the run's own plan and script")
@@ -130,15 +125,16 @@ def command(
         )
         return
     if plan is None or not words:
-        raise UsageError("what is to be run? write: deepvm run plan.json -- train.py ARGS")
+        raise UsageError("no plan or script given: write deepvm run plan.json -- train.py ARGS")
     from deepvm.runtime.cluster import load_cluster
+    from deepvm.runtime.entry import parse_entry
+    from deepvm.runtime.run_spec import RunSpec
 
-    cluster = load_cluster(plan, rank=rank)
-    spec = _spec(words, rank=rank, preempt=preempt, **how)
+    cluster, entry = load_cluster(plan, rank=rank), parse_entry(words)
+    spec = RunSpec(script=entry.script, args=entry.args, module=entry.module, rank=rank, preempt=preempt, **how)
     if on != "local":
-        from deepvm.cli.run.cloud import start
-
-        start(on, cluster, spec, name=name, options=option or [], dry_run=dry_run, as_json=json)
+        run = name or spec.new_name()
+        _run_in_cloud(on, cluster, spec, run, options=option or [], dry_run=dry_run, as_json=json)
         return
     if dry_run or option:
         raise UsageError("--dry-run and --set are for clouds: give --on ec2 or --on skypilot")
@@ -148,13 +144,13 @@ def command(
 
 
 def _given(context: typer.Context) -> set[str]:
-    """Names of the parameters that were written, and are not left as they are by default."""
+    """Return the names of the parameters that the user wrote."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
 
 
 def _refuse(names: set[str], context: typer.Context, because: str) -> None:
-    """Say which parameters cannot be taken, rather than pass over them."""
+    """Raise UsageError if any of these parameters was given."""
     if not names:
         return
     written = {"plan": "PLAN", "words": "-- SCRIPT ARGS"}
@@ -162,16 +158,8 @@ def _refuse(names: set[str], context: typer.Context, because: str) -> None:
     raise UsageError(f"{because}: leave out {', '.join(shown)}")
 
 
-def _spec(words: list[str], **options: Any) -> RunSpec:
-    from deepvm.runtime.entry import parse_entry
-    from deepvm.runtime.run_spec import RunSpec
-
-    entry = parse_entry(words)
-    return RunSpec(script=entry.script, args=entry.args, module=entry.module, **options)
-
-
 def _bits(text: str) -> int:
-    """1Gbit, 500Mbit; a plain number of bits a second."""
+    """Read 1Gbit, 500Mbit or a plain number of bits per second."""
     lower = text.lower().removesuffix("/s").removesuffix("bit").strip()
     factor = {"k": 10**3, "m": 10**6, "g": 10**9}.get(lower[-1:], 1)
     try:
@@ -179,11 +167,54 @@ def _bits(text: str) -> int:
     except ValueError:
         found = 0.0
     if not 1e3 <= found < 1e13:
-        raise UsageError(f"{text!r} is no bandwidth: write it like 1Gbit or 500Mbit")
+        raise UsageError(f"{text!r} is not a valid bandwidth: write it like 1Gbit or 500Mbit")
     return int(found)
 
 
-# --- runs here ------------------------------------------------------------------------------------------------------
+# --- in a cloud -----------------------------------------------------------------------------------------------------
+
+
+def _run_in_cloud(
+    on: str, cluster: Cluster, spec: RunSpec, run: str, *, options: list[str], dry_run: bool, as_json: bool
+) -> None:
+    from deepvm.runtime.supervise.cloud_run import run_cloud
+
+    messages: list[str] = []
+
+    def show(text: str) -> None:
+        messages.append(text)
+        if dry_run and not as_json:
+            print(printable(text))
+        elif not dry_run:
+            stderr.print(text, markup=False, soft_wrap=True)
+
+    try:
+        run_cloud(on, cluster, spec, run, options=options, dry_run=dry_run, show=show)
+    except KeyboardInterrupt:
+        if not dry_run:
+            detached = "" if on == "ec2" else "; while deepvm run is not attached, lost machines are not replaced"
+            text = f"the run continues in the cloud and costs money: end it with deepvm run --down {run}{detached}"
+            stderr.print(text, soft_wrap=True)
+        raise
+    if as_json:
+        print_json({"run": run, "on": on, "dry_run": dry_run, "said": messages})
+
+
+def _end(name: str, *, as_json: bool) -> None:
+    from deepvm.runtime.supervise import cloud_run
+
+    removed = cloud_run.end(name)
+    if as_json:
+        print_json({"run": name, "outcome": "ended"} | ({} if removed is None else {"removed": removed}))
+    elif removed:
+        stderr.print(f"removed what killed runs left on this machine: {', '.join(removed)}", soft_wrap=True)
+    elif removed is not None:
+        stderr.print(f"run {name} has ended on this machine: nothing is left to remove")
+    else:
+        stderr.print(f"run {name} is ended: nothing of it is left in the cloud")
+
+
+# --- on this machine ------------------------------------------------------------------------------------------------
 
 
 def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
@@ -197,7 +228,9 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
             stderr.print(f"[dim]{escape(note)}[/]", soft_wrap=True)
         stderr.print(f"[bold]run {escape(folder.name)}[/], in {escape(str(folder.path))}", soft_wrap=True)
         shown.append(Display(stderr, log_of=folder.log_of).start())
-        _until_interrupted(supervisor)
+        # The supervisor itself shows what a signal does: the interrupted code may be printing.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: supervisor.interrupt())
 
     try:
         ended = run(begun, lambda view: shown[0](view))
@@ -208,34 +241,17 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
     outcome = ended.outcome
     for machine, error in outcome.errors.items():
         if error:
-            stderr.print(f"[bold red]{escape(machine)} said last:[/]")
+            stderr.print(f"[bold red]last output of {escape(machine)}:[/]")
             stderr.print(error.rstrip(), markup=False, soft_wrap=True)
-    show_report(ended.report, as_json)  # of the ledger that was open: its file may have been deleted
+    show_report(ended.report, as_json)
     sys.stdout.flush()
     if outcome.outcome == "interrupted":
-        stderr.print(
-            f"interrupted; its checkpoints are kept. Go on with: deepvm run --resume {ended.run}", soft_wrap=True
-        )
+        stderr.print(f"interrupted: continue with deepvm run --resume {ended.run}", soft_wrap=True)
         raise typer.Exit(130)
     if outcome.outcome == "failed":
         logs = ended.folder / "machines"
         stderr.print(f"[bold red]deepvm:[/] {escape(f'{outcome.why}: logs are in {logs}')}", soft_wrap=True)
         raise typer.Exit(1)
-
-
-def _until_interrupted(supervisor: Supervisor) -> None:
-    """The first Ctrl-C ends the run in good order, the second at once. Who follows it says so: what a signal
-    interrupted may be printing."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if not supervisor.interrupted:
-            supervisor.interrupt()
-        else:
-            supervisor.stop_now()
-
-    signal.signal(signal.SIGINT, on_signal)
-    signal.signal(signal.SIGTERM, on_signal)
 
 
 def _report(name: str, *, as_json: bool) -> None:
@@ -244,10 +260,12 @@ def _report(name: str, *, as_json: bool) -> None:
     from deepvm.cli.run.report import show_report
     from deepvm.runtime.ledger.ledger import Ledger
     from deepvm.runtime.ledger.report import make_report
+    from deepvm.runtime.ledger.sqlite_file import being_written
     from deepvm.runtime.supervise.run_folder import RunFolder
 
     folder = RunFolder.find(name)
     with Ledger.open(folder.ledger) as ledger:
-        report = make_report(ledger, now_s=time.time() if ledger.being_written else None)
+        now_s = time.time() if being_written(folder.ledger) else None
+        report = make_report(ledger.events(), ledger.cluster, now_s, run=ledger.run)
     show_report(report, as_json)
     sys.stdout.flush()

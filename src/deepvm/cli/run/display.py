@@ -1,4 +1,4 @@
-"""What people see while a run goes on: a table that is redrawn in a terminal, plain lines anywhere else."""
+"""Views of a run -> a table that is redrawn in a terminal, or plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from rich.text import Text
 from deepvm.errors import printable
 from deepvm.events import Event
 from deepvm.runtime.log_tail import Tail, script_output
-from deepvm.runtime.supervise.view import MachineView, View
+from deepvm.runtime.supervise.run_state import MachineView, View
 from deepvm.units import format_seconds
 
 REDRAW_S = 0.1
 PLAIN_S = 5.0  # between two lines of progress
 MOST_LINES, LINES_S = 100, 1.0  # of the script's output in that time: a terminal takes no more
-MOST_WIDE = 2_000  # letters of one of these lines
+MOST_WIDE = 2_000  # characters of one of these lines
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?)")  # colours, titles, cursors
-# torch's own: what a lost peer makes it say, and logs
 _LOUD = {"warning": "yellow", "worker-failed": "bold red"}
 _COLOURS = {
     "training": "green",
@@ -95,7 +94,7 @@ class Display:
         self._output = Output(self._console, self._log_of(machine)).start()
 
     def _show_error(self, line: str, error: str) -> None:
-        """A traceback, or what came last, unless the script's own output has just shown it."""
+        """Show a traceback or the last lines, unless the script's own output has just shown them."""
         lines = error.splitlines()
         named = line if line in error or not lines else lines[-1]
         if named and self._output is not None and self._output.has_shown(named):
@@ -108,7 +107,7 @@ class Display:
 
 
 class Output:
-    """What a script prints, line by line; not more than people can read. ``update`` is its progress bar, if any."""
+    """Shows what a script prints, at most MOST_LINES in LINES_S. ``update`` is its progress bar, if any."""
 
     def __init__(self, console: Console, log: Path) -> None:
         self._console, self._log = console, log
@@ -161,18 +160,18 @@ class Output:
 
 
 def plain(text: str) -> str:
-    """Text of others, without what moves a terminal's cursor or changes its colours; other controls as escapes."""
+    """Return text without terminal control sequences; other control characters are shown as escapes."""
     return printable(_ESCAPES.sub("", text[:MOST_WIDE]).expandtabs())
 
 
 def sentence(event: Event) -> str | None:
-    """What happened, for people; None where nobody needs to read it."""
+    """Return an event as a sentence for the user; None if it is not shown."""
     render = _SENTENCES.get(event.kind)
     return None if render is None else render(event.machine or "", event.data)
 
 
 def _down(machine: str, data: Mapping[str, Any]) -> str | None:
-    words = {"preempted": "is taken away", "lost": "is lost", "failed": "failed", "left": "left at its notice"}
+    words = {"preempted": "is preempted", "lost": "is lost", "failed": "failed", "left": "left at its notice"}
     return f"{machine} {words[data['why']]}" if data.get("why") in words else None
 
 
@@ -184,11 +183,11 @@ def _group(_: str, data: Mapping[str, Any]) -> str:
 
 def _notice(machine: str, data: Mapping[str, Any]) -> str:
     left = data.get("seconds_left")
-    return f"{machine} will be taken away{'' if left is None else f' in {format_seconds(left)}'} ({data['action']})"
+    return f"{machine} will be preempted{'' if left is None else f' in {format_seconds(left)}'} ({data['action']})"
 
 
 def _save(_: str, data: Mapping[str, Any]) -> str | None:
-    """Saves come often; the first that fails for a reason is told."""
+    """Report a failed save, once for each reason."""
     if data.get("state") != "failed" or not data.get("first"):
         return None
     return f"step {data.get('step')} was NOT saved: {data.get('why')}"
@@ -196,7 +195,7 @@ def _save(_: str, data: Mapping[str, Any]) -> str | None:
 
 def _failed(machine: str, data: Mapping[str, Any]) -> str:
     line = f" ({data['line']})" if data.get("line") else ""
-    return f"the script failed on {machine}{line}: {'it is not' if data.get('final') else 'it is'} started again"
+    return f"the script failed on {machine}{line}: it is {'not ' if data.get('final') else ''}restarted"
 
 
 _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
@@ -209,7 +208,7 @@ _SENTENCES: dict[str, Callable[[str, Mapping[str, Any]], str | None]] = {
     "replanned": lambda _, data: "; ".join(data["changes"]),
     "worker-failed": _failed,
     "warning": lambda _, data: str(data["text"]),
-    "restored": lambda machine, data: f"{machine} goes on at step {data['step']}" if not data.get("rank") else None,
+    "restored": lambda machine, data: f"{machine} resumes at step {data['step']}" if not data.get("rank") else None,
 }
 
 
@@ -218,12 +217,11 @@ def _line(view: View) -> str:
 
 
 def _step(view: View) -> str:
+    step = "no step yet" if view.step is None else f"step {view.step}"
     if not view.world_size:
-        return "nobody trains now" if view.step is None else f"step {view.step}, nobody trains now"
-    if view.step is None:
-        return f"no step yet on {view.world_size} rank{'s' * (view.world_size > 1)}"
-    rate = "" if view.steps_per_s is None else f" at {view.steps_per_s:.1f}/s"
-    return f"step {view.step}{rate} on {view.world_size} rank{'s' * (view.world_size > 1)}"
+        return "not training" if view.step is None else f"{step}, not training"
+    rate = "" if view.step is None or view.steps_per_s is None else f" at {view.steps_per_s:.1f}/s"
+    return f"{step}{rate} on {view.world_size} rank{'s' * (view.world_size > 1)}"
 
 
 def _checkpoint(view: View) -> str:
@@ -241,8 +239,8 @@ def _drawn(view: View, update: str) -> Group:
     rows.add_column("$/h", justify="right")
     rows.add_column("cost", justify="right")
     now_s = time.time()
-    for place in view.places:
-        rows.add_row(*_row(place, now_s))
+    for machine in view.machines:
+        rows.add_row(*_row(machine, now_s))
     losses = f" · {view.losses} lost and replaced" if view.losses else ""
     shown = Text(f"{_step(view)} · ${view.cost_usd:.4f} so far{losses}\n{_checkpoint(view)}", style="bold")
     bar = [Text(update, style="dim", overflow="crop", no_wrap=True)] if update else []
@@ -250,17 +248,17 @@ def _drawn(view: View, update: str) -> Group:
 
 
 def _since(at_s: float, now_s: float) -> str:
-    """In whole seconds, so that it can be read while it changes."""
+    """Return a duration in whole seconds, which can be read while it changes."""
     return format_seconds(float(max(0, int(now_s - at_s)))) if now_s - at_s >= 1 else "0 s"
 
 
-def _row(place: MachineView, now_s: float) -> tuple[str | Text, ...]:
-    machine = place.machine
+def _row(view: MachineView, now_s: float) -> tuple[str | Text, ...]:
+    machine = view.machine
     return (
         Text(machine.name),
         Text(f"{machine.market} {machine.instance}"),
-        Text(place.state, style=_COLOURS[place.state]),
-        _since(place.since_s, now_s) if place.since_s else "",
+        Text(view.state, style=_COLOURS[view.state]),
+        _since(view.since_s, now_s) if view.since_s else "",
         f"{machine.usd_per_hour:.4f}",
-        f"${place.cost_usd(now_s):.4f}",
+        f"${view.cost_usd(now_s):.4f}",
     )

@@ -1,4 +1,4 @@
-"""The report of a run, shown."""
+"""A run's report -> tables in the terminal, or JSON."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def show_report(report: Report, as_json: bool = False) -> None:
     _show_notices(report)
     _show_restores(report)
     _show_forecast(report)
-    said = [*(f"changed: {change}" for change in report.changes), *(f"note: {note}" for note in report.notes)]
-    if said:
+    sentences = [*(f"changed: {change}" for change in report.changes), *(f"note: {note}" for note in report.notes)]
+    if sentences:
         console.print()
-    for sentence in said:
+    for sentence in sentences:
         console.print(_text(sentence, "dim"))
     for warning in report.warnings[-_ROWS:]:
         console.print(_text(f"warning: {warning}", "yellow"))
 
 
 def usd_texts(amounts: Sequence[float | None]) -> list[str]:
-    """With the same number of digits for all, so many that the smallest has two: $0.0021."""
+    """Format amounts with equal decimals, enough for two digits of the smallest: $0.0021."""
     decimals = max([2, *(_decimals(amount) for amount in amounts if amount)])
     return ["?" if amount is None else f"{'-' * (amount < 0)}${abs(amount):,.{decimals}f}" for amount in amounts]
 
@@ -79,7 +79,7 @@ def _show_summary(report: Report) -> None:
     if saves.last_problem:
         lines.append(("", f"last problem: {saves.last_problem}"))
     if newest is not None:
-        where = " and ".join(newest.places) or "a place that was not told"
+        where = " and ".join(newest.places) or "an unknown place"
         lines.append(("newest", f"step {newest.step:,} in {where}{'' if newest.durable else ', not durable'}"))
     if report.goodput is not None:
         lines.append(("goodput", f"{report.goodput:.1%} of {format_seconds(report.bill.machine_s)} paid machine time"))
@@ -158,7 +158,7 @@ def _show_restores(report: Report) -> None:
             _at(report, restore.at_s),
             "?" if restore.step is None else f"{restore.step:,}",
             "?" if restore.seconds is None else format_seconds(restore.seconds),
-            _text((restore.place or "?") + (", fetched before" if restore.fetched else "")),
+            _text((restore.place or "?") + (", prefetched" if restore.fetched else "")),
         )
     _print(rows, len(report.restores))
 
@@ -175,7 +175,7 @@ def _show_forecast(report: Report) -> None:
 
 
 def _table(columns: Iterable[str], title: str | None = None, *, header: bool = True) -> Table:
-    """``>`` before a column's name: numbers."""
+    """Return a table; ``>`` before a column's name aligns it to the right."""
     if title:
         console.print()
     rows = table(title)
@@ -193,7 +193,7 @@ def _print(rows: Table, among: int) -> None:
 
 
 def _at(report: Report, at_s: float) -> str:
-    """Since the beginning: 2:05, 26:02:05."""
+    """Return the time since the start of the run: 2:05, 26:02:05."""
     minutes, seconds = divmod(round(max(0.0, at_s - (report.started_s or 0.0))), 60)
     return f"{minutes}:{seconds:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
@@ -207,5 +207,5 @@ def _count(number: int, what: str) -> str:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """What came from outside, as it is: no markup, and nothing that moves a terminal's cursor."""
+    """Return a text without markup and control characters."""
     return Text("".join(c if c.isprintable() else " " for c in text), style=style, overflow="fold")

@@ -1,4 +1,4 @@
-"""What the node counts, for status and metrics."""
+"""Count what the node does, for status and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 
 @dataclass
 class Counters:
-    """Totals since the start. ``add`` is for several threads at once."""
+    """Totals since the start. Several threads may ``add``."""
 
     bytes_in: int = 0
     bytes_out: int = 0

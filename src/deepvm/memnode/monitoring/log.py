@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line. Tokens, keys, proofs and verifiers are never among the fields."""
+"""Structured logs: events in, JSON lines out. Tokens, keys, proofs and verifiers are never logged."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ class Log:
             try:
                 self._stream.write(line + "\n")
                 self._stream.flush()
-            except (OSError, ValueError):  # whoever read the log is gone; the node goes on
+            except (OSError, ValueError):  # the reader of the log is gone; the node continues
                 self._stream = None

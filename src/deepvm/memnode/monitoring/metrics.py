@@ -1,4 +1,4 @@
-"""``/metrics`` in Prometheus' text form and ``/healthz``, over plain HTTP."""
+"""Serve the node's status over HTTP: ``/metrics`` in Prometheus' text form, and ``/healthz``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from deepvm.protocol.addresses import join_address, split_address
 
 _TIMEOUT_S = 5.0
 
-# status field -> name, kind, help; a field that is not here is not a figure
+# status field -> name, kind, help; other fields are not metrics
 _FIGURES: Mapping[str, tuple[str, str, str]] = {
     "uptime_s": ("uptime_seconds", "gauge", "Seconds since the node started."),
     "capacity_bytes": ("capacity_bytes", "gauge", "Memory for checkpoints."),
     "used_bytes": ("used_bytes", "gauge", "Memory that holds chunks."),
-    "reserved_bytes": ("reserved_bytes", "gauge", "Memory set aside for uploads in progress."),
+    "reserved_bytes": ("reserved_bytes", "gauge", "Memory reserved for uploads in progress."),
     "free_bytes": ("free_bytes", "gauge", "Memory that a new upload may take."),
     "touched_bytes": ("touched_bytes", "gauge", "Memory whose pages exist."),
     "runs": ("runs", "gauge", "Runs that are kept."),
@@ -31,19 +31,23 @@ _FIGURES: Mapping[str, tuple[str, str, str]] = {
     "aborts": ("aborts_total", "counter", "Uploads that ended unfinished."),
     "corrupt_chunks": ("corrupt_chunks_total", "counter", "Chunks whose digest was wrong."),
     "failed_logins": ("failed_logins_total", "counter", "Wrong tokens and wrong run keys."),
-    "offered_chunks": ("offered_chunks_total", "counter", "Chunks that clients looked for by content."),
+    "offered_chunks": ("offered_chunks_total", "counter", "Chunks that clients offered by content."),
     "linked_chunks": ("linked_chunks_total", "counter", "Chunks that were shared by content instead of sent."),
     "false_proofs": ("false_proofs_total", "counter", "Chunks that a client claimed to have and could not prove."),
-    "malformed_frames": ("malformed_frames_total", "counter", "Connections closed for bytes that are no frame."),
+    "malformed_frames": (
+        "malformed_frames_total",
+        "counter",
+        "Connections closed for bytes that are not a valid frame.",
+    ),
     "connections_total": ("connections_total", "counter", "Clients that ever connected."),
     "connections_refused": ("connections_refused_total", "counter", "Clients above the limit."),
     "spill_waiting": ("spill_waiting", "gauge", "Checkpoints to be written to the spill directory."),
     "spill_written": ("spill_written_total", "counter", "Checkpoints written to the spill directory."),
-    "spill_skipped": ("spill_skipped_total", "counter", "Checkpoints overtaken before they were spilled."),
+    "spill_skipped": ("spill_skipped_total", "counter", "Checkpoints superseded before they were spilled."),
     "spill_failures": ("spill_failures_total", "counter", "Attempts to spill that failed."),
     "durable_waiting": ("durable_waiting", "gauge", "Checkpoints to be written to the durable store."),
     "durable_written": ("durable_written_total", "counter", "Checkpoints written to the durable store."),
-    "durable_skipped": ("durable_skipped_total", "counter", "Checkpoints overtaken before they were durable."),
+    "durable_skipped": ("durable_skipped_total", "counter", "Checkpoints superseded before they were durable."),
     "durable_failures": ("durable_failures_total", "counter", "Attempts to write durably that failed."),
 }
 
@@ -70,7 +74,7 @@ class MetricsServer:
                     stopping = status()["stopping"]
                     self._answer(503 if stopping else 200, "stopping\n" if stopping else "ok\n", "text/plain")
                 else:
-                    self._answer(404, "there are /metrics and /healthz\n", "text/plain")
+                    self._answer(404, "use /metrics or /healthz\n", "text/plain")
 
             def _answer(self, code: int, text: str, kind: str) -> None:
                 body = text.encode()
@@ -81,7 +85,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                pass  # the node's own log tells what matters
+                pass  # the node has its own log
 
         try:
             self._server = _Server(split_address(listen, listen=True), Handler)

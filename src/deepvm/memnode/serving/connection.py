@@ -1,23 +1,23 @@
-"""One client's connection, in a thread of its own: the handshake, then frames in, answers out, in order."""
+"""One client's connection, in a thread of its own: after the handshake, frames in, answers out, in order."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepvm.errors import Corrupt, NotFound, StoreError
 from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.memnode.serving import fields
-from deepvm.memnode.serving.admission import AdmittedPeer
 from deepvm.memnode.serving.frame_io import FrameStream
 from deepvm.memnode.serving.requests import Answer, Requests
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.arena import ArenaFull
+from deepvm.memnode.storage.budgets import Room
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
-from deepvm.protocol.auth import Meeting
+from deepvm.protocol.acceptor import Peer
+from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Kind
 from deepvm.strict_json import MalformedJson
 
@@ -27,17 +27,9 @@ if TYPE_CHECKING:
 _MOST_ADDRESS = 60  # [IPv6]:PORT takes 47
 
 
-@dataclass(frozen=True, slots=True)
-class Nonces:
-    """Both sides' nonces: what proofs on this connection are bound to."""
-
-    node_nonce: str
-    client_nonce: str
-
-
 class ClientConnection:
-    def __init__(self, node: MemoryNode, channel: ClientSocket, name: str, place: AdmittedPeer) -> None:
-        self._node, self._channel, self.name, self._place = node, channel, name, place
+    def __init__(self, node: MemoryNode, channel: ClientSocket, peer: Peer) -> None:
+        self._node, self._channel, self._peer, self.name = node, channel, peer, peer.name
         self._frames = FrameStream(channel)
         self._counted_in = self._counted_out = 0
 
@@ -49,13 +41,10 @@ class ClientConnection:
     # --- life -----------------------------------------------------------------------------------------------------
 
     def serve(self) -> None:
-        """Until the client leaves, misbehaves, or the node stops. Never raises."""
+        """Serve until the client leaves, sends something invalid, or the node stops. Never raises."""
         requests: Requests | None = None
         try:
-            nonces = self._shake_hands()
-            if nonces is None:
-                return
-            requests = Requests(self._node, nonces.node_nonce, nonces.client_nonce)
+            requests = Requests(self._node, *self._shake_hands())
             while not self._node.closing:
                 self._one(requests)
         except PeerGone as reason:
@@ -63,7 +52,8 @@ class ClientConnection:
         except (frames.ProtocolError, MalformedJson) as error:
             self._node.counters.add(malformed_frames=1)
             self._node.log.warning("malformed", client=self.name, message=str(error))
-            self._say_malformed(str(error))
+            with contextlib.suppress(PeerGone):
+                self._frames.refuse(0, "malformed", str(error))
         except Exception as error:  # a mistake of ours: this client loses its connection, the others nothing
             self._node.log.error("internal error", client=self.name, error=f"{type(error).__name__}: {error}")
         finally:
@@ -75,10 +65,6 @@ class ClientConnection:
     def interrupt(self) -> None:
         self._channel.interrupt()
 
-    def _say_malformed(self, message: str) -> None:
-        with contextlib.suppress(PeerGone):
-            self._frames.refuse(0, "malformed", message)
-
     def _count(self) -> None:
         into, out = self._channel.received_bytes, self._channel.sent_bytes
         self._node.counters.add(bytes_in=into - self._counted_in, bytes_out=out - self._counted_out)
@@ -89,19 +75,18 @@ class ClientConnection:
     def _one(self, requests: Requests) -> None:
         frame, meta = self._frames.receive(first_s=self._node.settings.limits.idle_s)
         try:
+            answer: Answer = None
             if frame.kind is Kind.PUTS:
                 self._puts(requests, frame, meta)
-                answer: Answer = None
             elif frame.kind is Kind.MEND:
                 self._mend(requests, frame, meta)
-                answer = None
             elif frame.kind is Kind.GET:
                 self._get(requests, frame, meta)
                 return
             else:
                 answer = requests.answer(frame.kind, meta, self._document(frame))
-        except RequestRefused as no:
-            self._frames.refuse(frame.request, no.code, no.message)
+        except RequestRefused as refusal:
+            self._frames.refuse(frame.request, refusal.code, refusal.message)
             return
         finally:
             self._count()
@@ -114,13 +99,13 @@ class ClientConnection:
         if not frame.body_bytes:
             return b""
         limits = self._node.settings.limits
-        with self._node.documents.document() as room:
+        with Room(self._node.documents) as room:
             return self._frames.receive_document(frame, room, within_s=limits.frame_s, piece_s=limits.document_piece_s)
 
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
     def _puts(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
-        """Several chunks, each followed by its digest. Those before one that is refused are here to stay."""
+        """Receive chunks, each followed by its digest. Those before one that is refused stay."""
         left, chunks = frame.body_bytes, fields.chunks(meta)
         tags_left = len(chunks)
         try:
@@ -157,7 +142,7 @@ class ClientConnection:
         upload.finish(chunk, block, found)
 
     def _mend(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
-        """Whoever may read a checkpoint may bring a damaged chunk of it back: the bytes that its manifest names."""
+        """Replace a damaged chunk, for any client that may read it: only by the bytes that the manifest lists."""
         chunk, length = fields.chunk(meta), frame.body_bytes
         try:
             checkpoint = requests.checkpoint(meta)
@@ -165,13 +150,10 @@ class ClientConnection:
                 raise RequestRefused("failed", f"step {checkpoint.step} has no chunk {chunk} of {length} bytes")
             if length > self._node.arena.block_bytes:  # saved before the node was started with smaller blocks
                 raise RequestRefused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
-            block = self._node.arena.take(reserved=False)
+            block = self._take_block()
         except RequestRefused:
             self._frames.discard(length)
             raise
-        except ArenaFull:
-            self._frames.discard(length)
-            raise RequestRefused("busy", "no block is free: try again") from None
         mended = False
         try:
             with self._node.arena.view(block, length) as view:
@@ -184,6 +166,12 @@ class ClientConnection:
         if not mended:
             raise RequestRefused("not-found", f"chunk {chunk} of step {checkpoint.step} is not in memory here")
         self._node.log.warning("mended", client=self.name, step=checkpoint.step, chunk=chunk)
+
+    def _take_block(self) -> int:
+        try:
+            return self._node.arena.take(reserved=False)
+        except ArenaFull:
+            raise RequestRefused("busy", "no block is free: try again") from None
 
     def _get(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
         checkpoint = requests.checkpoint(meta)
@@ -204,10 +192,9 @@ class ClientConnection:
 
     # --- handshake ------------------------------------------------------------------------------------------------
 
-    def _shake_hands(self) -> Nonces | None:
-        """The node shows a nonce first; a client that knows the token answers for it, and hears that the node does."""
-        settings = self._node.settings
-        nonce = frames.new_nonce()
+    def _shake_hands(self) -> tuple[str, str]:
+        """Verify that the client knows the token, and prove that the node does. Return the node's and its nonce."""
+        settings, nonce = self._node.settings, frames.new_nonce()
         hello = {
             "version": frames.VERSION,
             "block_bytes": settings.block_bytes,
@@ -222,50 +209,40 @@ class ClientConnection:
             raise frames.ProtocolError(f"{frame.kind.name} before AUTH")
         version = fields.integer(meta, "version", 0, 2**31)
         if version != frames.VERSION:
-            raise frames.ProtocolError(f"the client speaks version {version}, this node version {frames.VERSION}")
+            raise frames.ProtocolError(f"the client has protocol version {version}, this node has {frames.VERSION}")
         client_nonce = fields.hexadecimal(meta, "nonce")
-        assert client_nonce is not None  # noqa: S101 - required above
-        if settings.token is None:
-            if not self._admitted(frame):
-                return None
-            self._frames.send(Kind.OK, frame.request)
-            return Nonces(nonce, client_nonce)
-        meeting = Meeting(
-            protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting,
-            address=fields.text(meta, "address", _MOST_ADDRESS),
-        )  # fmt: skip
-        refusal = self._refusal(meeting, settings.token, fields.hexadecimal(meta, "proof", required=False) or "")
-        if refusal is not None:
-            time.sleep(settings.limits.failure_delay_s)
-            self._frames.refuse(frame.request, "denied", refusal)
-            return None
-        if not self._admitted(frame):
-            return None
-        self._frames.send(Kind.OK, frame.request, {"proof": meeting.proof(settings.token, "server")})
-        self._frames.tags = meeting.tags(settings.token, "server")
-        return Nonces(nonce, client_nonce)
+        answer, tags = {}, Tags()
+        try:
+            if settings.token is not None:
+                address = fields.text(meta, "address", _MOST_ADDRESS)
+                handshake = Handshake(
+                    protocol="node", server_nonce=nonce, client_nonce=client_nonce, greeting=greeting, address=address
+                )
+                self._check_proof(handshake, settings.token, fields.optional_hexadecimal(meta, "proof") or "")
+                answer = {"proof": handshake.proof(settings.token, "server")}
+                tags = handshake.tags(settings.token, "server")
+            self._node.admit(self._peer)
+        except RequestRefused as refusal:
+            self._frames.refuse(frame.request, refusal.code, refusal.message)
+            raise PeerGone("refused") from None
+        self._frames.send(Kind.OK, frame.request, answer)
+        self._frames.tags = tags
+        return nonce, client_nonce
 
-    def _admitted(self, frame: frames.Frame) -> bool:
-        reason = self._node.admission.admit(self._place)
-        if reason is not None:
-            self._node.counters.add(connections_refused=1)
-            self._node.log.warning("refused", client=self.name, reason=reason)
-            self._frames.refuse(frame.request, "busy", reason)
-        return reason is None
-
-    def _refusal(self, meeting: Meeting, token: str, proof: str) -> str | None:
-        """Why this client may not come in. Whoever only passes on what another proves listens at another address."""
-        here = self._channel.local_address
-        if not frames.same(proof, meeting.proof(token, "client")):
+    def _check_proof(self, handshake: Handshake, token: str, proof: str) -> None:
+        """Refuse a client that does not know the token, or that dialled another address: a relay listens there."""
+        own = self._channel.local_address
+        if not frames.same(proof, handshake.proof(token, "client")):
             reason, message = "wrong token", "the token is missing or is not this node's"
-        elif meeting.address != here and meeting.address not in self._node.advertised:
-            reason = f"dialled {meeting.address}"
+        elif handshake.address != own and handshake.address not in self._node.advertised:
+            reason = f"dialled {handshake.address}"
             message = (
-                f"the client dialled {meeting.address}, which is not an address of this node ({here}): somebody is in "
-                f"between; if that is a forwarded port, start the node with --advertise {meeting.address}"
+                f"the client dialled {handshake.address}, which is not an address of this node ({own}): somebody is in "
+                f"between; if that is a forwarded port, start the node with --advertise {handshake.address}"
             )
         else:
-            return None
+            return
         self._node.counters.add(failed_logins=1)
         self._node.log.warning("denied", client=self.name, reason=reason)
-        return message
+        time.sleep(self._node.settings.limits.failure_delay_s)
+        raise RequestRefused("denied", message)

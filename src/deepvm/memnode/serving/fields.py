@@ -11,10 +11,8 @@ from deepvm.errors import UsageError
 from deepvm.memnode.storage.upload import Begin
 from deepvm.protocol import frames
 from deepvm.protocol.placement import Share
-from deepvm.store.base import MOST_CHUNKS, MOST_STEP, check_run
+from deepvm.store.base import MOST_CHUNKS, MOST_NODES, MOST_STEP, MOST_WORLD_SIZE, check_run
 
-MOST_WORLD_SIZE = 2**20
-MOST_NODES = 4096
 MOST_TIMEOUT_S = 3600.0
 _HEX_DIGITS = 64  # of 32 bytes: nonces, proofs and verifiers alike
 
@@ -33,15 +31,15 @@ def flag(meta: Meta, name: str) -> bool:
     return strict.flag(meta.get(name, False), name)
 
 
-def hexadecimal(meta: Meta, name: str, *, required: bool = True) -> str | None:
+def hexadecimal(meta: Meta, name: str) -> str:
     value = meta.get(name)
-    if value is None or value == "":
-        if required:
-            raise frames.ProtocolError(f"{name} is missing")
-        return None
     if not isinstance(value, str) or len(value) != _HEX_DIGITS or set(value) - set("0123456789abcdef"):
         raise frames.ProtocolError(f"{name} is not {_HEX_DIGITS} hexadecimal digits")
     return value
+
+
+def optional_hexadecimal(meta: Meta, name: str) -> str | None:
+    return None if meta.get(name) in (None, "") else hexadecimal(meta, name)
 
 
 def run_name(meta: Meta) -> str:

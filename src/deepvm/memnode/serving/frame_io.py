@@ -1,4 +1,4 @@
-"""FrameStream of one client's connection, as the node reads and writes them, between socket_io.py and connection.py."""
+"""Frames of one client's connection: bytes of socket_io.py in, checked frames for connection.py out, and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.budgets import FREE_BYTES, Room
 from deepvm.protocol import frames
-from deepvm.protocol.auth import TAG_BYTES, NoTags, Tags, of_body
+from deepvm.protocol.auth import TAG_BYTES, Tags
 from deepvm.protocol.frames import Kind
 
 _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced length alone takes no memory
@@ -20,32 +20,25 @@ _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced leng
 class FrameStream:
     def __init__(self, channel: ClientSocket) -> None:
         self._channel = channel
-        self._header = memoryview(bytearray(frames.HEADER.size + TAG_BYTES))
-        self._meta = memoryview(bytearray(frames.MOST_META_BYTES))
         self._digest = memoryview(bytearray(frames.DIGEST.size + TAG_BYTES))
         self._tag = memoryview(bytearray(TAG_BYTES))
-        self.tags: Tags = NoTags()  # until the handshake is over
+        self.tags = Tags()  # empty until the handshake is over
         self.begun = False  # a frame's first byte was received, and it is not answered yet
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def receive(self, *, first_s: float, timeout_s: float | None = None) -> tuple[frames.Frame, dict[str, Any]]:
-        """A frame's header and meta. Its body is for the caller, who knows where it goes."""
+        """Receive a frame's header and meta. Its body is for the caller, who knows where it goes."""
         self.begun = False
-        start = self._header[: frames.HEADER.size + self.tags.size]
-        self._channel.receive(start, first_s=first_s, timeout_s=timeout_s)
-        self.begun = True
-        header, tag = start[: frames.HEADER.size], start[frames.HEADER.size :]
-        frame = frames.decode_header(header)
-        meta = self._meta[: frame.meta_bytes]
-        if meta:
-            self._channel.receive(meta, timeout_s=timeout_s)
-        if tag:
-            self._check(bytes(header) + meta, tag)
-        return frame, frames.decode_meta(meta)
+
+        def receive(into: memoryview) -> None:
+            self._channel.receive(into, first_s=None if self.begun else first_s, timeout_s=timeout_s)
+            self.begun = True
+
+        return frames.receive_head(receive, self.tags)[:2]
 
     def receive_document(self, frame: frames.Frame, room: Room, *, within_s: float, piece_s: float) -> bytes:
-        """It takes room as it arrives. One that takes other documents' room has so long for each piece."""
+        """Receive a body, which takes room as it arrives. A large one must deliver each piece within ``piece_s``."""
         deadline, length = time.monotonic() + within_s, frame.body_bytes
         body = bytearray()
         while len(body) < length:
@@ -56,28 +49,21 @@ class FrameStream:
             body += piece
         tag = self._tag[: self.tags.size]
         self._channel.receive(tag, timeout_s=max(0.0, deadline - time.monotonic()))
-        if xxhash.xxh3_64_intdigest(body) != frame.digest:
-            self.tags.skip(1)
+        if not frames.is_intact(frame, body, tag, self.tags):
             raise RequestRefused("corrupt", f"the body of {frame.kind.name} is not what was sent: its digest differs")
-        if tag:
-            self._check(of_body(body), tag)
         return bytes(body)
 
     def receive_digest(self) -> int:
-        """Of a chunk that was received just now, as one of several in a frame."""
+        """Receive the digest that follows a chunk."""
         digest = self._digest[: frames.DIGEST.size + self.tags.size]
         self._channel.receive(digest)
-        self._check(digest[: frames.DIGEST.size], digest[frames.DIGEST.size :])
+        frames.check_tag(self.tags.fits(digest[: frames.DIGEST.size], digest[frames.DIGEST.size :]))
         return int(frames.DIGEST.unpack_from(digest)[0])
 
     def discard(self, length: int, *, tags: int = 0) -> None:
-        """Take so much of a body off the wire, and so many tags in it."""
+        """Discard the rest of a body, and the tags in it."""
         self._channel.discard(length + tags * self.tags.size)
         self.tags.skip(tags)
-
-    def _check(self, data: bytes | memoryview, tag: memoryview) -> None:
-        if not self.tags.fits(data, tag):
-            raise frames.ProtocolError("a frame's tag is wrong: somebody in between changed, repeated or left out some")
 
     # --- out --------------------------------------------------------------------------------------------------------
 
@@ -89,7 +75,7 @@ class FrameStream:
 
     def send_document(self, request: int, body: bytes) -> None:
         head = self.tags.on(frames.encode(Kind.DATA, request, None, len(body), xxhash.xxh3_64_intdigest(body)))
-        self._channel.send(head, body, self.tags.next(of_body(body)) if body and self.tags.size else b"")
+        self._channel.send(head, body, self.tags.next_of_document(body))
 
     def send_chunk(self, request: int, chunk: memoryview, digest: int) -> None:
         self._channel.send(self.tags.on(frames.encode(Kind.DATA, request, None, len(chunk), digest)), chunk)

@@ -1,12 +1,9 @@
-"""What clients ask for, other than chunks: each kind of frame is one method, from checked fields to an answer."""
+"""Requests other than for chunks: the fields of a frame in, an answer for connection.py out."""
 
 from __future__ import annotations
 
-import struct
-import sys
 import time
 from array import array
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deepvm.memnode.errors import RequestRefused
@@ -18,53 +15,38 @@ from deepvm.memnode.storage.run import Run
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
-from deepvm.store.base import MOST_STEP
+from deepvm.store.base import MOST_NODES, MOST_STEP, MOST_WORLD_SIZE
 
 if TYPE_CHECKING:
     from deepvm.memnode.server import MemoryNode
 
 Answer = dict[str, Any] | bytes | None  # the meta of an OK, the body of a DATA, or a bare OK
-_OFFER = struct.Struct("<IQ").size
-_LINK = struct.Struct("<IQ32s").size
-_MOST_LISTED_STEPS = 600  # an answer's meta has a limit; beyond it only the newest are told
+Meta = dict[str, Any]
+_OFFER_BYTES = 4 + 8  # of each chunk: its index and its digest
+_PROOF_BYTES = 32
+_MOST_LISTED_STEPS = 600  # an answer's meta has a limit; beyond it only the newest are listed
 _MOST_LISTED_RUNS = 600
+_CHECK_STOP_S = 0.5  # how often a request that waits checks whether the node is stopping
 
 
 class Requests:
-    """The requests of one connection, and the run that it has open."""
+    """The requests of one connection, and the run that it has open. ``_on_open`` answers Kind.OPEN, and so on."""
 
     def __init__(self, node: MemoryNode, node_nonce: str, client_nonce: str) -> None:
-        self._node, self._node_nonce, self._client_nonce = node, node_nonce, client_nonce
+        self._node, self._nonces = node, (node_nonce, client_nonce)
         self._name: str | None = None
         self._run: Run | None = None
-        self._verifier: str | None = None  # of a run that was not here when it was opened
-        self._session: str | None = None  # only of those who write
-        self._bound: Upload | None = None  # the upload that this connection began or joined, and no later one
-        key = frames.content_key(node_nonce, client_nonce)
-        self._dedup = Dedup(node.arena, key, node.counters, node.log)
-        self._handlers: dict[Kind, Callable[[dict[str, Any], bytes], Answer]] = {
-            Kind.OPEN: self._open,
-            Kind.BEGIN: self._begin,
-            Kind.KEEP: self._keep,
-            Kind.OFFER: self._offer,
-            Kind.LINK: self._link,
-            Kind.EXTRA: self._extra,
-            Kind.EXTRAS: self._extras,
-            Kind.SEAL: self._seal,
-            Kind.PUBLISH: self._publish,
-            Kind.ABORT: self._abort,
-            Kind.STEPS: self._steps,
-            Kind.MANIFEST: self._manifest,
-            Kind.DELETE: self._delete,
-            Kind.RUNS: self._runs,
-            Kind.STATUS: self._status,
-        }
+        self._verifier: str | None = None  # of a run that did not exist when it was opened
+        self._session: str | None = None  # only of clients that write
+        self._joined: Upload | None = None  # the upload that this connection began or joined, and no later one
+        self._dedup = Dedup(node.arena, frames.content_key(*self._nonces), node.counters, node.log)
 
-    def answer(self, kind: Kind, meta: dict[str, Any], body: bytes) -> Answer:
-        handler = self._handlers.get(kind)
+    def answer(self, kind: Kind, meta: Meta, body: bytes) -> Answer:
+        handler = getattr(self, f"_on_{kind.name.lower()}", None)
         if handler is None:
             raise frames.ProtocolError(f"a client does not send {kind.name} here")
-        return handler(meta, body)
+        answer: Answer = handler(meta, body)
+        return answer
 
     def leave(self) -> None:
         if self._run is not None:
@@ -74,35 +56,30 @@ class Requests:
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
-    def _open(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del body
+    def _on_open(self, meta: Meta, _body: bytes) -> None:
         name, write = fields.run_name(meta), fields.flag(meta, "write")
-        session = fields.text(meta, "session", 200) if write or meta.get("session") else None
-        proof = fields.hexadecimal(meta, "proof", required=False)
-        verifier = fields.hexadecimal(meta, "verifier", required=False)
+        session = fields.text(meta, "session", 200) if write or meta.get("session") else ""
+        proof = fields.optional_hexadecimal(meta, "proof")
+        verifier = fields.optional_hexadecimal(meta, "verifier")
         if verifier is not None:
-            verifier = frames.masked(verifier, self._node.settings.token, self._node_nonce, self._client_nonce)
+            verifier = frames.masked(verifier, self._node.settings.token, *self._nonces)
         run = self._node.runs.find(name)
         self._check_key(run, name, proof, verifier)
-        if run is None and write:
-            assert verifier is not None  # noqa: S101 - may_open saw to it
+        if run is None and write and verifier is not None:
             run = self._node.runs.add(name, verifier)
-            self._check_key(run, name, proof, verifier)  # two may come with one name at once
+            self._check_key(run, name, proof, verifier)  # two clients may bring one name at once
         self.leave()
         self._name, self._verifier, self._session = name, verifier, None
         self._enter(run)
         if write and run is not None:
-            assert session is not None  # noqa: S101 - text() saw to it
             run.claim(session)
             self._session = session
-        return None
 
     def _check_key(self, run: Run | None, name: str, proof: str | None, verifier: str | None) -> None:
-        nonces = {"node_nonce": self._node_nonce, "client_nonce": self._client_nonce}
-        if not may_open(run, name, proof=proof, verifier=verifier, **nonces):
+        if not may_open(run, name, self._nonces, proof=proof, verifier=verifier):
             self._node.counters.add(failed_logins=1)
             time.sleep(self._node.settings.limits.failure_delay_s)
-            raise RequestRefused("denied", f"run {name!r} is not here, or its key is another")
+            raise RequestRefused("denied", f"no run {name!r}, or wrong key")
 
     def _enter(self, run: Run | None) -> None:
         self._run = run
@@ -110,8 +87,8 @@ class Requests:
             with run.lock:
                 run.users += 1
 
-    def _opened(self) -> Run | None:
-        """The run, or None where it is still not here."""
+    def _find_run(self) -> Run | None:
+        """Return the run that was opened; None if it does not exist yet."""
         if self._name is None:
             raise RequestRefused("failed", "no run is open: OPEN comes first")
         if self._run is None:
@@ -120,130 +97,103 @@ class Requests:
                 self._enter(run)
         return self._run
 
-    def _here(self) -> Run:
-        run = self._opened()
+    def _open_run(self) -> Run:
+        run = self._find_run()
         if run is None:
             raise RequestRefused("not-found", f"run {self._name!r} has no checkpoint here")
         return run
 
-    def upload(self, meta: dict[str, Any]) -> Upload:
-        run, step, bound = self._here(), fields.step(meta), self._bound
-        if bound is not None and bound.begin.step == step and bound.session == self._session:
-            return bound
+    def upload(self, meta: Meta) -> Upload:
+        run, step, joined = self._open_run(), fields.step(meta), self._joined
+        if joined is not None and joined.begin.step == step and joined.session == self._session:
+            return joined
         return run.upload(step, self._session)
 
-    def checkpoint(self, meta: dict[str, Any]) -> Checkpoint:
-        return self._here().checkpoint(fields.step(meta))
+    def checkpoint(self, meta: Meta) -> Checkpoint:
+        return self._open_run().checkpoint(fields.step(meta))
 
     # --- saving ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del body
+    def _on_begin(self, meta: Meta, _body: bytes) -> None:
         settings = self._node.settings
         begin = fields.begin(meta, settings.block_bytes)
         if self._node.stopping:
             raise RequestRefused("stopping", "the node is stopping: no new upload begins")
-        run, room_s = self._here(), settings.limits.room_s
-        self._bound = run.begin(begin, self._session, buffers=settings.buffers, room_s=room_s)
-        return None
+        run, room_s = self._open_run(), settings.limits.room_s
+        self._joined = run.begin(begin, self._session, buffers=settings.buffers, room_s=room_s)
 
-    def _keep(self, meta: dict[str, Any], body: bytes) -> Answer:
-        run = self._here()
-        chunks, digests, _ = _columns(Kind.KEEP, body, _OFFER)
+    def _on_keep(self, meta: Meta, body: bytes) -> None:
+        chunks, digests, _ = _columns(Kind.KEEP, body, _OFFER_BYTES)
         upload = self.upload(meta)
-        source = run.checkpoint(fields.step(meta, "from_step"))
-        upload.keep(source, chunks, digests)
-        return None
+        upload.keep(self._open_run().checkpoint(fields.step(meta, "from_step")), chunks, digests)
 
-    def _offer(self, meta: dict[str, Any], body: bytes) -> Answer:
-        chunks, digests, _ = _columns(Kind.OFFER, body, _OFFER)
-        return pack("I", self._dedup.candidates(self.upload(meta), chunks, digests))
+    def _on_offer(self, meta: Meta, body: bytes) -> bytes:
+        chunks, digests, _ = _columns(Kind.OFFER, body, _OFFER_BYTES)
+        return frames.pack("I", self._dedup.candidates(self.upload(meta), chunks, digests))
 
-    def _link(self, meta: dict[str, Any], body: bytes) -> Answer:
-        chunks, digests, rest = _columns(Kind.LINK, body, _LINK)
-        proofs = (rest[start : start + 32] for start in range(0, len(rest), 32))
-        return pack("I", self._dedup.link(self.upload(meta), zip(chunks, digests, proofs, strict=True)))
+    def _on_link(self, meta: Meta, body: bytes) -> bytes:
+        chunks, digests, rest = _columns(Kind.LINK, body, _OFFER_BYTES + _PROOF_BYTES)
+        proofs = (rest[start : start + _PROOF_BYTES] for start in range(0, len(rest), _PROOF_BYTES))
+        return frames.pack("I", self._dedup.link(self.upload(meta), zip(chunks, digests, proofs, strict=True)))
 
-    def _extra(self, meta: dict[str, Any], body: bytes) -> Answer:
-        self.upload(meta).add_extra(fields.integer(meta, "rank", 0, fields.MOST_WORLD_SIZE), body)
-        return None
+    def _on_extra(self, meta: Meta, body: bytes) -> None:
+        self.upload(meta).add_extra(fields.integer(meta, "rank", 0, MOST_WORLD_SIZE), body)
 
-    def _extras(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del body
-        world_size = fields.integer(meta, "world_size", 1, fields.MOST_WORLD_SIZE)
+    def _on_extras(self, meta: Meta, _body: bytes) -> bytes:
+        world_size = fields.integer(meta, "world_size", 1, MOST_WORLD_SIZE)
         return self.upload(meta).extras(world_size, fields.timeout_s(meta))
 
-    def _seal(self, meta: dict[str, Any], body: bytes) -> Answer:
-        if len(body) % 4:
-            raise frames.ProtocolError(f"SEAL with {len(body)} bytes, which is no multiple of 4")
-        return pack("Q", self.upload(meta).seal(unpack("I", body), fields.timeout_s(meta)))
+    def _on_seal(self, meta: Meta, body: bytes) -> bytes:
+        return frames.pack("Q", self.upload(meta).seal(frames.unpack("I", body), fields.timeout_s(meta)))
 
-    def _publish(self, meta: dict[str, Any], body: bytes) -> Answer:
-        run, step = self._here(), fields.step(meta)
-        index = fields.integer(meta, "node_index", 0, fields.MOST_NODES - 1, 0)
+    def _on_publish(self, meta: Meta, body: bytes) -> None:
+        run, step = self._open_run(), fields.step(meta)
+        index = fields.integer(meta, "node_index", 0, MOST_NODES - 1, 0)
         checkpoint = run.publish(step, body, index, self._session, buffers=self._node.settings.buffers)
         size = checkpoint.manifest.size_bytes
         self._node.log.info("published", run=run.name, step=step, size_bytes=size, blocks=checkpoint.blocks)
-        return None
 
-    def _abort(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del body
+    def _on_abort(self, meta: Meta, _body: bytes) -> None:
         last = fields.integer(meta, "attempt", 0, MOST_STEP, MOST_STEP)
-        self._here().abort(fields.step(meta), self._session, last)
-        return None
+        self._open_run().abort(fields.step(meta), self._session, last)
 
-    def _delete(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del body
-        self._here().delete(fields.step(meta), self._session)
-        return None
+    def _on_delete(self, meta: Meta, _body: bytes) -> None:
+        self._open_run().delete(fields.step(meta), self._session)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
-    def _steps(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del meta, body
-        run = self._opened()
+    def _on_steps(self, meta: Meta, _body: bytes) -> Answer:
+        run, writes_on = self._find_run(), bool(self._node.writeback.workers)
         if run is None:
-            return {"steps": []}
+            return {"steps": [], "writes_on": writes_on, "version": 0}
+        if "after" in meta:
+            self._await_change(run, fields.integer(meta, "after", 0, MOST_STEP), fields.timeout_s(meta))
         with run.lock:
-            found = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:]
+            found, version = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:], run.version
         rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]
-        return {"steps": rows, "writes_on": bool(self._node.writeback.workers)}
+        return {"steps": rows, "writes_on": writes_on, "version": version}
 
-    def _manifest(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del body
+    def _await_change(self, run: Run, version: int, timeout_s: float) -> None:
+        ends_s = time.monotonic() + timeout_s
+        while run.version == version and not self._node.stopping and (left_s := ends_s - time.monotonic()) > 0:
+            run.wait_for_change(version, min(left_s, _CHECK_STOP_S))
+
+    def _on_manifest(self, meta: Meta, _body: bytes) -> bytes:
         return self.checkpoint(meta).document
 
     # --- the node -------------------------------------------------------------------------------------------------
 
-    def _runs(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del meta, body
+    def _on_runs(self, _meta: Meta, _body: bytes) -> Answer:
         names = sorted(run.name for run in self._node.runs if run.checkpoints)
         return {"runs": names[:_MOST_LISTED_RUNS], "more": max(0, len(names) - _MOST_LISTED_RUNS)}
 
-    def _status(self, meta: dict[str, Any], body: bytes) -> Answer:
-        del meta, body
+    def _on_status(self, _meta: Meta, _body: bytes) -> Answer:
         return self._node.status()
 
 
 def _columns(kind: Kind, body: bytes, row_bytes: int) -> tuple[array[int], array[int], bytes]:
-    """Chunk indices, digests, and what follows them, of as many chunks as there are."""
+    """Split a body into chunk indices, digests, and the rest: a row for each chunk, stored column by column."""
     if len(body) % row_bytes:
-        raise frames.ProtocolError(f"{kind.name} with {len(body)} bytes, which is no multiple of {row_bytes}")
+        raise frames.ProtocolError(f"{kind.name} with {len(body)} bytes, which is not a multiple of {row_bytes}")
     count = len(body) // row_bytes
-    return unpack("I", body[: 4 * count]), unpack("Q", body[4 * count : 12 * count]), body[12 * count :]
-
-
-def unpack(code: str, data: bytes) -> array[int]:
-    """Little-endian numbers: "I" has 4 bytes, "Q" has 8."""
-    numbers = array(code)
-    numbers.frombytes(data)
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
-
-
-def pack(code: str, numbers: list[int]) -> bytes:
-    packed = array(code, numbers)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+    return frames.unpack("I", body[: 4 * count]), frames.unpack("Q", body[4 * count : 12 * count]), body[12 * count :]

@@ -1,4 +1,4 @@
-"""The bytes of one connection: filled and emptied straight from memory, every wait with a deadline."""
+"""Move the bytes of one client's connection between its socket and memory, every wait with a deadline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from deepvm.memnode.errors import PeerGone
 from deepvm.protocol.auth import local_address
 from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 
-_TICK_S = 1.0  # how often a thread that waits for its client looks up
-_JUNK = bytearray(2**18)  # what nobody wants is received here, by everybody at once
+_TICK_S = 1.0  # how often a thread that waits for its client checks its deadline
+_JUNK = bytearray(2**18)  # discarded bytes are received here, by all threads at once
 
 
 class ClientSocket:
@@ -43,7 +43,7 @@ class ClientSocket:
         return local_address(self._sock)
 
     def receive(self, into: memoryview, *, timeout_s: float | None = None, first_s: float | None = None) -> None:
-        """Fill ``into``. ``first_s`` is how long the first byte may take, where that is longer than the rest."""
+        """Fill ``into``. ``first_s`` is how long the first byte may take, if that is longer than the rest."""
         done, wanted = 0, len(into)
         limit_s = self._frame_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + (limit_s if first_s is None else first_s)
@@ -73,7 +73,7 @@ class ClientSocket:
             piece = into[start : start + HASHED_BYTES]
             try:
                 done = receive(piece, 0, self._flags)
-            except OSError:  # the slow way tells what it means
+            except OSError:  # receive() finds out what it means
                 done = 0
             self.received_bytes += done
             if done < len(piece):
@@ -82,7 +82,7 @@ class ClientSocket:
         return digest.intdigest()
 
     def discard(self, length: int) -> None:
-        """Take bytes off the wire that will not be used, within the time of one frame."""
+        """Receive bytes that will not be used, within the time of one frame."""
         deadline = time.monotonic() + self._frame_s
         junk = memoryview(_JUNK)
         while length:
@@ -92,7 +92,9 @@ class ClientSocket:
 
     def send(self, *pieces: bytes | bytearray | memoryview) -> None:
         deadline = time.monotonic() + self._frame_s
-        pieces = tuple(piece for piece in pieces if len(piece))  # after MSG_MORE, nothing would be waited for: 200 ms
+        pieces = tuple(
+            piece for piece in pieces if len(piece)
+        )  # an empty one after MSG_MORE would delay the rest by 200 ms
         for number, piece in enumerate(pieces, start=1):
             more = 0 if self._tls or number == len(pieces) else socket.MSG_MORE
             self._send_all(memoryview(piece), more, deadline)
@@ -107,11 +109,11 @@ class ClientSocket:
             except (OSError, ValueError):
                 raise PeerGone("the connection broke") from None
             if done < len(piece) and time.monotonic() > deadline:
-                raise PeerGone("the client takes its answer too slowly")
+                raise PeerGone("the client receives its answer too slowly")
         self.sent_bytes += done
 
     def interrupt(self) -> None:
-        """From another thread: end all waits on this connection."""
+        """End all waits on this connection, from another thread."""
         interrupt(self._sock)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The node's memory: blocks of one size, counted references, touched once and reused for ever.
+"""The node's memory: blocks of one size with counted references. Uploads take blocks, checkpoints hold them.
 
-Fresh pages cost several times as much as warm ones, so a block that was used is used again first, and new ones are
-touched in the background, in extents, before they are needed. What nobody needed is never touched, and costs nothing.
+Fresh pages cost several times as much as warm ones. So a block that was used is used again first, and new ones are
+prefaulted in the background, in extents, before they are needed. Unneeded ones are never touched.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from deepvm.errors import UsageError
 from deepvm.units import format_bytes
@@ -31,7 +31,7 @@ class ArenaFull(Exception):
 
 
 class Arena:
-    """Blocks are numbers. Every one that is not free has at least one reference; used + reserved <= blocks, always."""
+    """Blocks are numbers. A block that is not free has at least one reference; used + reserved <= blocks, always."""
 
     def __init__(self, capacity_bytes: int, block_bytes: int) -> None:
         self.block_bytes = block_bytes
@@ -43,7 +43,7 @@ class Arena:
             )
         except (OSError, ValueError, OverflowError) as error:
             raise UsageError(f"{format_bytes(size)} of memory cannot be mapped: {error}") from None
-        with contextlib.suppress(OSError, AttributeError):  # kernels without huge pages do with small ones
+        with contextlib.suppress(OSError, AttributeError):  # kernels without huge pages use small ones
             self._map.madvise(mmap.MADV_HUGEPAGE)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         start = -base % HUGE_PAGE_BYTES
@@ -55,7 +55,7 @@ class Arena:
         self._changed = threading.Condition()
         self._counts: list[int] = [0] * self.blocks
         self._contents: dict[int, Content] = {}  # of blocks that do not change any more
-        self._by_content: dict[Content, list[int]] = {}  # more than one only where two were saved at the same time
+        self._by_content: dict[Content, list[int]] = {}  # more than one only if two were saved at the same time
         self._warm: list[int] = []  # free and used before; the last is the warmest
         self._fresh = 0  # blocks from here on were never used
         self._touched = 0  # blocks below this have their pages
@@ -65,7 +65,7 @@ class Arena:
         self._toucher = threading.Thread(target=self._touch_ahead, name="deepvm-arena", daemon=True)
 
     def start(self) -> None:
-        """Start to touch pages ahead of their use. Without it, each block's pages come when the block is taken."""
+        """Start to prefault. Without it, each block's pages are touched when the block is taken."""
         self._toucher.start()
 
     # --- figures --------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Arena:
     # --- reservations ---------------------------------------------------------------------------------------------
 
     def reserve(self, count: int, *, timeout_s: float = 0.0) -> None:
-        """Set blocks aside, so that taking them cannot fail later; waits for room until the time is up."""
+        """Reserve blocks, so that taking them cannot fail later; wait for room until the time is up."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while count > self.free:
@@ -116,7 +116,7 @@ class Arena:
             self._changed.notify_all()
 
     def prefault(self, blocks: int) -> None:
-        """So many will be in use before long: touch them in time."""
+        """Touch the pages of the first ``blocks`` blocks in the background, before they are needed."""
         with self._changed:
             self._aim(blocks)
 
@@ -129,7 +129,7 @@ class Arena:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def take(self, *, reserved: bool) -> int:
-        """A block with one reference, out of a reservation or of what is free."""
+        """Take a block with one reference, from a reservation or from the free ones."""
         with self._changed:
             if reserved:
                 self._reserved -= 1
@@ -151,7 +151,7 @@ class Arena:
             self._counts[block] += 1
 
     def drop(self, block: int, *, reserve: bool = False) -> bool:
-        """Let go of a block. With ``reserve``, one that thereby becomes free is set aside again; tells whether."""
+        """Drop a reference. With ``reserve``, a block that becomes free is reserved again; return True if so."""
         with self._changed:
             self._counts[block] -= 1
             if self._counts[block]:
@@ -170,10 +170,19 @@ class Arena:
         start = block * self.block_bytes
         return self._memory[start : start + length]
 
+    @contextlib.contextmanager
+    def consume(self, block: int, length: int) -> Iterator[memoryview]:
+        """Yield a block's bytes, then drop the caller's reference to it."""
+        try:
+            with self.view(block, length) as view:
+                yield view
+        finally:
+            self.drop(block)
+
     # --- by content -------------------------------------------------------------------------------------------------
 
     def index(self, named: Iterable[tuple[int, Content]]) -> None:
-        """Tell what is in blocks that do not change any more: they are found by it until they are free."""
+        """Index blocks that do not change any more by their content, until they are free."""
         with self._changed:
             for block, content in named:
                 if self._counts[block] and block not in self._contents:
@@ -185,7 +194,7 @@ class Arena:
             return [content in self._by_content for content in contents]
 
     def hold_content(self, content: Content) -> int | None:
-        """A block with that content, as far as 64 bits can tell, and one more reference to it."""
+        """Return a block with that digest and length, with one more reference to it."""
         with self._changed:
             blocks = self._by_content.get(content)
             if blocks is None:
@@ -205,7 +214,7 @@ class Arena:
 
     def _touch(self, block: int, count: int) -> None:
         start, length = self._address + block * self.block_bytes, count * self.block_bytes
-        # A kernel before 5.14 refuses: the pages then come at first use, which is slower and not wrong.
+        # A kernel before 5.14 refuses: then each page is touched at first use, which is only slower.
         self._libc.madvise(start, length, _MADV_POPULATE_WRITE)
 
     def _touch_ahead(self) -> None:

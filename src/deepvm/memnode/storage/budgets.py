@@ -1,36 +1,32 @@
-"""Memory beside the blocks, with limits: documents on their way in, and documents that are kept."""
+"""Limit the memory beside the blocks: for documents that arrive (serving/) and documents that are kept (storage/)."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from types import TracebackType
 
 from deepvm.memnode.errors import PeerGone, RequestRefused
 from deepvm.store.base import Manifest
 from deepvm.units import format_bytes
 
-FREE_BYTES = 256 * 2**10  # of each document: nearly all are smaller, and never wait for the large ones of others
+FREE_BYTES = 256 * 2**10  # of each document: nearly all are smaller, and do not wait for large ones
 STATE_BYTES = 160  # that a rank's state takes beside its text: two objects, and a place in a table
 _CHUNK_BYTES = 200  # that a chunk of a checkpoint takes: its digest, and places in two tables
 _CHECKPOINT_BYTES = 4096
 
 
 class Budget:
-    """Bytes that all clients together may have on their way in, beside chunks."""
+    """Bytes of documents that may arrive at once, from all clients together."""
 
     def __init__(self, most_bytes: int) -> None:
         self._left = most_bytes
         self._changed = threading.Condition()
 
-    def document(self) -> Room:
-        return Room(self)
-
     def take(self, count: int, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: self._left >= count, timeout_s):
-                raise PeerGone("too many documents are on their way in")
+                raise PeerGone("too many documents arrive at once")
             self._left -= count
 
     def give_back(self, count: int) -> None:
@@ -40,7 +36,7 @@ class Budget:
 
 
 class Room:
-    """What one document takes, as it arrives: an announced length alone takes nothing."""
+    """One document's part of the budget. It grows as bytes arrive: an announced length alone takes nothing."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget, self._taken, self._size = budget, 0, 0
@@ -55,20 +51,20 @@ class Room:
     def __enter__(self) -> Room:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._taken:
             self._budget.give_back(self._taken)
 
 
 class KeptDocuments:
-    """Memory that kept documents take, of all runs together: manifests, and ranks' states until a commit."""
+    """Memory of kept documents, of all runs together: manifests, and ranks' states until a commit."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most, self.used_bytes = most_bytes, 0
         self._lock = threading.Lock()
 
     def add(self, count: int, what: str, *, force: bool = False) -> None:
-        """``force``: what is on the disk is served whatever it takes."""
+        """Add bytes, or refuse. ``force`` is for checkpoints on disk, which are always served."""
         with self._lock:
             if self.used_bytes + count > self._most and not force:
                 raise RequestRefused(
@@ -84,7 +80,7 @@ class KeptDocuments:
 
 
 def cost_of(manifest: Manifest, document: bytes) -> int:
-    """What a checkpoint takes beside its blocks: the document as it came, its nodes, and for each chunk a digest and
-    where the chunk is. The parsed facts are not kept."""
+    """Return what a checkpoint takes beside its blocks: the document, its nodes, and a digest and a place for each
+    chunk. The parsed facts are not kept."""
     nodes = sum(sys.getsizeof(node) for node in manifest.nodes)
     return len(document) + nodes + _CHUNK_BYTES * len(manifest.digests) + _CHECKPOINT_BYTES

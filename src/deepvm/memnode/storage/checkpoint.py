@@ -1,10 +1,10 @@
-"""A committed checkpoint: whole, visible, and in memory, in the spill directory, or both."""
+"""A committed checkpoint: blocks of an upload in, chunks out, from memory or from the spilled copy."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,16 +15,16 @@ from deepvm.store.base import Manifest
 
 
 class Copy(Protocol):
-    """Where chunks can be read again once their blocks are gone."""
+    """Where chunks can be read once their blocks are evicted."""
 
     def has(self, chunk: int) -> bool: ...
     def read(self, chunk: int, into: memoryview) -> None:
-        """Fill ``into`` and verify it; a StoreError where that fails."""
+        """Fill ``into`` and verify it; raise StoreError if that fails."""
         ...
 
 
 class Checkpoint:
-    """Blocks can go at any time after ``hold``; whoever needs them longer holds them."""
+    """Its blocks can be evicted at any time: a reader holds those that it needs."""
 
     def __init__(
         self, arena: Arena, manifest: Manifest, document: bytes, *, share: Share, blocks: dict[int, int] | None
@@ -37,7 +37,7 @@ class Checkpoint:
         self.recovered = False  # from the spill directory, after a restart
         self.order = 0  # of commits in the run, which need not be that of the steps
         self._blocks = blocks or {}
-        self._inside = blocks is not None  # a share may be of no chunks at all
+        self.in_memory = blocks is not None  # also if its share has no chunks
         self._lock = threading.Lock()
 
     @property
@@ -45,7 +45,7 @@ class Checkpoint:
         return self.manifest.step
 
     def whole_manifest(self) -> Manifest:
-        """With its facts, for whoever writes it on."""
+        """Return the manifest with its facts, for writeback."""
         return Manifest.from_bytes(self.document)
 
     @property
@@ -53,15 +53,11 @@ class Checkpoint:
         return "durable" if self.durable else "spilled" if self.copy is not None else "remote"
 
     def delete(self) -> None:
-        """Nobody shall find it any more; whoever writes it on stops."""
+        """Mark it as deleted: writeback stops."""
         self._deleted.set()
 
     def is_deleted(self) -> bool:
         return self._deleted.is_set()
-
-    @property
-    def in_memory(self) -> bool:
-        return self._inside
 
     @property
     def blocks(self) -> int:
@@ -72,7 +68,7 @@ class Checkpoint:
         return chunk in self._blocks or (copy is not None and copy.has(chunk))
 
     def hold(self, chunk: int) -> int | None:
-        """The chunk's block with one more reference, or None where it is not in memory."""
+        """Return the chunk's block with one more reference; None if it is not in memory."""
         with self._lock:
             block = self._blocks.get(chunk)
             if block is not None:
@@ -80,7 +76,7 @@ class Checkpoint:
             return block
 
     def mend(self, chunk: int, block: int) -> bool:
-        """Put a good block in the place of a damaged one; False where the chunk is not in memory."""
+        """Replace a damaged block by a good one; return False if the chunk is not in memory."""
         with self._lock:
             before = self._blocks.get(chunk)
             if before is not None:
@@ -93,61 +89,42 @@ class Checkpoint:
 
     @contextmanager
     def chunk(self, chunk: int) -> Iterator[memoryview]:
-        """The chunk's bytes, straight from their block, or read back and verified."""
-        _, length = self.manifest.span(chunk)
-        block = self.hold(chunk)
-        if block is None:
-            with self._read_back(chunk, length) as view:
+        """Yield the chunk's bytes, straight from their block, or read back and verified."""
+        length, block = self.manifest.span(chunk)[1], self.hold(chunk)
+        if block is not None:
+            with self.arena.consume(block, length) as view:
                 yield view
             return
-        try:
-            with self.arena.view(block, length) as view:
-                yield view
-        finally:
-            self.arena.drop(block)
-
-    def read(self, chunk: int, block: int) -> None:
-        """Fill a block of the caller's with a chunk that is on disk only."""
-        copy = self.copy
-        if copy is None or not copy.has(chunk):
-            raise NotFound(f"step {self.step} has no chunk {chunk} here")
-        with self.arena.view(block, self.manifest.span(chunk)[1]) as view:
-            copy.read(chunk, view)
-
-    @contextmanager
-    def _read_back(self, chunk: int, length: int) -> Iterator[memoryview]:
-        copy = self.copy
-        if copy is None or not copy.has(chunk):
-            raise NotFound(f"step {self.step} has no chunk {chunk} here")
+        copy = self._copy_of(chunk)
         with spare_memory(self.arena, length) as view:
             copy.read(chunk, view)
             yield view
 
+    def read(self, chunk: int, block: int) -> None:
+        """Fill a block of the caller's with a chunk that is on disk only."""
+        with self.arena.view(block, self.manifest.span(chunk)[1]) as view:
+            self._copy_of(chunk).read(chunk, view)
+
+    def _copy_of(self, chunk: int) -> Copy:
+        copy = self.copy
+        if copy is None or not copy.has(chunk):
+            raise NotFound(f"step {self.step} has no chunk {chunk} here")
+        return copy
+
     def evict(self) -> None:
-        """Give the memory back; blocks that are being read go when the reader is done."""
+        """Free the memory; a block that is being read is freed when its reader is done."""
         with self._lock:
-            blocks, self._blocks, self._inside = self._blocks, {}, False
+            blocks, self._blocks, self.in_memory = self._blocks, {}, False
         for block in blocks.values():
             self.arena.drop(block)
 
 
 @contextmanager
 def spare_memory(arena: Arena, length: int) -> Iterator[memoryview]:
-    """A block for a moment, where one is free and large enough; fresh memory otherwise."""
+    """Yield a block, if one is free and large enough; else fresh memory."""
     try:
         block = arena.take(reserved=False) if length <= arena.block_bytes else None
     except ArenaFull:
         block = None
-    if block is None:
-        yield memoryview(bytearray(length))
-        return
-    try:
-        with arena.view(block, length) as view:
-            yield view
-    finally:
-        arena.drop(block)
-
-
-def share_of(manifest: Manifest, index: int) -> Share:
-    """Which chunks of a checkpoint a node of this index keeps."""
-    return Share(nodes=max(1, len(manifest.nodes)), index=index, replicas=manifest.replicas)
+    with nullcontext(memoryview(bytearray(length))) if block is None else arena.consume(block, length) as view:
+        yield view

@@ -1,8 +1,8 @@
-"""Chunks that some checkpoint here has already, of whatever step and run: found by digest, shared after a proof.
+"""Share chunks that the node has already, of any step and run: offers of a client in, shared chunks out.
 
-A digest of 64 bits proves nothing: two contents may have the same one, by chance or on purpose, and whoever knows a
-digest need not have the bytes. So the client shows a keyed hash of its bytes, and only where the node's own bytes have
-the same one is the block shared. Neither side learns anything of bytes that it does not have.
+A digest of 64 bits proves nothing: two contents may have the same one, by chance or on purpose, and a client may know a
+digest without having the bytes. So the client sends a keyed hash of its bytes, and a block is shared only if the node's
+bytes have the same hash. Neither side learns anything of bytes that it does not have.
 """
 
 from __future__ import annotations
@@ -17,42 +17,40 @@ from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 
-MOST_OFFERED = 256  # chunks of one request: hashing so many takes a second or two
-MOST_FALSE = 8  # proofs that fail on one connection; then nothing is hashed for it any more
+MOST_OFFERED = 256  # chunks of one request: hashing them takes a second or two
+MOST_FALSE = 8  # wrong proofs of one connection; then nothing is hashed for it any more
 
 
 class Dedup:
-    """What one connection offers. Nothing is remembered between its requests but how often it was wrong."""
+    """Answers the offers of one connection. Between its requests it keeps only the number of wrong proofs."""
 
     def __init__(self, arena: Arena, key: bytes, counters: Counters, log: Log) -> None:
         self._arena, self._key, self._counters, self._log = arena, key, counters, log
         self._false = 0
 
     def candidates(self, upload: Upload, chunks: Sequence[int], digests: Sequence[int]) -> list[int]:
-        """The chunks whose digests are those of blocks here."""
+        """Return the chunks whose digests and lengths are those of blocks of the node."""
         _check_count(chunks)
         self._counters.add(offered_chunks=len(chunks))
         lengths = [upload.length(chunk) for chunk in chunks]
         known = self._arena.contains(zip(digests, lengths, strict=True))
-        return [chunk for chunk, here in zip(chunks, known, strict=True) if here]
+        return [chunk for chunk, found in zip(chunks, known, strict=True) if found]
 
     def link(self, upload: Upload, offers: Iterable[tuple[int, int, bytes]]) -> list[int]:
-        """Share the blocks of which a chunk, its digest and the proof of its content tell; the chunks that are."""
+        """Share the blocks of chunks whose proofs fit; return those chunks. An offer is chunk, digest and proof."""
         offers = list(offers)
         _check_count(offers)
         linked = []
         for chunk, digest, proof in offers:
             block = self._arena.hold_content((digest, upload.length(chunk)))
-            if block is None:
-                continue
-            if self._has(block, upload.length(chunk), proof):
+            if block is not None and self._has(block, upload.length(chunk), proof):
                 upload.share(chunk, block, digest)
                 linked.append(chunk)
         self._counters.add(linked_chunks=len(linked))
         return linked
 
     def _has(self, block: int, length: int, proof: bytes) -> bool:
-        """Whether the client has what is in the block. If not, the reference to it is given back."""
+        """True if the client has the block's bytes; else drop the reference to it."""
         same = False
         try:
             if self._false < MOST_FALSE:

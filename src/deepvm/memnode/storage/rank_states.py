@@ -1,4 +1,4 @@
-"""The ranks' own states of one upload: JSON documents that ranks leave at a node, for rank 0 to put into the header."""
+"""The ranks' own states of one upload: JSON documents of all ranks in, one list for rank 0 out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from deepvm.memnode.storage.budgets import STATE_BYTES, KeptDocuments
 from deepvm.protocol import frames
 
 MOST_BYTES = 16 * 2**20  # of one rank
-MOST_PARSED_BYTES = 256 * 2**10  # of one that is not a string: millions of small values would keep all threads waiting
+MOST_PARSED_BYTES = 256 * 2**10  # of one that is not a string: millions of small values would block all threads
 _MOST_VALUES = 20_000
 
 
 def check(rank: int, document: bytes) -> None:
-    """That it is one JSON document. A string, as trainers send, costs nothing but its length."""
+    """Check that it is one JSON document. A string, as trainers send, takes no more memory than its length."""
     if len(document) > MOST_BYTES:
-        raise RequestRefused("failed", f"rank {rank}'s own state has {len(document)} bytes, {MOST_BYTES} are allowed")
+        raise RequestRefused(
+            "failed", f"rank {rank}'s own state has {len(document)} bytes, at most {MOST_BYTES} are allowed"
+        )
     try:
         if document[:1] == b'"':
             json.loads(document)
@@ -30,7 +32,7 @@ def check(rank: int, document: bytes) -> None:
 
 
 class RankStates:
-    """For the holder of the upload's lock."""
+    """Call it with the upload's lock held."""
 
     def __init__(self, kept: KeptDocuments) -> None:
         self._kept = kept

@@ -1,4 +1,4 @@
-"""All runs of a node by name, and who may open them."""
+"""All runs of a node by name, and which clients may open them. Used by serving/ and writeback/."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepvm.protocol import frames
 
 
 class Runs:
-    """All runs by name. A name belongs to whoever first brings a key for it."""
+    """All runs by name. A name belongs to the client that first brings a key for it."""
 
     def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, kept: KeptDocuments, *, most: int) -> None:
         self._arena, self._outlet, self._counters, self._kept, self._most = arena, outlet, counters, kept, most
@@ -31,7 +31,7 @@ class Runs:
         return self._runs.get(name)
 
     def add(self, name: str, verifier: str) -> Run:
-        """The run of that name; a new one where there is none. Whether the verifier fits is for the caller to see."""
+        """Return the run of that name, or make it. The caller checks whether the verifier fits."""
         with self._lock:
             run = self._runs.get(name)
             if run is None:
@@ -41,7 +41,7 @@ class Runs:
             return run
 
     def load(self, name: str, verifier: str) -> Run:
-        """A run that an earlier node kept: it has its place, however many there are."""
+        """Add a run that an earlier node kept, however many there are."""
         with self._lock:
             return self._make(name, verifier)
 
@@ -55,21 +55,13 @@ class Runs:
                 del self._runs[name]
                 self._outlet.forget(run)
                 return
-        raise RequestRefused("no-room", f"{len(self._runs)} runs are kept here, which is the limit")
+        raise RequestRefused("no-room", f"the node keeps {len(self._runs)} runs, which is its limit")
 
 
-def may_open(
-    run: Run | None, name: str, *, proof: str | None, verifier: str | None, node_nonce: str, client_nonce: str
-) -> bool:
-    """Whether the client has the run's key. Of a run that is not here, whoever brings a verifier may have an empty
-    view; one who only claims to know the key hears the same as with a wrong key."""
-    if run is None:
-        return verifier is not None
-    if proof is None and verifier is None:
-        return False
-    fits = True
-    if proof is not None:
-        fits &= frames.same(proof, frames.proof(run.verifier, f"run/{name}", node_nonce, client_nonce))
-    if verifier is not None:
-        fits &= frames.same(verifier, run.verifier)
-    return fits
+def may_open(run: Run | None, name: str, nonces: tuple[str, str], *, proof: str | None, verifier: str | None) -> bool:
+    """True if the client has the run's key. A run that does not exist is empty for a client that brings a verifier; one
+    that only claims to know the key gets the same answer as for a wrong key."""
+    if run is None or (proof is None and verifier is None):
+        return run is None and verifier is not None
+    expected = frames.proof(run.verifier, f"run/{name}", *nonces)
+    return (proof is None or frames.same(proof, expected)) and (verifier is None or frames.same(verifier, run.verifier))

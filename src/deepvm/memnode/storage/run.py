@@ -1,4 +1,4 @@
-"""The runs that a node keeps: who may use them, which session writes, what is on its way and what is committed."""
+"""One run: requests of its sessions in, uploads and committed checkpoints out, for writeback/."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.counters import Counters
 from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.memnode.storage.budgets import KeptDocuments, cost_of
-from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
+from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.upload import Begin, Upload, too_large
 from deepvm.store.base import Manifest, chunk_count
 from deepvm.units import format_bytes
 
 _PAST_SESSIONS = 256
-_SUPERSEDED = 256  # uploads that gave way since the last commit: ranks that come late are told so
+_SUPERSEDED = 256  # uploads dropped for a later one since the last commit: late ranks get the reason
 _BEGIN_S = 30.0
-_MOST_SHARED = 16  # chunks of an upload for each block of the node, where most of them are shared
+_MOST_SHARED = 16  # chunks of an upload for each block of the node, if most are shared
 
 
 class Outlet(Protocol):
-    """Where committed checkpoints flow on to."""
+    """Where committed checkpoints are written back to."""
 
     def offer(self, run: Run, checkpoint: Checkpoint) -> None: ...
     def remember(self, run: Run) -> None: ...
@@ -37,7 +37,7 @@ class Outlet(Protocol):
 
 
 class Run:
-    """All changes of one run happen under its lock; the chunks' way into blocks does not need it."""
+    """All changes of a run happen under its lock; receiving chunks into blocks does not need it."""
 
     def __init__(
         self, name: str, verifier: str, arena: Arena, outlet: Outlet, counters: Counters, kept: KeptDocuments
@@ -48,19 +48,32 @@ class Run:
         self.uploads: dict[int, Upload] = {}
         self.checkpoints: dict[int, Checkpoint] = {}
         self.lock = threading.RLock()
+        self._changed = threading.Condition(self.lock)
+        self.version = 0  # counts changes of its list of checkpoints and their states
         self._beginning = threading.Lock()
         self.users = 0  # connections that have it open
-        self._superseded: dict[int, int] = {}  # step of an upload that gave way -> the step it gave way to
+        self._superseded: dict[int, int] = {}  # step of a dropped upload -> the step that it was dropped for
         self._arena, self._outlet, self._counters, self._kept = arena, outlet, counters, kept
 
     @property
     def empty(self) -> bool:
         return not self.checkpoints and not self.uploads and not self.users
 
+    def mark_changed(self) -> None:
+        """Wake those that wait for a change of the list of checkpoints, or of a checkpoint's state."""
+        with self._changed:
+            self.version += 1
+            self._changed.notify_all()
+
+    def wait_for_change(self, version: int, timeout_s: float) -> None:
+        """Wait while the list of checkpoints is still that of a version."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.version != version, timeout_s)
+
     # --- sessions -------------------------------------------------------------------------------------------------
 
     def claim(self, session: str) -> None:
-        """The newest session owns the run; what an older one left unfinished goes."""
+        """Give the run to a newer session; drop what the older one left unfinished."""
         with self.lock:
             if session == self.session:
                 return
@@ -93,7 +106,7 @@ class Run:
     # --- uploads --------------------------------------------------------------------------------------------------
 
     def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
-        if not self._beginning.acquire(timeout=_BEGIN_S):  # one by one: ranks that come together set room aside once
+        if not self._beginning.acquire(timeout=_BEGIN_S):  # one by one: ranks that begin together reserve room once
             raise RequestRefused(
                 "busy", f"others have been beginning an upload of run {self.name!r} for {_BEGIN_S:g} s"
             )
@@ -109,11 +122,7 @@ class Run:
             upload = self._joined(begin)
             if upload is not None:
                 return upload
-            after = self._superseded.get(begin.step)
-            if after is not None:
-                raise RequestRefused(
-                    "failed", f"step {begin.step} was not finished before step {after} began: it is dropped"
-                )
+            self._check_superseded(begin.step)
             if begin.repair and self.uploads:
                 saving = next(iter(self.uploads))
                 raise RequestRefused("busy", f"step {saving} is being saved: step {begin.step} is repaired later")
@@ -129,13 +138,13 @@ class Run:
             return upload
 
     def _end_up_to(self, attempt: int) -> None:
-        """Of saves that were given up while this node was away, something may still have come after it was back."""
+        """End uploads of abandoned attempts: some of their chunks may have arrived after this node was back."""
         for step, upload in list(self.uploads.items()):
             if 0 < upload.begin.attempt <= attempt:
                 self._end(self.uploads.pop(step), RequestRefused("not-found", f"step {step} is over"))
 
     def _joined(self, begin: Begin) -> Upload | None:
-        """The upload under way, which a rank joins; a later attempt of the same step ends it and begins anew."""
+        """Join the upload under way; a later attempt of the same step ends it and begins anew."""
         upload = self.uploads.get(begin.step)
         if upload is None:
             return None
@@ -146,17 +155,19 @@ class Run:
         return upload
 
     def _make_way(self, step: int, buffers: int) -> None:
-        """Before an upload begins: at most ``buffers`` checkpoints with it, and never without the newest whole one."""
+        """Before an upload begins, keep at most ``buffers`` checkpoints with it, among them the newest whole one."""
         while len(self.uploads) > max(0, buffers - 2):
             oldest = next(iter(self.uploads))
             self._superseded[oldest] = step
             if len(self._superseded) > _SUPERSEDED:
                 del self._superseded[next(iter(self._superseded))]
-            self._end(
-                self.uploads.pop(oldest),
-                RequestRefused("failed", f"step {oldest} gave way to step {step}, which began later"),
-            )
+            self._end(self.uploads.pop(oldest), _superseded(oldest, step))
         self.trim(max(1, buffers - 1 - len(self.uploads)))
+
+    def _check_superseded(self, step: int) -> None:
+        later = self._superseded.get(step)
+        if later is not None:
+            raise _superseded(step, later)
 
     def trim(self, keep: int) -> None:
         """Free the memory of the oldest checkpoints; those in the spill directory can still be read."""
@@ -167,13 +178,13 @@ class Run:
                 del self.checkpoints[found.step]
 
     def in_order(self) -> list[Checkpoint]:
-        """The checkpoints as they were committed, the newest last; after a roll-back its step may be a lower one."""
+        """Return the checkpoints in the order of their commits; after a roll-back the last may have a lower step."""
         return sorted(self.checkpoints.values(), key=lambda found: found.order)
 
     def _reserve(self, begin: Begin, chunks: int, room_s: float) -> int:
-        """Room for so many chunks; for none where there is too little and most of them will be shared."""
+        """Reserve blocks for the chunks; none if there is too little room and most of them will be shared."""
         if begin.partial_reservation and chunks > _MOST_SHARED * self._arena.blocks:
-            raise RequestRefused("no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes))
+            raise too_large(begin, self._arena)
         try:
             self._arena.reserve(chunks, timeout_s=0 if begin.partial_reservation else room_s)
             return chunks
@@ -186,9 +197,7 @@ class Run:
             if begin.partial_reservation:
                 return 0
             if chunks > self._arena.blocks:
-                raise RequestRefused(
-                    "no-room", too_large(begin.step, begin.size_bytes, self._arena.capacity_bytes)
-                ) from None
+                raise too_large(begin, self._arena) from None
             block = self._arena.block_bytes
             raise RequestRefused(
                 "no-room",
@@ -201,13 +210,11 @@ class Run:
         if upload is not None and upload.session == session:
             return upload
         with self.writing(session):
-            after = self._superseded.get(step)
-            if after is not None:
-                raise RequestRefused("failed", f"step {step} gave way to step {after}, which began later")
+            self._check_superseded(step)
             raise RequestRefused("not-found", f"no upload of step {step} is under way: BEGIN comes first")
 
     def abort(self, step: int, session: str | None, last_attempt: int) -> None:
-        """End the upload, unless it is of a later attempt than whoever gives up knows of."""
+        """End the upload, unless it is of a later attempt than the client knows of."""
         with self.writing(session):
             self._superseded.pop(step, None)
             upload = self.uploads.get(step)
@@ -224,9 +231,7 @@ class Run:
             for step, upload in list(self.uploads.items()):
                 if not upload.receiving and time.monotonic() - upload.touched_s > idle_s:
                     del self.uploads[step]
-                    self._end(
-                        upload, RequestRefused("not-found", f"step {step} was not touched for {idle_s:g} s: dropped")
-                    )
+                    self._end(upload, RequestRefused("not-found", f"step {step} was idle for {idle_s:g} s: dropped"))
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
@@ -242,7 +247,7 @@ class Run:
             raise RequestRefused("failed", str(error)) from None
         if manifest.run != self.name or manifest.step != step:
             raise RequestRefused("failed", f"the manifest is of run {manifest.run!r}, step {manifest.step}")
-        share = share_of(manifest, index)
+        share = manifest.share(index)
         if not 0 <= index < share.nodes or not 1 <= share.replicas <= share.nodes:
             raise RequestRefused("failed", f"node {index} of {share.nodes} with {share.replicas} replicas")
         with self.writing(session):
@@ -252,12 +257,12 @@ class Run:
             if manifest.size_bytes != size or manifest.chunk_bytes != self._arena.block_bytes:
                 raise RequestRefused(
                     "failed",
-                    f"the manifest says {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
+                    f"the manifest has {manifest.size_bytes} bytes in chunks of {manifest.chunk_bytes}, "
                     f"the upload has {size} in chunks of {self._arena.block_bytes}",
                 )
             self.keep_document(manifest, document)
             try:
-                blocks = upload.give(manifest, share)
+                blocks = upload.hand_over(manifest, share)
             except BaseException:
                 self._kept.drop(cost_of(manifest, document))
                 raise
@@ -272,22 +277,23 @@ class Run:
                 before.evict()
             self.trim(buffers)
             self._counters.add(saves=1)
+            self.mark_changed()
             self._outlet.offer(self, checkpoint)
             more = max(0, buffers - sum(found.in_memory for found in self.checkpoints.values()))
-        self._arena.prefault(self._arena.used + more * upload.taken)  # as many again will come, at the next saves
+        self._arena.prefault(self._arena.used + more * upload.taken)  # the next saves will take as many again
         return checkpoint
 
     def keep_document(self, manifest: Manifest, document: bytes, *, force: bool = False) -> None:
         self._kept.add(cost_of(manifest, document), f"the manifest of step {manifest.step}", force=force)
 
     def release_with(self, checkpoint: Checkpoint) -> None:
-        """Its manifest is kept for as long as anybody has the checkpoint."""
+        """Free the manifest's memory when nothing refers to the checkpoint any more."""
         weakref.finalize(checkpoint, self._kept.drop, cost_of(checkpoint.manifest, checkpoint.document))
 
     def _order(self, manifest: Manifest, *, repair: bool) -> int:
-        """The newest is the one committed last; a repaired one takes the place that it had among the others."""
+        """Return a checkpoint's place in the order of commits; a repaired one gets the place that it had before."""
         if repair:
-            newer = [  # by time alone, a clock that was set back would make it the oldest, which goes first
+            newer = [  # by time alone, a clock that was set back would make it the oldest, evicted first
                 found for found in self.checkpoints.values()
                 if found.manifest.created_s > manifest.created_s and found.step > manifest.step
             ]  # fmt: skip
@@ -301,7 +307,7 @@ class Run:
         return found
 
     def delete(self, step: int, session: str | None) -> None:
-        """Whoever has the key may delete without writing, so that a tool does not take the run from its trainer."""
+        """Delete a checkpoint. A client with the key needs no session, so that a tool does not take a trainer's run."""
         with self.lock:
             if session is not None and session != self.session:
                 raise self.fenced(session)
@@ -310,3 +316,8 @@ class Run:
                 found.delete()
                 self._outlet.remove(self, found)
                 found.evict()
+                self.mark_changed()
+
+
+def _superseded(step: int, later: int) -> RequestRefused:
+    return RequestRefused("failed", f"step {step} was not finished before step {later} began: it is dropped")

@@ -1,4 +1,4 @@
-"""A checkpoint on its way in: chunks attached to blocks, from several ranks and connections at once.
+"""An upload: chunks of several ranks and connections in, the blocks of a committed checkpoint out.
 
 An upload owns references to blocks and a reservation for those still to come. Nothing of it is visible to readers.
 A block that is being received belongs to the connection that receives it, until it is whole and verified.
@@ -27,7 +27,7 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Begin:
-    """What a rank says when it joins an upload."""
+    """The fields of BEGIN, with which a rank begins or joins an upload."""
 
     step: int
     size_bytes: int
@@ -36,15 +36,14 @@ class Begin:
     world_size: int
     share: Share
     attempt: int = 0  # a later one of the same step begins from nothing
-    repair: bool = False  # of a checkpoint that other nodes have: gives way to saves
-    partial_reservation: bool = False  # much of it is here already: may begin though there is no room for all of it
+    repair: bool = False  # of a checkpoint that other nodes have: saves go first
+    partial_reservation: bool = False  # the node has many of its chunks: it may begin without room for all
 
 
-def too_large(step: int, size_bytes: int, capacity_bytes: int) -> str:
-    return (
-        f"step {step} needs {format_bytes(size_bytes)}, and the node has {format_bytes(capacity_bytes)} in all: start "
-        "it with a larger --capacity"
-    )
+def too_large(begin: Begin, arena: Arena) -> RequestRefused:
+    needed, capacity = format_bytes(begin.size_bytes), format_bytes(arena.capacity_bytes)
+    message = f"step {begin.step} needs {needed}, and the node has {capacity} in all: start it with a larger --capacity"
+    return RequestRefused("no-room", message)
 
 
 class Upload:
@@ -56,7 +55,7 @@ class Upload:
         self.blocks: dict[int, int] = {}
         self.digests: dict[int, int] = {}
         self.touched_s = time.monotonic()
-        self.receiving = 0  # connections that fill a block of it just now
+        self.receiving = 0  # blocks that connections are filling
         self.taken = 0  # blocks that were filled for it, and not shared
         self._reserved, self._room_s = reserved, room_s if begin.partial_reservation else 0.0
         self._expected = begin.share.count(self.chunks)
@@ -102,24 +101,19 @@ class Upload:
             self.arena.await_free(ends - time.monotonic())
 
     def finish(self, chunk: int, block: int, digest: int) -> None:
-        """The block is whole and verified: it is the chunk now, in place of an earlier one."""
+        """Attach a block that is whole and verified, in place of an earlier one."""
         with self._changed:
             self.receiving -= 1
-            self.touched_s = time.monotonic()
-            if self._ended is not None:
-                self.arena.drop(block)
-                raise RequestRefused(self._ended.code, self._ended.message)
-            self._attach(chunk, block, digest)
-            self._changed.notify_all()
+            self._adopt(chunk, block, digest)
 
     def cancel(self, block: int) -> None:
-        """What was received is no good."""
+        """Give back a block that was received damaged or in part."""
         with self._changed:
             self.receiving -= 1
             self._give_back(block)
 
     def keep(self, checkpoint: Checkpoint, chunks: Sequence[int], digests: Sequence[int]) -> None:
-        """Share the blocks of an earlier checkpoint: all that are named, or none. What is on disk only is read back."""
+        """Share the blocks of an earlier checkpoint: all of these chunks, or none. Those on disk only are read back."""
         self._check_count(chunks)
         kept = checkpoint.manifest.digests
         wrong = sum(
@@ -145,8 +139,8 @@ class Upload:
                 for block in {*found.values(), *read}:
                     self._give_back(block) if block in read else self.arena.drop(block)
                 self._check()
-                told = f"{wrong} of {len(chunks)} chunks are not kept of step {checkpoint.step}"
-                raise RequestRefused("not-found", told)
+                message = f"{wrong} of {len(chunks)} chunks are not kept of step {checkpoint.step}"
+                raise RequestRefused("not-found", message)
             for chunk, block in found.items():
                 self._attach(chunk, block, kept[chunk])
             self._free_room()
@@ -154,18 +148,20 @@ class Upload:
             self._changed.notify_all()
 
     def share(self, chunk: int, block: int, digest: int) -> None:
-        """The caller's reference to a block that others have, too, is the chunk now."""
+        """Attach a block of another checkpoint; the caller's reference to it becomes the upload's."""
         with self._changed:
-            if self._ended is not None:
-                self.arena.drop(block)
-                raise RequestRefused(self._ended.code, self._ended.message)
-            self._attach(chunk, block, digest)
+            self._adopt(chunk, block, digest)
             self._free_room()
-            self.touched_s = time.monotonic()
-            self._changed.notify_all()
+
+    def _adopt(self, chunk: int, block: int, digest: int) -> None:
+        if self._ended is not None:
+            self.arena.drop(block)
+        self._check()
+        self._attach(chunk, block, digest)
+        self._changed.notify_all()
 
     def _free_room(self) -> None:
-        """What is shared needs no room of its own."""
+        """Give back the reservation for chunks that are shared."""
         still_to_come = max(0, self._expected - len(self.blocks) - self.receiving)
         if self._reserved > still_to_come:
             self.arena.unreserve(self._reserved - still_to_come)
@@ -173,13 +169,11 @@ class Upload:
 
     def length(self, chunk: int) -> int:
         if not 0 <= chunk < self.chunks:
-            raise RequestRefused(
-                "failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {chunk}"
-            )
+            raise RequestRefused("failed", f"step {self.begin.step} has {self.chunks} chunks, but not chunk {chunk}")
         return chunk_span(chunk, self.begin.size_bytes, self.arena.block_bytes)[1]
 
     def check_manifest_length(self, length: int) -> None:
-        """Before it is parsed: a manifest has 16 digits for each chunk, and facts."""
+        """Check a manifest before it is parsed: it has 16 digits for each chunk, and facts."""
         most = 16 * self.chunks + MOST_FACTS_BYTES
         if length > most:
             raise RequestRefused(
@@ -191,23 +185,20 @@ class Upload:
             raise RequestRefused("failed", f"step {self.begin.step} has {self.chunks} chunks, {len(chunks)} were named")
 
     def _take(self) -> int:
-        if self._reserved:
-            self._reserved -= 1
-            block = self.arena.take(reserved=True)
-        else:
-            block = self.arena.take(reserved=False)
+        block = self.arena.take(reserved=self._reserved > 0)
+        self._reserved = max(0, self._reserved - 1)
         self.taken += 1
         return block
 
     def _without_room(self) -> RequestRefused:
-        step, size, capacity = self.begin.step, self.begin.size_bytes, self.arena.capacity_bytes
         if self.chunks > self.arena.blocks:
-            return RequestRefused("no-room", too_large(step, size, capacity))
+            return too_large(self.begin, self.arena)
         if self.begin.partial_reservation:
+            size, capacity = format_bytes(self.begin.size_bytes), format_bytes(self.arena.capacity_bytes)
             return RequestRefused(
                 "no-room",
-                f"step {step} needs {format_bytes(size)}, and the node, of {format_bytes(capacity)}, has no room left "
-                "for what changed: give it a larger --capacity, or keep fewer checkpoints (--buffers)",
+                f"step {self.begin.step} needs {size}, and the node, of {capacity}, has no room left for what changed: "
+                "give it a larger --capacity, or keep fewer checkpoints (--buffers)",
             )
         return RequestRefused("busy", "no block is free for a chunk that is sent a second time: try again")
 
@@ -223,11 +214,11 @@ class Upload:
         if before is not None:
             self._give_back(before)
 
-    # --- ranks meet -----------------------------------------------------------------------------------------------
+    # --- all ranks -----------------------------------------------------------------------------------------------
 
     def add_extra(self, rank: int, document: bytes) -> None:
         if rank >= self.begin.world_size:
-            raise RequestRefused("failed", f"rank {rank} in a world of {self.begin.world_size}")
+            raise RequestRefused("failed", f"rank {rank} is out of range for world_size {self.begin.world_size}")
         rank_states.check(rank, document)
         with self._changed:
             self._check()
@@ -241,7 +232,7 @@ class Upload:
         with self._changed:
             if world_size != self.begin.world_size:
                 raise RequestRefused(
-                    "failed", f"a world of {world_size} ranks, the upload began with {self.begin.world_size}"
+                    "failed", f"world_size is {world_size}, the upload began with {self.begin.world_size}"
                 )
             if not self._wait(lambda: missing() <= 0, timeout_s):
                 raise RequestRefused(
@@ -258,10 +249,7 @@ class Upload:
             missing = [chunk for chunk in missing if chunk not in self.blocks]
             return not missing
 
-        if chunks and not 0 <= min(chunks) <= max(chunks) < self.chunks:
-            raise RequestRefused(
-                "failed", f"step {self.begin.step} has {self.chunks} chunks, there is no chunk {max(chunks)}"
-            )
+        self.length(max(chunks, default=0))
         with self._changed:
             if not self._wait(whole, timeout_s):
                 raise RequestRefused(
@@ -283,12 +271,12 @@ class Upload:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _check(self) -> None:
-        if self._ended is not None:
+        if self._ended is not None:  # several threads may raise it: each has an exception of its own
             raise RequestRefused(self._ended.code, self._ended.message)
         self.touched_s = time.monotonic()
 
-    def give(self, manifest: Manifest, share: Share) -> dict[int, int]:
-        """Hand the blocks over to the checkpoint that this upload becomes, if they are what the manifest says."""
+    def hand_over(self, manifest: Manifest, share: Share) -> dict[int, int]:
+        """Return the blocks, for the checkpoint that this upload becomes, if they are what the manifest lists."""
         with self._changed:
             self._check()
             mine = share.chunks(self.chunks)
@@ -300,7 +288,7 @@ class Upload:
             wrong = [chunk for chunk in mine if self.digests[chunk] != manifest.digests[chunk]]
             if wrong:
                 raise RequestRefused(
-                    "corrupt", f"step {self.begin.step}: {len(wrong)} chunks are not what the manifest says, "
+                    "corrupt", f"step {self.begin.step}: {len(wrong)} chunks are not what the manifest lists, "
                     f"first {wrong[0]}"
                 )  # fmt: skip
             self.arena.index((block, (self.digests[chunk], self.length(chunk))) for chunk, block in self.blocks.items())
@@ -309,7 +297,7 @@ class Upload:
             return blocks
 
     def end(self, why: RequestRefused) -> None:
-        """Give everything back. Whoever still receives or waits is told why."""
+        """Give everything back. Connections that still receive or wait are refused for this reason."""
         with self._changed:
             if self._ended is None:
                 self._end(why)

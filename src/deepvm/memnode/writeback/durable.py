@@ -1,11 +1,11 @@
-"""The durable store behind a node: committed checkpoints go there, too; where nodes share one, node 0 writes it."""
+"""Write committed checkpoints to the durable store; of a checkpoint that nodes share, node 0 writes all chunks."""
 
 from __future__ import annotations
 
 from deepvm.errors import NotFound, UsageError
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import ChunkSource
+from deepvm.memnode.writeback.held_chunks import HeldChunks
 from deepvm.store.base import Manifest, Store
 
 
@@ -18,14 +18,14 @@ class Durable:
             from deepvm.store.urls import open_store
 
             if store.startswith("memory:"):
-                raise UsageError(f"{store} is memory, too, and not durable: give --durable a file or object store")
+                raise UsageError(f"{store} is memory and not durable: give --durable a file or object store")
             store = open_store(store)
         self._store, self._keep = store, keep
 
     def wants(self, checkpoint: Checkpoint) -> bool:
         return not checkpoint.durable and checkpoint.share.index == 0
 
-    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None:
+    def write(self, run: Run, checkpoint: Checkpoint, source: HeldChunks) -> None:
         manifest = checkpoint.manifest
         if checkpoint.recovered and self._has(manifest):
             checkpoint.durable = True

@@ -1,9 +1,8 @@
-"""What a killed node leaves in its spill directory: files of checkpoints that it had not published yet.
+"""Finish or remove what a killed node left unpublished in its spill directory, before spill.py loads it.
 
-Called at the start, before anything is loaded or written. The rule of ownership: a checkpoint is its manifest and its
-bytes. Bytes without a manifest belong to nothing, since nobody can tell what they should be, and are removed; unless
-the manifest was written and only its last rename is missing: then that is done. A manifest, even an unreadable one, and
-the bytes beside it are never removed here.
+The rule of ownership: a checkpoint is its manifest and its bytes. Bytes without a manifest are removed, since nothing
+says what they should be; unless the manifest was written and only its last rename is missing: then that is done. A
+manifest, even an unreadable one, and the bytes beside it are never removed here.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ import xxhash
 
 from deepvm.errors import StoreError
 from deepvm.memnode.monitoring.log import Log
-from deepvm.memnode.writeback.run_files import ASIDE, PARTS, RUN_FILE, remove_if_empty
+from deepvm.memnode.writeback.run_files import PARTS, RUN_FILE, STAGED, remove_if_empty
 from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest
-from deepvm.store.chunks import DATA, MANIFEST, read_manifest, stem, step_of
+from deepvm.store.chunks import read_manifest
+from deepvm.store.file_names import DATA, MANIFEST, stem, step_of
 from deepvm.store.files.staged_file import lock_if_free
 from deepvm.store.files.store import locked, sync_directory
 from deepvm.store.regular_file import open_regular, read_regular
@@ -27,10 +27,11 @@ _UNPUBLISHED = re.compile(r"\.(step-\d{12,})(\.safetensors|\.json)\.tmp-")
 
 
 def tidy(directory: Path, log: Log) -> None:
-    """Finish or remove what is half written, in the folders of the runs that are a node's."""
+    """Finish or remove what is half written, in the folders of a node's runs."""
     for folder in _folders(directory, log):
         try:
-            (folder / ASIDE).unlink(missing_ok=True)
+            for staged in folder.glob(STAGED):
+                staged.unlink(missing_ok=True)
             if folder.parent.name == PARTS or (folder / RUN_FILE).exists():
                 with locked(folder):
                     _tidy(folder, log)
@@ -76,10 +77,10 @@ def _tidy(folder: Path, log: Log) -> None:
 
 
 def _is_free(path: Path, log: Log) -> bool:
-    """True if it is a writer's file, and no living writer holds it."""
+    """True if it is a writer's file, and no living writer has it locked."""
     try:
         fd = open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
-    except (OSError, StoreError) as error:  # a stranger's, or not to be written: it stays, the others are tidied
+    except (OSError, StoreError) as error:  # of another owner, or read-only: it stays, the others are tidied
         log.error("spill", error=f"{path} is left alone: {getattr(error, 'strerror', None) or error}"[:300])
         return False
     try:
@@ -89,12 +90,12 @@ def _is_free(path: Path, log: Log) -> bool:
 
 
 def _finish(folder: Path, note: Path, name: str, sources: list[Path], log: Log) -> bool:
-    """Give a manifest and its bytes their names, where both are whole."""
+    """Give a manifest and its bytes their names, if both are whole; return True if so."""
     step = step_of(name + MANIFEST, MANIFEST)
-    assert step is not None  # noqa: S101 - _UNPUBLISHED saw to it
+    assert step is not None  # noqa: S101 - _UNPUBLISHED matched it
     try:
         manifest = read_manifest(read_regular(note, MOST_MANIFEST_BYTES), folder.name, step, str(note))
-    except Exception:  # cut off in the writing: then it is nothing
+    except Exception:  # truncated
         return False
     for source in sources:
         if _holds(source, manifest):

@@ -1,7 +1,7 @@
-"""``DIR/RUN/run.json``: what a node must know of a run to serve its spilled checkpoints again.
+"""Write and read ``DIR/RUN/run.json``: what a node needs to serve a run's spilled checkpoints after a restart.
 
-Written before the first checkpoint of the run is spilled, and again when its session or the order of its checkpoints
-changes. spill.py writes the checkpoints beside it; leftovers.py clears what a killed node left half written.
+It is written before the first checkpoint of the run is spilled, and again when its session or the order of its
+checkpoints changes. spill.py writes the checkpoints beside it; leftovers.py removes what a killed node left unfinished.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from deepvm import strict_json
-from deepvm.errors import UsageError
+from deepvm.errors import StoreError, UsageError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.run import Run
 from deepvm.store.base import check_run
+from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import explained, sync_directory
 from deepvm.store.regular_file import read_regular
 
@@ -26,7 +27,7 @@ FORMAT = "deepvm-run/1"
 PARTS = ".parts"
 RUN_FILE = "run.json"
 SET_ASIDE = ".set-aside"
-ASIDE = f".{RUN_FILE}.tmp"
+STAGED = f".{RUN_FILE}.tmp*"
 _MOST_BYTES = 2**20  # 256 past sessions of 200 characters, and the steps of the checkpoints
 
 
@@ -35,13 +36,15 @@ class RunFiles:
 
     def __init__(self, directory: Path, log: Log) -> None:
         self._directory, self._log = directory, log
-        self._written: dict[str, dict[str, Any]] = {}  # by run: what its file says; only of runs that are this node's
+        self._written: dict[
+            str, dict[str, Any]
+        ] = {}  # by run: its file's content; only of runs that this node loaded or wrote
         self._lock = threading.Lock()
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def keep(self, run: Run, order: Sequence[int]) -> None:
-        """Make sure that the run's file is on the disk and says what is so now; a StoreError where it cannot be."""
+        """Write the run's file unless it is up to date; raise StoreError if that fails."""
         with run.lock, self._lock, explained(self._directory / run.name):
             document = _document(run, order)
             directory = self._directory / run.name
@@ -54,8 +57,7 @@ class RunFiles:
             self._written[run.name] = document
 
     def update(self, run: Run) -> None:
-        """A session claimed the run: say so where the run has a file. A failure is logged; the next spill tries again,
-        and fails with it."""
+        """Write a run's new session, if the run has a file. A failure is logged; the next spill tries again."""
         with run.lock, self._lock:
             before = self._written.get(run.name)
             if before is None:  # nothing of it is on the disk
@@ -65,11 +67,11 @@ class RunFiles:
             try:
                 _write(path, document)
                 self._written[run.name] = document
-            except OSError as error:
-                self._log.error("spill", run=run.name, error=f"{path} cannot be written: {error.strerror or error}")
+            except (OSError, StoreError) as error:
+                self._log.error("spill", run=run.name, error=f"{path} cannot be written: {error}")
 
     def forget(self, run: Run) -> None:
-        """The run is empty and makes room for another: its file goes, and its folder if nothing else is in it."""
+        """Remove an empty run's file, and its folder if nothing else is in it."""
         with run.lock, self._lock:
             if self._written.pop(run.name, None) is None:
                 return
@@ -82,29 +84,29 @@ class RunFiles:
                 self._log.error("spill", run=run.name, error=f"{directory} cannot be removed: {error}")
 
     def _set_aside_strangers(self, name: str) -> None:
-        """A folder of that name whose run file is missing or unreadable may hold checkpoints of somebody else: they are
-        moved to where nothing is written, and never overwritten or pruned."""
+        """Move a folder whose run file is missing or unreadable: its checkpoints may be of another owner, and are never
+        overwritten or pruned."""
         for folder, suffix in ((self._directory / name, ""), (self._directory / PARTS / name, PARTS)):
             if not folder.is_dir() or not os.listdir(folder):
                 continue
-            aside = self._directory / SET_ASIDE
-            make_private(aside)
+            parent = self._directory / SET_ASIDE
+            make_private(parent)
             number = 1
-            while (target := aside / f"{name}-{number}{suffix}").exists():
+            while (target := parent / f"{name}-{number}{suffix}").exists():
                 number += 1
             os.rename(folder, target)
-            sync_directory(aside)
+            sync_directory(parent)
             sync_directory(folder.parent)
             self._log.warning("set aside", run=name, folder=str(folder), now=str(target), reason="no usable run file")
 
     # --- reading back ---------------------------------------------------------------------------------------------
 
     def load(self) -> Iterator[dict[str, Any]]:
-        """Every run file that can be read. Another is logged, left where it is, and never overwritten."""
+        """Yield every run file that can be read. Others are logged, left where they are, and never overwritten."""
         for path in sorted(self._directory.glob(f"*/{RUN_FILE}")):
             try:
                 document = _read(path)
-            except Exception as error:  # whatever it is, one file must not stop the start
+            except Exception as error:  # no file may stop the start
                 self._log.error("spill", error=f"{path} cannot be used: {type(error).__name__} {error}"[:300])
                 continue
             self._written[document["run"]] = document
@@ -123,19 +125,10 @@ def _document(run: Run, order: Sequence[int]) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    """Aside, with the owner's rights only, safe on the disk, and renamed."""
-    aside = path.with_name(ASIDE)
-    aside.unlink(missing_ok=True)
-    try:
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(document, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
+    with StagedFile(path.parent, path.name, private=True) as staged:
+        staged.write([memoryview(json.dumps(document).encode())], 0)
+        os.fsync(staged.fd)
+        staged.rename(path)
     sync_directory(path.parent)
 
 
@@ -146,11 +139,11 @@ def _read(path: Path) -> dict[str, Any]:
     name, verifier, session = document["run"], document["verifier"], document["session"]
     past, order = document["past_sessions"], document.get("order", [])
     if name != path.parent.name or check_run(name) != name:
-        raise UsageError(f"it speaks of run {name!r:.100}")
+        raise UsageError(f"it is of run {name!r:.100}")
     if not isinstance(verifier, str) or len(bytes.fromhex(verifier)) != 32:
         raise ValueError("the verifier is not 64 hexadecimal digits")
     if not (session is None or isinstance(session, str)) or not _all(past, str) or not _all(order, int):
-        raise ValueError("a session or a step is of another type")
+        raise ValueError("a session or a step has the wrong type")
     return document
 
 
@@ -159,7 +152,7 @@ def _all(values: object, kind: type) -> bool:
 
 
 def make_private(directory: Path) -> None:
-    """A folder that only this user enters, on the disk before anything is in it."""
+    """Make a folder that only this user can enter, and sync it to disk before anything is in it."""
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""The spill directory: committed checkpoints as files, and what a node must know of their runs to serve them again.
+"""The spill directory: committed checkpoints in, files out, which a restarted node loads and serves again.
 
 ``DIR/RUN/step-….safetensors`` and its manifest, as any file store keeps them; ``DIR/RUN/run.json`` (mode 0600) with
 the verifier of the run's key and its sessions. A node that has only a share of a checkpoint's chunks keeps them,
@@ -8,7 +8,6 @@ removed from the directory.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from array import array
@@ -19,30 +18,32 @@ from pathlib import Path
 from deepvm.errors import StoreError, UsageError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.arena import Arena
-from deepvm.memnode.storage.checkpoint import Checkpoint, share_of
+from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import ChunkSource
+from deepvm.memnode.writeback.held_chunks import HeldChunks
 from deepvm.memnode.writeback.leftovers import tidy
 from deepvm.memnode.writeback.run_files import PARTS, RunFiles, make_private
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
+from deepvm.store.files.staged_file import lock_if_free
 from deepvm.store.files.store import FileStore, explained
 
 _LOCK = ".node.lock"
+Places = range | dict[int, int]  # chunk -> its place in the file
 
 
 class SpilledCopy:
-    """The chunks of one checkpoint in a file store; ``places`` tells where the packed ones are."""
+    """The chunks of one checkpoint in a file store, at their places in its file."""
 
-    def __init__(self, store: FileStore, manifest: Manifest, places: dict[int, int] | None) -> None:
+    def __init__(self, store: FileStore, manifest: Manifest, places: Places) -> None:
         self.store, self._manifest, self._places = store, manifest, places
 
     def has(self, chunk: int) -> bool:
-        return self._places is None or chunk in self._places
+        return chunk in self._places
 
     def read(self, chunk: int, into: memoryview) -> None:
-        self.store.read_chunk(self._manifest, chunk if self._places is None else self._places[chunk], into)
+        self.store.read_chunk(self._manifest, self._places[chunk], into)
 
 
 class Spill:
@@ -60,24 +61,23 @@ class Spill:
         self._mine: dict[str, set[tuple[FileStore, int]]] = {}  # by run: what this node loaded or wrote
 
     def wants(self, checkpoint: Checkpoint) -> bool:
-        return checkpoint.copy is None and self._places(checkpoint) != {}
+        return checkpoint.copy is None and len(_places(checkpoint.manifest, checkpoint.share)) > 0
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None:
-        manifest, places = checkpoint.manifest, self._places(checkpoint)
-        store = self._whole if places is None else self._parts
-        kept = manifest if places is None else _part(manifest, places)
+    def write(self, run: Run, checkpoint: Checkpoint, source: HeldChunks) -> None:
+        manifest, places = checkpoint.manifest, _places(checkpoint.manifest, checkpoint.share)
+        store, kept = (self._whole, manifest) if isinstance(places, range) else (self._parts, _part(manifest, places))
         self._files.keep(run, self._order(run, checkpoint))
-        if places is not None:
+        if store is self._parts:
             with explained(self._parts.root):
                 for folder in (self._parts.root, self._parts.root / run.name):
                     make_private(folder)
         writer = store.writer(run.name, manifest.step, size_bytes=kept.size_bytes, chunk_bytes=kept.chunk_bytes)
         try:
-            for chunk in range(len(manifest.digests)) if places is None else places:
+            for chunk in places:
                 with source.chunk(chunk) as view:
-                    writer.put(chunk if places is None else places[chunk], [view], manifest.digests[chunk])
+                    writer.put(places[chunk], [view], manifest.digests[chunk])
             with run.lock:
                 current = run.checkpoints.get(manifest.step, checkpoint)
                 if checkpoint.is_deleted() or current is not checkpoint:
@@ -95,21 +95,13 @@ class Spill:
         self._prune(run)
 
     @staticmethod
-    def _places(checkpoint: Checkpoint) -> dict[int, int] | None:
-        """Node 0 keeps whole checkpoints, fetching what it has not; the others keep their share."""
-        share = checkpoint.share
-        if share.index == 0 or share.replicas >= share.nodes:
-            return None
-        return _packed(share, checkpoint.manifest)
-
-    @staticmethod
     def _order(run: Run, new: Checkpoint) -> list[int]:
-        """The steps as they were committed, where the times in their manifests say otherwise: a clock was set back."""
+        """Return the steps in the order of their commits, if that is not the order of their times: a clock was set
+        back."""
         with run.lock:
             spilled = [found for found in run.checkpoints.values() if found.copy is not None and found is not new]
         spilled = sorted([*spilled, new], key=lambda found: found.order)
-        told = sorted(spilled, key=_by_time)
-        return [found.step for found in spilled] if told != spilled else []
+        return [found.step for found in spilled] if sorted(spilled, key=_by_time) != spilled else []
 
     def _prune(self, run: Run) -> None:
         with run.lock:
@@ -119,9 +111,8 @@ class Spill:
                 if not found.in_memory:
                     del run.checkpoints[found.step]
             kept = {(found.copy.store, found.step) for found in copied if isinstance(found.copy, SpilledCopy)}
-            for store, step in (
-                self._mine.get(run.name, set()) - kept
-            ):  # left by a step that was saved again and then overtaken
+            stale = self._mine.get(run.name, set()) - kept  # left by a step that was saved again and then superseded
+            for store, step in stale:
                 self._delete(run, store, step)
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
@@ -148,7 +139,7 @@ class Spill:
     # --- reading back ---------------------------------------------------------------------------------------------
 
     def load(self, runs: Runs, arena: Arena) -> list[tuple[Run, Checkpoint]]:
-        """Every run and checkpoint that an earlier node spilled. What cannot be read is logged and left alone."""
+        """Load every run and checkpoint that an earlier node spilled. What cannot be read is logged and left."""
         if (self._directory / PARTS).is_dir():
             try:
                 os.chmod(self._directory / PARTS, 0o700)  # an earlier version's may be readable by others
@@ -181,7 +172,7 @@ class Spill:
         for step in steps:
             try:
                 checkpoint = _loaded(store, store.manifest(run, step), arena)
-            except Exception as error:  # whatever it is, one file must not stop the start
+            except Exception as error:  # no file may stop the start
                 self._log.error("spill", run=run, step=step, error=f"{type(error).__name__} {error}"[:300])
             else:
                 yield checkpoint
@@ -195,7 +186,7 @@ class Spill:
 def _lock(directory: Path) -> int:
     """Make the directory if it is missing, and lock it: one node to a directory. The lock ends with the process.
 
-    Parents are not made, so that a disk which is not mounted is noticed.
+    Parents are not made, so that a disk that is not mounted is noticed.
     """
     try:
         make_private(directory)
@@ -204,36 +195,33 @@ def _lock(directory: Path) -> int:
         raise UsageError(f"the spill directory {directory} cannot be made: {directory.parent} does not exist") from None
     except OSError as error:
         raise UsageError(f"the spill directory {directory} cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not lock_if_free(fd):
         os.close(fd)
-        raise UsageError(f"another memory node uses the spill directory {directory}: give each one its own") from None
-    except OSError:  # a file system without locks
-        pass
+        raise UsageError(f"another memory node uses the spill directory {directory}: give each one its own")
     return fd
 
 
-def _packed(share: Share, manifest: Manifest) -> dict[int, int]:
-    """Where each chunk of a share is in its packed file."""
+def _places(manifest: Manifest, share: Share) -> Places:
+    """Return the places of chunks in the file. Node 0 keeps all chunks, at their own places, and fetches those that it
+    has not; the others keep their share, packed."""
+    if share.index == 0 or share.replicas >= share.nodes:
+        return range(len(manifest.digests))
+    return _packed(manifest, share)
+
+
+def _packed(manifest: Manifest, share: Share) -> dict[int, int]:
     return {chunk: place for place, chunk in enumerate(share.chunks(len(manifest.digests)))}
 
 
 def _part(manifest: Manifest, places: dict[int, int]) -> Manifest:
-    """The manifest of a share: its chunks one after the other; the short last chunk, if it is here, is last again."""
-    return Manifest(
-        run=manifest.run,
-        step=manifest.step,
-        size_bytes=sum(manifest.span(chunk)[1] for chunk in places),
-        chunk_bytes=manifest.chunk_bytes,
-        digests=array("Q", (manifest.digests[chunk] for chunk in places)),
-        created_s=manifest.created_s,
-        world_size=manifest.world_size,
-    )
+    """Make the manifest of a share: its chunks one after the other; the short last chunk, if it has it, is last."""
+    size_bytes = sum(manifest.span(chunk)[1] for chunk in places)
+    digests = array("Q", (manifest.digests[chunk] for chunk in places))
+    return replace(manifest, size_bytes=size_bytes, digests=digests, nodes=(), replicas=1)
 
 
 def _with_facts(checkpoint: Checkpoint, kept: Manifest) -> Manifest:
-    """As it is written; in memory the facts are kept as the document alone."""
+    """Return the manifest as it is written; in memory the facts are kept as the document alone."""
     if kept is checkpoint.manifest:
         return checkpoint.whole_manifest()
     return replace(kept, facts={"part_of": json.loads(checkpoint.document), "node_index": checkpoint.share.index})
@@ -243,17 +231,18 @@ def _loaded(store: FileStore, manifest: Manifest, arena: Arena) -> Checkpoint:
     if "part_of" in manifest.facts:
         document = json.dumps(manifest.facts["part_of"], indent=1).encode()
         whole = Manifest.from_bytes(document)
-        share = share_of(whole, int(manifest.facts["node_index"]))
-        places = _packed(share, whole)
+        share = whole.share(int(manifest.facts["node_index"]))
+        places: Places = _packed(whole, share)
     else:
-        whole, share, places, document = manifest, share_of(manifest, 0), None, manifest.to_bytes()
+        whole, share, document = manifest, manifest.share(0), manifest.to_bytes()
+        places = range(len(manifest.digests))
     checkpoint = Checkpoint(arena, whole, document, share=share, blocks=None)
     checkpoint.copy = SpilledCopy(store, replace(manifest, facts={}), places)
     return checkpoint
 
 
 def _in_order(run: Run, order: Sequence[int]) -> list[Checkpoint]:
-    """As they were committed: by their times, unless the run file knows better."""
+    """Order checkpoints by their commits: as the run file lists them, else by their times."""
     place = {step: number for number, step in enumerate(order)}
     return sorted(run.checkpoints.values(), key=lambda found: (place.get(found.step, -1), _by_time(found)))
 

@@ -1,4 +1,4 @@
-"""One way on for committed checkpoints, in a thread of its own: newest first, retried, never in a save's way."""
+"""Write committed checkpoints back to one sink, in a thread: newest first, with retries, without delaying saves."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from deepvm.errors import StoreError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import ChunkSource, Superseded
+from deepvm.memnode.writeback.held_chunks import HeldChunks, Superseded
 
 FIRST_RETRY_S, LAST_RETRY_S = 0.25, 60.0
-ANSWER_S = 0.002  # a writer that begins at once takes the processor from the answer to whoever committed
+ANSWER_S = 0.002  # a writer that begins at once would take the processor from the answer to the commit
 
 
 class Sink(Protocol):
     @property
     def name(self) -> str: ...
     def wants(self, checkpoint: Checkpoint) -> bool: ...
-    def write(self, run: Run, checkpoint: Checkpoint, source: ChunkSource) -> None: ...
+    def write(self, run: Run, checkpoint: Checkpoint, source: HeldChunks) -> None: ...
     def remove(self, run: Run, checkpoint: Checkpoint) -> None: ...
     def close(self) -> None: ...
 
@@ -31,23 +31,27 @@ class Sink(Protocol):
 class _Job:
     run: Run
     checkpoint: Checkpoint
-    work: Callable[[], None]
-    key: str  # a run's name: its newest checkpoint is to be written; with a slash: one is to be removed
+    removal: bool = False  # else it is written
     not_before_s: float = 0.0
     attempts: int = 0
 
+    @property
+    def key(self) -> str:
+        """One checkpoint of each run is written, each of those deleted is removed."""
+        return f"{self.run.name}/{self.checkpoint.step}" if self.removal else self.run.name
+
 
 class WritebackWorker:
-    """At most one checkpoint of each run waits: a newer one takes the older one's place, which counts as skipped."""
+    """At most one checkpoint of each run waits: a newer one replaces it, and it counts as skipped."""
 
-    def __init__(self, sink: Sink, log: Log, make_source: Callable[[Run, Checkpoint], ChunkSource]) -> None:
-        self.sink, self._log, self._make_source = sink, log, make_source
+    def __init__(self, sink: Sink, log: Log, hold: Callable[[Run, Checkpoint], HeldChunks]) -> None:
+        self.sink, self._log, self._hold = sink, log, hold
         self.written = self.skipped = self.failures = 0
         self.last_error: str | None = None
         self._jobs: dict[str, _Job] = {}
         self._changed = threading.Condition()
-        self._busy = self._closed = self._hurry = False
-        self._source: ChunkSource | None = None
+        self._busy = self._closed = self._flushing = False
+        self._source: HeldChunks | None = None
         self._abandoned = False
         self._thread = threading.Thread(target=self._work, name=f"deepvm-{sink.name}", daemon=True)
 
@@ -62,23 +66,23 @@ class WritebackWorker:
         with self._changed:
             if self._jobs.pop(run.name, None) is not None:
                 self.skipped += 1
-            begins_s = time.monotonic() + ANSWER_S
-            self._jobs[run.name] = _Job(run, checkpoint, lambda: self._write(run, checkpoint), run.name, begins_s)
-            self._changed.notify_all()
+            self._add(_Job(run, checkpoint, not_before_s=time.monotonic() + ANSWER_S))
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
-        """The checkpoint is deleted (and marked so): whatever is here of it goes, too."""
+        """Remove a deleted checkpoint from the sink, too."""
         with self._changed:
-            key = f"{run.name}/{checkpoint.step}"
-            self._jobs[key] = _Job(run, checkpoint, lambda: self.sink.remove(run, checkpoint), key)
-            self._changed.notify_all()
+            self._add(_Job(run, checkpoint, removal=True))
+
+    def _add(self, job: _Job) -> None:
+        self._jobs[job.key] = job
+        self._changed.notify_all()
 
     def make_room(self, run: Run) -> None:
-        """A save finds no room: give up what is held of a checkpoint that has left memory, but not twice in a row
-        where that means to begin again with a newer one, or a slow disk would never have a whole one."""
+        """Release what is held of an evicted checkpoint, since a save has no room. A write is not abandoned for a newer
+        checkpoint twice in a row, or a slow disk would never have a whole one."""
         with self._changed:
             source, newer = self._source, run.name in self._jobs
-        if source is not None and source.let_go(abandon=newer and not self._abandoned):
+        if source is not None and source.release(abandon=newer and not self._abandoned):
             self._log.warning("made room", worker=self.sink.name, step=source.checkpoint.step)
 
     @property
@@ -96,9 +100,9 @@ class WritebackWorker:
         }
 
     def flush(self, deadline: float) -> bool:
-        """Wait until everything is written, retrying at once what failed; tells whether it is."""
+        """Wait until everything is written, and retry failures at once; return False if time is up before."""
         with self._changed:
-            self._hurry = True
+            self._flushing = True
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self.waiting, max(0.0, deadline - time.monotonic()))
 
@@ -131,7 +135,7 @@ class WritebackWorker:
             now, soonest = time.monotonic(), 60.0
             for key in reversed(self._jobs):
                 left = self._jobs[key].not_before_s - now
-                if self._hurry:
+                if self._flushing:
                     left = min(left, FIRST_RETRY_S)
                 if left <= 0:
                     return self._jobs.pop(key)
@@ -142,27 +146,28 @@ class WritebackWorker:
     def _attempt(self, job: _Job) -> None:
         job.attempts += 1
         try:
-            job.work()
+            if job.removal:
+                self.sink.remove(job.run, job.checkpoint)
+            else:
+                self._write(job.run, job.checkpoint)
         except Superseded:
             self.skipped += 1
         except Exception as error:  # a worker that dies would lose checkpoints silently
-            told = str(error) if isinstance(error, (StoreError, OSError)) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, (StoreError, OSError)) else f"{type(error).__name__}: {error}"
             self.failures += 1
-            self.last_error = told
-            self._log.error(
-                self.sink.name, run=job.run.name, step=job.checkpoint.step, attempt=job.attempts, error=told
-            )
+            self.last_error = reason
+            step, attempt = job.checkpoint.step, job.attempts
+            self._log.error(self.sink.name, run=job.run.name, step=step, attempt=attempt, error=reason)
             self._retry(job)
         else:
             self.last_error = None
 
     def _retry(self, job: _Job) -> None:
         with self._changed:
-            removal = "/" in job.key
-            if job.key in self._jobs or (job.checkpoint.is_deleted() and not removal):
-                self.skipped += not removal
+            if job.key in self._jobs or (job.checkpoint.is_deleted() and not job.removal):
+                self.skipped += not job.removal
                 return
-            wait_s = FIRST_RETRY_S if self._hurry else min(FIRST_RETRY_S * 2 ** (job.attempts - 1), LAST_RETRY_S)
+            wait_s = FIRST_RETRY_S if self._flushing else min(FIRST_RETRY_S * 2 ** (job.attempts - 1), LAST_RETRY_S)
             job.not_before_s = time.monotonic() + wait_s
             self._jobs[job.key] = job
 
@@ -171,7 +176,7 @@ class WritebackWorker:
             return
         started_s = time.monotonic()
         try:
-            with self._make_source(run, checkpoint) as source:
+            with self._hold(run, checkpoint) as source:
                 self._source = source
                 self.sink.write(run, checkpoint, source)
         except Superseded:
@@ -181,5 +186,6 @@ class WritebackWorker:
             self._source = None
         self._abandoned = False
         self.written += 1
+        run.mark_changed()
         taken_s = round(time.monotonic() - started_s, 4)
         self._log.info(self.sink.name, run=run.name, step=checkpoint.step, taken_s=taken_s)

@@ -1,4 +1,4 @@
-"""Where committed checkpoints flow on to: the spill directory and the durable store, each in a worker of its own."""
+"""Write committed checkpoints back to the spill directory and the durable store, each with a worker of its own."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.storage.run import Run
-from deepvm.memnode.writeback.chunk_source import ChunkSource
 from deepvm.memnode.writeback.durable import Durable
+from deepvm.memnode.writeback.held_chunks import HeldChunks
 from deepvm.memnode.writeback.peers import Peers
 from deepvm.memnode.writeback.spill import Spill
 from deepvm.memnode.writeback.worker import WritebackWorker
@@ -30,23 +30,17 @@ class Writeback:
         self.workers: list[WritebackWorker] = []
         if settings.spill is not None:
             self._spill = Spill(settings.spill, keep=settings.kept_in_spill, log=log)
-            self.workers.append(WritebackWorker(self._spill, log, self._source))
+            self.workers.append(WritebackWorker(self._spill, log, self._hold))
         if settings.durable is not None:
-            self.workers.append(
-                WritebackWorker(Durable(settings.durable, keep=settings.durable_keep), log, self._source)
-            )
+            self.workers.append(WritebackWorker(Durable(settings.durable, keep=settings.durable_keep), log, self._hold))
 
-    def _source(self, run: Run, checkpoint: Checkpoint) -> ChunkSource:
-        index = checkpoint.share.index
-        if len(checkpoint.manifest.nodes) < 2 or index != 0:
-            return ChunkSource(checkpoint, None)
-        return ChunkSource(
-            checkpoint,
-            Peers(run.name, run.verifier, self._rule, own_index=index, token=self._settings.token, tls=self._tls),
-        )
+    def _hold(self, run: Run, checkpoint: Checkpoint) -> HeldChunks:
+        if len(checkpoint.manifest.nodes) < 2 or checkpoint.share.index != 0:
+            return HeldChunks(checkpoint, None)
+        return HeldChunks(checkpoint, Peers(run, self._rule, token=self._settings.token, tls=self._tls))
 
     def start(self, runs: Runs, arena: Arena) -> int:
-        """Load what was spilled, start the workers, and write on what is not durable yet; return the number loaded."""
+        """Load what was spilled, start the workers, write back what is not durable yet; return the number loaded."""
         loaded = [] if self._spill is None else self._spill.load(runs, arena)
         for worker in self.workers:
             worker.start()
@@ -67,7 +61,7 @@ class Writeback:
             self._spill.forget(run)
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
-        """At once from the spill directory, or a restart would bring it back; from the durable store when it can be."""
+        """Remove at once from the spill directory, or a restart would load it; from the durable store when possible."""
         for worker in self.workers:
             if worker.sink is self._spill:
                 self._spill.remove(run, checkpoint)
@@ -80,7 +74,7 @@ class Writeback:
 
     def flush(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
-        flushed = [worker.flush(deadline) for worker in self.workers]  # every one has its turn
+        flushed = [worker.flush(deadline) for worker in self.workers]  # all of them, also after one that failed
         return all(flushed)
 
     def status(self) -> dict[str, Any]:

@@ -1,22 +1,22 @@
-"""The board that stage 2 sets up: the market as columns, and the memory tiers that can be had in it.
+"""The board of stage 2: the market as columns in, scaling and memory tiers for every architecture out.
 
-A row of ``workers`` is a GPU type in a place; a row of ``memory`` is a CPU type in a place. What was left out is
-counted by reason, so that nothing disappears in silence.
+A row of ``workers`` is a GPU type in a place; a row of ``memory`` is a CPU type in a place. Types left out are counted
+by reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.catalog import Catalog
+from deepvm.catalog import Catalog, Quota
+from deepvm.json_fields import json_fields
 from deepvm.performance import (
-    DEFAULT_EFFICIENCY,
-    DEFAULT_LATENCY_S,
-    DEFAULT_OVERLAP,
     DEFAULT_UTILISATION,
     AllReduce,
     SpeedupCurve,
@@ -33,22 +33,22 @@ Ints = NDArray[np.int64]
 
 GIB = 2**30
 T4_MEMORY_GIB = 16.0
-USABLE_MEMORY = 0.9  # of a memory node's; the rest is the system's
+USABLE_MEMORY = 0.9  # of a memory node; the rest is the system's
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """GPU types by place. Prices are inf where the market does not offer the type."""
+    """GPU types by place. Prices are inf if the market does not offer the type."""
 
     instance: Ints
     place: Ints
-    site: Ints  # where its memory nodes have to be: the place, or the region
+    site: Ints  # where its memory nodes must be: the place, or the region
     spot_usd: Floats
     on_demand_usd: Floats
     eflops: Floats
     gbps: Floats
     memory_gib: Floats
-    spot_limit: Floats  # how many the quotas admit; inf where none applies
+    spot_limit: Floats  # machines that the quotas admit; inf without a quota
     on_demand_limit: Floats
 
     def __len__(self) -> int:
@@ -75,10 +75,13 @@ class LeftOut:
     count: int
     example: str
 
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self, "reason count example")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Board:
-    """Everything that the architectures need to know of the market, for one request."""
+    """What the architectures need to know of the market, for one request."""
 
     catalog: Catalog
     request: Request
@@ -90,74 +93,68 @@ class Board:
     left_out: tuple[LeftOut, ...]
 
     @property
-    def anchor_counts_as_spot(self) -> bool:
-        """The published bounds hold for the whole cluster, its on-demand anchor included."""
-        return self.request.published
+    def quotas(self) -> tuple[Quota, ...]:
+        return self.request.quotas_of(self.catalog)
 
     @property
     def checkpoints_gib(self) -> float:
-        """What the memory tier or the anchor has to hold: checkpoint × buffers."""
+        """The memory that the tier or the anchor needs: checkpoint × buffers."""
         return self.request.checkpoint_bytes * self.request.buffers / GIB
 
     @property
     def checkpoint_gbps(self) -> float:
-        """The bandwidth that checkpoints of the asked size and frequency take, with room for everything else."""
+        """The bandwidth that checkpoints need, with room for other traffic."""
         if self.saturation == "table":
-            return 0.0  # the table speaks of workers, not of bytes
+            return 0.0  # the table counts workers, not bytes
         return self.request.checkpoint_bytes * 8 / self.request.checkpoint_every_s / DEFAULT_UTILISATION / 1e9
 
     @property
     def network_model(self) -> str:
         if self.saturation == "table":
             return "saturation table of the paper"
-        return "bandwidth for a checkpoint every " + f"{self.request.checkpoint_every_s:g} s"
+        return f"bandwidth for a checkpoint every {self.request.checkpoint_every_s:g} s"
 
     def curve(self, instance: int, slowest_gbps: float = np.inf) -> SpeedupCurve:
-        """The speedup curve that stands for a type: measured where the catalogue has one, else all-reduce.
+        """Return a type's speedup curve: measured if the catalogue has one, else all-reduce.
 
-        A ring is as fast as its slowest link, where types are mixed."""
-        spec = self.catalog.instances[instance].speedup
-        if spec is not None and self.request.curve == "auto":
+        In a mixed cluster, a ring is as fast as its slowest link."""
+        spec = self._measured_spec(instance)
+        if spec is not None:
             return curve_from_spec(spec)
         row = int(np.flatnonzero(self.workers.instance == instance)[0])
         return AllReduce(
             compute_s=float(self.compute_s(np.array([row]))[0]),
             gradient_bytes=self.request.gradient_bytes_per_step,
             sustained_gbps=min(float(self.workers.gbps[row]), slowest_gbps),
-            latency_s=DEFAULT_LATENCY_S,
-            overlap=DEFAULT_OVERLAP,
-            efficiency=DEFAULT_EFFICIENCY,
         )
 
+    def _measured_spec(self, instance: int) -> Mapping[str, Any] | None:
+        return self.catalog.instances[instance].speedup if self.request.curve == "auto" else None
+
     def scaling(self, nodes: Ints) -> Floats:
-        """[row of workers, node count]: what multiplies eFLOPS × n."""
+        """Return [row of workers, node count]: the factor of eFLOPS × n."""
         types, first, inverse = np.unique(self.workers.instance, return_index=True, return_inverse=True)
         table = np.empty((len(types), len(nodes)))
         modelled = []
         for t, instance in enumerate(types):
-            spec = self.catalog.instances[instance].speedup
-            if spec is not None and self.request.curve == "auto":
+            spec = self._measured_spec(instance)
+            if spec is not None:
                 table[t] = curve_from_spec(spec).scaling(nodes)
             else:
                 modelled.append(t)
         if modelled:
             rows = first[modelled]
-            table[modelled] = (
-                allreduce_speedup(
-                    nodes,
-                    compute_s=self.compute_s(rows)[:, None],
-                    gradient_bytes=self.request.gradient_bytes_per_step,
-                    sustained_gbps=self.workers.gbps[rows][:, None],
-                    latency_s=DEFAULT_LATENCY_S,
-                    overlap=DEFAULT_OVERLAP,
-                    efficiency=DEFAULT_EFFICIENCY,
-                )
-                / nodes
+            speedup = allreduce_speedup(
+                nodes,
+                compute_s=self.compute_s(rows)[:, None],
+                gradient_bytes=self.request.gradient_bytes_per_step,
+                sustained_gbps=self.workers.gbps[rows][:, None],
             )
+            table[modelled] = speedup / nodes
         return np.asarray(table[inverse.reshape(-1)])
 
     def compute_s(self, rows: Ints) -> Floats:
-        """Compute time of a step. Every accelerator works on a batch of its own, as large as its memory admits."""
+        """Return the compute time of a step. Every accelerator has its own batch, as large as its memory admits."""
         seconds = np.empty(len(rows))
         for i, row in enumerate(rows):
             instance = self.catalog.instances[self.workers.instance[row]]
@@ -170,14 +167,14 @@ class Board:
 
     @cached_property
     def tier_memory_nodes(self) -> Floats:
-        """[row of memory]: how many are needed for the bytes alone, checkpoint × buffers."""
+        """[row of memory]: the nodes needed for the bytes alone, checkpoint × buffers."""
         wanted_gib = self.checkpoints_gib
-        if self.request.published:  # every node holds all of it, in all the memory it has
+        if self.request.published:  # every node holds all of it, in all its memory
             return np.where(self.memory.memory_gib >= wanted_gib, 1.0, np.inf)
         return np.maximum(1.0, np.ceil(wanted_gib / (self.memory.memory_gib * USABLE_MEMORY)))
 
     def tier_counts(self, rows: Ints, worker_gbps: float, nodes: Ints) -> Floats:
-        """[rows of memory, node count]: the fewest memory nodes that serve so many workers of that bandwidth."""
+        """Return [rows of memory, node count]: the fewest memory nodes that serve these workers."""
         shape = (len(rows), len(nodes))
         if self.saturation == "table":
             slower = np.minimum(self.memory.gbps[rows], worker_gbps)[:, None]
@@ -189,17 +186,17 @@ class Board:
         return np.broadcast_to(np.maximum(serve, self.tier_memory_nodes[rows][:, None]), shape)
 
     def tier_usd(self, rows: Ints, worker_gbps: float, nodes: Ints) -> Floats:
-        """[rows of memory, node count]: the price of that tier, inf where a quota or the node limit forbids it."""
+        """Return [rows of memory, node count]: the price of that tier, inf if a quota or the node limit forbids it."""
         counts = self.tier_counts(rows, worker_gbps, nodes)
         allowed = counts <= np.minimum(self.memory.limit[rows], self.request.max_nodes)[:, None]
         return np.asarray(np.where(allowed, counts, np.inf) * self.memory.usd[rows][:, None])
 
     def cheapest_tier_usd(self, nodes: Ints) -> Floats:
-        """[row of workers, node count]: the price of the cheapest memory tier within reach of each worker row."""
+        """Return [row of workers, node count]: the price of the cheapest memory tier at each worker row's site."""
         result = np.full((len(self.workers), len(nodes)), np.inf)
         by_site = _rows_by_value(self.memory.site)
         by_gbps = self.saturation == "table"
-        if not by_gbps:  # the bandwidth model looks at the bytes, not at the workers: one count is like another
+        if not by_gbps:  # the bandwidth model counts bytes, not workers: one node count serves for all
             nodes = nodes[:1]
         keys = np.stack([self.workers.site, self.workers.gbps if by_gbps else np.zeros(len(self.workers))], axis=1)
         for site, gbps in np.unique(keys, axis=0):
@@ -210,7 +207,7 @@ class Board:
         return result
 
     def tiers(self, worker: int, nodes: int, limit: int) -> list[tuple[int, int]]:
-        """The cheapest memory tiers for one cluster: (row of memory, count), cheapest first."""
+        """List the cheapest memory tiers for one cluster: (row of memory, count), cheapest first."""
         rows = np.flatnonzero(self.memory.site == self.workers.site[worker])
         count = np.array([nodes])
         gbps = float(self.workers.gbps[worker])

@@ -1,6 +1,6 @@
-"""Stage 2, instance-level analysis: which machines may serve in which role, and what each is worth.
+"""Stage 2, instance-level analysis: catalogue and request in, a board of rated machines out.
 
-What is left out is counted by its reason, so that nothing disappears in silence.
+Types left out are counted by reason.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from deepvm.plan.search.board import Board, Floats, Ints, LeftOut, MemoryNodes, 
 
 
 def analyse_instances(catalog: Catalog, request: Request) -> Board:
-    """Which machines may serve in which role, what they are worth, and what was left out and why."""
+    """Find the machines for each role, rate them, and count what was left out by reason."""
     return _Analysis(catalog, request).board()
 
 
 def eflops_of(instance: Instance) -> tuple[float | None, bool]:
-    """A machine's eFLOPS, and whether it is an estimate; None where the accelerator is not known."""
+    """Return a machine's eFLOPS, and True if it is an estimate; None for an unknown accelerator."""
     if instance.eflops is not None:
         return instance.eflops, False
     accelerator = None if instance.accelerator is None else find_accelerator(instance.accelerator)
@@ -39,25 +39,24 @@ def eflops_of(instance: Instance) -> tuple[float | None, bool]:
 
 
 def gpu_memory_gb(instance: Instance) -> float | None:
-    """The size that its GPU is sold by. Of a slice, and where nobody knows the GPU, by the bytes there are: 22.35 GiB
-    are 24 GB. None where nothing is known."""
+    """Return the size that its GPU is sold by. For a slice or an unknown GPU, by its bytes: 22.35 GiB are 24 GB."""
     gpu = None if instance.accelerator is None else find_accelerator(instance.accelerator)
     if gpu is not None and instance.accelerator_count % 1 == 0:
         return gpu.marketed_gb
-    told_gib = instance.accelerator_memory_gib
-    return None if told_gib is None else round(told_gib * 2**30 / 1e9, 1)
+    gib = instance.accelerator_memory_gib
+    return None if gib is None else round(gib * 2**30 / 1e9, 1)
 
 
 class _Analysis:
     def __init__(self, catalog: Catalog, request: Request) -> None:
         self.catalog, self.request = catalog, request
-        self.quotas = catalog.quotas if request.quotas is None else request.quotas
+        self.quotas = request.quotas_of(catalog)
         self.saturation = catalog.saturation if request.saturation == "auto" else request.saturation
         count = len(catalog.instances)
         self.eflops, self.gbps = np.full(count, np.nan), np.full(count, np.nan)
         self.eflops_estimated, self.gbps_estimated = np.zeros(count, bool), np.zeros(count, bool)
         self.reasons: dict[str, list[str]] = {}
-        self.gpus: set[str] = set()  # the catalogue's spellings of those asked for
+        self.gpus: set[str] = set()  # the catalogue's spellings of the GPUs asked for
         self._check_names()
 
     def board(self) -> Board:
@@ -116,20 +115,16 @@ class _Analysis:
             for name in asked:
                 if name not in known:
                     raise UnknownName(f"{kind} of this catalogue", name, known)
-        offered = {i.accelerator for i in catalog.instances if i.accelerator is not None}
         for name in request.gpus:
-            found = spellings(name, offered)
-            if not found:
-                raise UnknownName("GPU of this catalogue", name, offered)
-            self.gpus |= found
+            self.gpus |= spellings(name, catalog.accelerators)
 
     def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         is_worker = np.zeros(len(self.catalog.instances), bool)
         is_memory = np.zeros(len(self.catalog.instances), bool)
         for i, instance in enumerate(self.catalog.instances):
-            if self.request.cpu not in ("any", instance.architecture or "x86_64"):  # what nobody names is x86
-                told = f"{instance.architecture} machine" if instance.architecture else "CPU architecture unknown"
-                self._leave_out(instance, f"{told}, {self.request.cpu} asked for")
+            if self.request.cpu not in ("any", instance.architecture or "x86_64"):  # unknown counts as x86
+                actual = f"{instance.architecture} machine" if instance.architecture else "CPU architecture unknown"
+                self._leave_out(instance, f"{actual}, {self.request.cpu} asked for")
                 continue
             self._rate(i, instance)
             reason = self._unfit_worker(i, instance) if instance.accelerator else self._unfit_memory(i, instance)
@@ -142,10 +137,10 @@ class _Analysis:
         return is_worker, is_memory
 
     def _rate(self, i: int, instance: Instance) -> None:
-        """eFLOPS and bandwidth: as measured, else estimated and marked so, else missing."""
+        """Set eFLOPS and bandwidth: measured, else estimated and marked, else missing."""
         eflops, self.eflops_estimated[i] = eflops_of(instance)
         self.eflops[i] = np.nan if eflops is None else eflops
-        # The paper's table was made for advertised bandwidths; the other models count on sustained ones.
+        # The paper's table has advertised bandwidths; the other models use sustained ones.
         gbps = instance.burst_gbps if self.saturation == "table" and instance.burst_gbps else instance.gbps
         if gbps is not None:
             self.gbps[i] = gbps
@@ -195,21 +190,19 @@ class _Analysis:
         return np.array([r in regions and (not zones or z in zones) for r, z in self.catalog.places], dtype=bool)
 
     def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
-        """[instance, place] -> USD an hour, inf where there is no offer; the cheapest where there are several."""
+        """Return [instance, place]: USD an hour of the cheapest offer, inf without one."""
         table = np.full((len(self.catalog.instances), len(self.catalog.places)), np.inf)
         prices = self.catalog.prices.get(market)
         if prices is not None:
             np.minimum.at(table, (prices.instance, prices.place), prices.usd_per_hour)
-        for region, general in self._regional().items():  # a price of a whole region holds in each of its zones
+        regional = {region: p for p, (region, zone) in enumerate(self.catalog.places) if zone is None}
+        for region, general in regional.items():  # a price of a region is valid in each of its zones
             zones = [p for p, (r, zone) in enumerate(self.catalog.places) if r == region and zone is not None]
             if zones:
                 table[:, zones] = np.minimum(table[:, zones], table[:, [general]])
                 table[:, general] = np.inf
         table[:, ~allowed] = np.inf
         return table
-
-    def _regional(self) -> dict[str, int]:
-        return {region: p for p, (region, zone) in enumerate(self.catalog.places) if zone is None}
 
     def _sites(self) -> Ints:
         places = self.catalog.places
@@ -219,12 +212,12 @@ class _Analysis:
         return np.array([regions[region] for region, _ in places])
 
     def _limits(self, market: Market) -> Floats:
-        """[instance, place]: how many machines the quotas admit."""
+        """Return [instance, place]: the machines that the quotas admit."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
         with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
-        for region in ("", *with_own) if self.quotas else ():  # "" stands for all regions without quotas of their own
-            at = np.array([(here if here in with_own else "") == region for here, _ in catalog.places])
+        for region in ("", *with_own) if self.quotas else ():  # "" means all regions without their own quotas
+            at = np.array([(own if own in with_own else "") == region for own, _ in catalog.places])
             for i, instance in enumerate(catalog.instances):
                 if instance.vcpus is not None:
                     for quota in binding_quotas(self.quotas, instance, market, region):

@@ -1,8 +1,8 @@
-"""Clusters of several GPU types (``--mixed``): integer programs, solved only where they could beat what is known.
+"""Clusters of several GPU types (``--mixed``): a board and the best cluster of one type in, a better mixed one out.
 
-A cluster of N machines performs Σ eFLOPS × n × scaling(N): every machine gets a share of the batch that fits its
-speed, and the ring is as fast as its slowest link. With N, the place and the slowest admitted bandwidth fixed, this
-is linear. A Lagrangian bound over all of these programs says which are worth solving; most are not.
+A cluster of N machines performs Σ eFLOPS × n × scaling(N): every machine gets a share of the batch by speed, and the
+ring is as fast as its slowest link. With N, the place and the slowest admitted bandwidth fixed, this is an integer
+program. A Lagrangian bound excludes most programs before they are solved.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from deepvm.plan.search.board import Board, Floats, Ints
 from deepvm.plan.search.space import Candidate, Space
 from deepvm.units import USD_TOLERANCE
 
-_MULTIPLIERS = 48  # points of the Lagrangian bound; more bring nothing that solving does not
+_MULTIPLIERS = 48  # points of the Lagrangian bound; more exclude no further programs
 _GAP = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """One integer program: so many machines, of these rows of workers, for so much money."""
+    """One integer program: the number of machines, the rows of workers, and the money."""
 
     architecture: Architecture
     rows: Ints
     nodes: int
     gain: Floats  # of one machine of each row, at this size
     usd: Floats  # of one worker of each row
-    anchor_usd: Floats | None  # inf where the row may not anchor: no offer, too little memory, too slow a link
+    anchor_usd: Floats | None  # inf if the row cannot anchor: no offer, too little memory, too slow a link
     fixed_usd: float  # the memory tier
     gbps: float
     bound: float
 
 
 def search(board: Board, space: Space) -> list[Candidate]:
-    """The best cluster of several types that keeps the deadline and beats every cluster of one type, if any does."""
+    """Find the best cluster of several types that meets the deadline and beats every cluster of one type."""
     incumbent = space.best(board.request.budget_usd, 1)
     in_time = board.request.least_performance
-    # Just below the deadline's performance: what reaches it exactly is in time.
+    # Just below the deadline's performance: reaching it exactly is in time.
     best_value = incumbent[0].score if incumbent else in_time * (1 - 4 * _GAP)
     best: Candidate | None = None
     programs = sorted(_programs(board, space, best_value), key=lambda p: -p.bound)
@@ -67,7 +67,7 @@ def merge(single: Sequence[Candidate], several: Sequence[Candidate], limit: int)
 
 def _programs(board: Board, space: Space, at_least: float) -> Iterator[_Program]:
     nodes, workers = space.nodes, board.workers
-    # The anchor's own link receives the checkpoints, however slow the ring is.
+    # The anchor's own link receives the checkpoints, independent of the ring.
     anchor_usd = np.where(SingleAnchor().may_anchor(board), workers.on_demand_usd, np.inf)
     for gbps in np.unique(workers.gbps):
         slowed = replace(board, workers=replace(workers, gbps=np.minimum(workers.gbps, gbps)))
@@ -131,13 +131,13 @@ def _programs_of(
 def _worker_market(kind: Architecture) -> Market | None:
     if isinstance(kind, Tiering | SingleAnchor | AllSpot):
         return Market.SPOT
-    return Market.ON_DEMAND if isinstance(kind, AllOnDemand) else None  # plug-ins are of one type
+    return Market.ON_DEMAND if isinstance(kind, AllOnDemand) else None  # plug-ins have one type
 
 
 def _dominated(usd: Floats, gain: Floats, anchor_usd: Floats, board: Board) -> Any:
-    """Offers that another beats in price and in gain at every size. Quotas could forbid the better: keep all then."""
+    """Return True for offers that another beats in price and in gain at every size. With quotas, keep all."""
     dominated = np.zeros(len(usd), dtype=bool)
-    if _quotas(board):
+    if board.quotas:
         return dominated
     for i in range(len(usd)):
         better = (usd <= usd[i]) & (anchor_usd <= anchor_usd[i]) & (gain >= gain[i]).all(axis=1) & ~dominated
@@ -147,7 +147,7 @@ def _dominated(usd: Floats, gain: Floats, anchor_usd: Floats, board: Board) -> A
 
 
 def _bounds(gain: Floats, usd: Floats, money: Floats, nodes: Ints) -> Floats:
-    """[node count]: no cluster of that many machines gains more. For any price λ of a dollar,
+    """Return [node count]: an upper bound of the gain of clusters of that size. For any price λ of a dollar,
     gain <= λ × money + N × max over types of (gain - λ × price)."""
     steepest = (gain / usd[:, None]).max()
     bound = np.full(len(nodes), np.inf)
@@ -157,19 +157,15 @@ def _bounds(gain: Floats, usd: Floats, money: Floats, nodes: Ints) -> Floats:
     return np.where(money > 0, bound, -np.inf)
 
 
-def _quotas(board: Board) -> tuple[Quota, ...]:
-    return board.catalog.quotas if board.request.quotas is None else board.request.quotas
-
-
 def _solve(board: Board, program: _Program) -> Ints | None:
-    """[market: workers, anchors][row]: how many of each, or None where nothing fits."""
+    """Return [workers, anchors][row]: the count of each, or None if nothing fits."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     count = len(program.rows)
     anchored = program.anchor_usd is not None
     usd = np.concatenate([program.usd, program.anchor_usd]) if anchored else program.usd
     most = np.where(np.isfinite(usd), program.nodes, 0)
-    usd = np.where(np.isfinite(usd), usd, 0.0)  # of none at all
+    usd = np.where(np.isfinite(usd), usd, 0.0)  # the upper bound of these is 0
     gain = np.tile(program.gain, 2) if anchored else program.gain
     constraints = [
         LinearConstraint(np.ones(len(usd)), program.nodes, program.nodes),
@@ -178,7 +174,7 @@ def _solve(board: Board, program: _Program) -> Ints | None:
     if anchored:
         constraints.append(LinearConstraint(np.repeat([0.0, 1.0], count), 1, 1))
     markets = [_worker_market(program.architecture)] * count + [Market.ON_DEMAND] * (count if anchored else 0)
-    for quota in _quotas(board):
+    for quota in board.quotas:
         vcpus = [_counted(board, quota, int(row)) for row in program.rows] * (2 if anchored else 1)
         weights = np.array([v if m is quota.market else 0.0 for v, m in zip(vcpus, markets, strict=True)])
         if weights.any():
@@ -199,7 +195,7 @@ def _solve(board: Board, program: _Program) -> Ints | None:
 def _counted(board: Board, quota: Quota, row: int) -> float:
     instance = board.catalog.instances[board.workers.instance[row]]
     region, _ = board.catalog.places[board.workers.place[row]]
-    counts = quota in binding_quotas(_quotas(board), instance, quota.market, region)
+    counts = quota in binding_quotas(board.quotas, instance, quota.market, region)
     return instance.vcpus or 0.0 if counts else 0.0
 
 
@@ -208,18 +204,11 @@ def _candidate(board: Board, program: _Program, counts: Ints, value: float) -> C
     parts: list[Part] = []
     for kind, row_counts in enumerate(counts):
         anchors = kind == 1
-        usd = program.anchor_usd if anchors else program.usd
-        assert usd is not None  # noqa: S101 - there are anchor counts only where there are anchor prices
+        market = Market.ON_DEMAND if anchors else (_worker_market(program.architecture) or Market.SPOT)
+        usd = workers.spot_usd if market is Market.SPOT else workers.on_demand_usd
         parts += [
-            Part(
-                role="anchor" if anchors else "worker",
-                instance=int(workers.instance[row]),
-                place=int(workers.place[row]),
-                market=Market.ON_DEMAND if anchors else (_worker_market(program.architecture) or Market.SPOT),
-                count=int(count),
-                usd_per_hour=float(price),
-            )
-            for row, count, price in zip(program.rows, row_counts, usd, strict=True)
+            Part.of_row("anchor" if anchors else "worker", workers, int(row), market, int(count), usd)
+            for row, count in zip(program.rows, row_counts, strict=True)
             if count
         ]
     most = int(program.rows[int(counts.sum(axis=0).argmax())])

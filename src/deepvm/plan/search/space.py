@@ -1,7 +1,7 @@
-"""Stage 3, architecture-level analysis: every cluster there is, as arrays [architecture, worker row, node count].
+"""Stage 3, architecture-level analysis: prices and scores of every cluster in, the best ones out.
 
-The search is exhaustive, so the optimum is proven. Of the memory tiers only the cheapest enters: a dearer one
-changes nothing but the price, and comes back as a runner-up when the best clusters are spelled out.
+The arrays are [architecture, worker row, node count]. The search is exhaustive, so the optimum is proven. Only the
+cheapest memory tier enters; others differ in price only, and are listed when the best clusters are expanded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deepvm.units import USD_DECIMALS, USD_TOLERANCE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A cell of the space, or a memory tier of it."""
+    """A cell of the space with one memory tier."""
 
     architecture: Architecture
     worker: int
@@ -40,7 +40,7 @@ class Frontier:
     cell: Ints
 
     def at(self, budget_usd: float) -> int | None:
-        """The best cell within a budget."""
+        """Return the best cell within a budget."""
         index = int(np.searchsorted(self.hourly_usd, budget_usd + USD_TOLERANCE, side="right")) - 1
         return None if index < 0 else int(self.cell[index])
 
@@ -50,9 +50,9 @@ class Space:
     board: Board
     architectures: tuple[Architecture, ...]
     nodes: Ints
-    hourly_usd: Floats  # [architecture, worker, nodes], inf where no such cluster can be
+    hourly_usd: Floats  # [architecture, worker, nodes], inf if impossible
     performance: Floats  # [worker, nodes], eFLOPS × n × scaling
-    score: Floats  # [architecture, worker, nodes], higher is better, -inf where no such cluster can be
+    score: Floats  # [architecture, worker, nodes], higher is better, -inf if impossible
 
     def indices(self, cell: int) -> tuple[int, int, int]:
         a, w, n = np.unravel_index(cell, self.hourly_usd.shape)
@@ -60,7 +60,7 @@ class Space:
 
     @cached_property
     def possible(self) -> Ints:
-        """The cells that can be, cheapest first; among equals the better, then the fewer machines."""
+        """The possible cells, cheapest first; equal prices by score, then by fewer machines."""
         cells = np.flatnonzero(self.score.reshape(-1) > -np.inf)
         usd, score = self.hourly_usd.reshape(-1)[cells], self.score.reshape(-1)[cells]
         machines = cells % len(self.nodes)
@@ -76,9 +76,9 @@ class Space:
         return Frontier(hourly_usd=self.hourly_usd.reshape(-1)[cells[better]], cell=cells[better])
 
     def best(self, budget_usd: float, limit: int, *, keep: NDArray[np.bool_] | None = None) -> list[Candidate]:
-        """The best clusters within the budget, best first; ties go to the cheaper, then to the smaller cluster.
+        """Return the best clusters within the budget, best first; ties go to the cheaper, then to the smaller cluster.
 
-        The ``limit`` best clusters lie in the ``limit`` best cells, since a cell's own best is its cheapest."""
+        The ``limit`` best clusters are in the ``limit`` best cells, since a cell's best is its cheapest."""
         score, usd = self.score.reshape(-1), self.hourly_usd.reshape(-1)
         admitted = (usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf)
         if keep is not None:
@@ -88,12 +88,12 @@ class Space:
             threshold = np.partition(score[cells], cells.size - limit)[cells.size - limit]
             cells = cells[score[cells] >= threshold]
         order = np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))[:limit]
-        found = [c for cell in cells[order] for c in self.spelled_out(int(cell), budget_usd, limit)]
+        found = [c for cell in cells[order] for c in self.expand(int(cell), budget_usd, limit)]
         found.sort(key=lambda c: (-c.score, architectures.hourly_usd(c.cluster)))  # stable: cells keep their order
         return found[:limit]
 
-    def spelled_out(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
-        """The clusters of a cell within the budget, cheapest first: one for each memory tier, where it has any."""
+    def expand(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
+        """Return the clusters of a cell within the budget, cheapest first: one for each memory tier."""
         a, w, n = self.indices(cell)
         architecture, nodes = self.architectures[a], int(self.nodes[n])
         clusters = architecture.clusters(self.board, w, nodes, limit)
@@ -112,15 +112,15 @@ class Space:
         ]
 
     def _score_of(self, cluster: Cluster, a: int, w: int, n: int) -> float:
-        """A cell's score is that of its cheapest cluster; where the score is a price, a dearer one's is lower."""
+        """Return the cell's score, which is its cheapest cluster's; scores that are prices fall with the markup."""
         score, request = float(self.score[a, w, n]), self.board.request
-        dearer = architectures.hourly_usd(cluster) / float(self.hourly_usd[a, w, n])
+        markup = architectures.hourly_usd(cluster) / float(self.hourly_usd[a, w, n])
         by_price = request.objective == "cost" and request.policy in ("deepvm", "noscale")
-        return score * dearer if by_price and dearer > 1 + 1e-9 else score
+        return score * markup if by_price and markup > 1 + 1e-9 else score
 
 
 def node_counts(board: Board, request: Request) -> Ints:
-    """1 to the most machines that the budget could pay for, if all were of the cheapest type."""
+    """Return 1 to the number of machines that the budget pays for if all are of the cheapest type."""
     usd = np.concatenate([board.workers.spot_usd, board.workers.on_demand_usd])
     cheapest = usd.min(initial=np.inf)
     if not np.isfinite(cheapest):

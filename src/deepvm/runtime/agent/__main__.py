@@ -1,4 +1,4 @@
-"""``python -m deepvm.runtime.agent``: the process of each machine of a run, whatever its role.
+"""``python -m deepvm.runtime.agent``: the process of each machine of a run, for all roles.
 
 It connects to the hub. If its role keeps checkpoints, it starts a memory node; if it trains, PyTorch's elastic agent.
 It prefetches checkpoints meanwhile, polls for preemption notices, and forwards the trainers' events to the hub.
@@ -27,21 +27,22 @@ from deepvm.fetch.segment import PATH_VARIABLE
 from deepvm.policy.loss import parse_after_loss
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.agent.interfaces import socket_variables
-from deepvm.runtime.agent.prefetch import Fetching, store_urls
+from deepvm.runtime.agent.prefetch import Prefetcher, store_urls
 from deepvm.runtime.hub.client import STOPPED, HubClient
 from deepvm.runtime.hub.json_lines import HubGone
 from deepvm.runtime.log_tail import Tail
 from deepvm.runtime.notices.base import NoticeSource
 from deepvm.runtime.notices.sources import open_source
 from deepvm.runtime.notices.watch import Watch
+from deepvm.runtime.workers.forked_worker import script_folder
 from deepvm.runtime.workers.template import Template
 
 log = logging.getLogger("deepvm.runtime")
 
 ENDED_BY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 NODE_READY_S, NODE_STOP_S = 60.0, 60.0
-LEAVE_BEFORE_S = 0.25  # the machine's end, so that the group hears of it from us
-WITHOUT_TIME_S = 30.0  # what is left where a notice does not say it: the least that any cloud gives
+LEAVE_BEFORE_S = 0.25  # the machine's end, so that it can report itself that it leaves
+WITHOUT_TIME_S = 30.0  # for a notice without a time: the least that any cloud gives
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,11 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
         signal.signal(number, _leave_once)
     try:
         source = open_source(given.notices)
-        link = HubClient.connect(
+        hub = HubClient.connect(
             given.hub, token=read_token(given.token_file) or "", machine=given.name, address=given.address,
             workers=given.workers,
         )  # fmt: skip
-        agent = MachineAgent(given, link, source)
+        agent = MachineAgent(given, hub, source)
         if not agent.fork_template():
             return 0  # a worker, whose script has ended
         return _ended(agent)
@@ -86,74 +87,73 @@ def _ended(agent: MachineAgent) -> int:
             raise
         return 128 + int(getattr(error, "sigval", signal.SIGTERM))
     finally:
-        for number in ENDED_BY:  # it ends anyway
+        for number in ENDED_BY:
             signal.signal(number, signal.SIG_IGN)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m deepvm.runtime.agent", description=__doc__)
-    parser.add_argument("--hub", required=True, metavar="HOST:PORT", help="where the machines of the run meet")
-    parser.add_argument("--name", required=True, help="this machine's place: worker/2, or worker/auto for a free one")
-    parser.add_argument("--token-file", type=Path, required=True, help="what all machines of the run know")
-    parser.add_argument("--folder", type=Path, required=True, help="for logs and files of its own")
-    parser.add_argument("--address", help="this machine's address for the others [as the hub sees it]")
+    parser.add_argument("--hub", required=True, metavar="HOST:PORT", help="the run's hub")
+    parser.add_argument("--name", required=True, help="this machine's name: worker/2, or worker/auto for a free one")
+    parser.add_argument("--token-file", type=Path, required=True, help="the run's token")
+    parser.add_argument("--folder", type=Path, required=True, help="for this machine's files")
+    parser.add_argument("--address", help="this machine's address for others [its address at the hub]")
     parser.add_argument("--notices", default="auto", help="aws, gcp, azure, file:PATH, signal:USR1:30s, auto or none")
-    parser.add_argument("--workers", type=int, default=1, help="processes that train here; one for each GPU")
+    parser.add_argument("--workers", type=int, default=1, help="number of training processes; one for each GPU")
     return parser
 
 
 class MachineAgent:
     """One machine of a run, on the machine itself."""
 
-    def __init__(self, given: argparse.Namespace, link: HubClient, source: NoticeSource) -> None:
+    def __init__(self, given: argparse.Namespace, hub: HubClient, source: NoticeSource) -> None:
         self._folder: Path = given.folder
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._workers: int = given.workers
         self._token = read_token(given.token_file) or ""
         self._token_file: Path = given.token_file
         self._source = source
-        self.link = link
+        self.hub = hub
         self._address = given.address or "127.0.0.1"
-        self.spec = self.link.spec
+        self.spec = self.hub.spec
         os.environ.update(self.spec.env)
         os.environ.update(socket_variables(given.address, given.hub))
         self.events, self.save_now = self._folder / "events.jsonl", self._folder / "save-now.json"
-        self._durable = self.spec.durable or None
-        self._fetching = Fetching(self._folder, self.spec.run, token=self._token, durable=self._durable)
-        self._stores = self.link.stores
+        self._prefetcher = Prefetcher(self._folder, self.spec.run, token=self._token, durable=self.spec.durable)
+        self._stores = self.hub.stores
         self._template: Template | None = None
-        self._trains = self.link.role != "memory"
+        self._trains = self.hub.role != "memory"
         self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
     def run(self) -> int:
         for old in (self.events, self.save_now):
             old.unlink(missing_ok=True)
         with contextlib.ExitStack() as stack:
-            stack.callback(self._fetching.close)
-            stack.callback(self.link.close)
-            self.link.start(on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end)
+            stack.callback(self._prefetcher.close)
+            stack.callback(self.hub.close)
+            self.hub.start(on_notice=self._on_notice, on_broken=self._fetch, on_end=self._on_end)
             stack.enter_context(Watch(self._source, self._announce))
-            if self.link.role != "worker":
+            if self.hub.role != "worker":
                 stack.enter_context(self._memory_node())
-            if self.link.role == "memory":
+            if self.hub.role == "memory":
                 self._wait()
                 return 0 if self.stopped else 1
-            tail = stack.enter_context(Tail(self.events, self._pass_on_all))
+            tail = stack.enter_context(Tail(self.events, self._forward))
             code = self._train(tail)
-            for number in ENDED_BY:  # which torch's agent had taken for itself
+            for number in ENDED_BY:  # torch's agent had replaced the handlers
                 signal.signal(number, _leave_once)
             self._trains = False
-            if code == 0 and self.link.role != "worker":  # what it keeps is needed until the run is over
+            if code == 0 and self.hub.role != "worker":  # its checkpoints are needed until the run is over
                 self._wait()
             return code
 
     @property
     def stopped(self) -> bool:
         """True if the hub has stopped the run."""
-        return self.link.ended == STOPPED
+        return self.hub.ended == STOPPED
 
     def _wait(self) -> None:
-        while self.link.ended is None:
+        while self.hub.ended is None:
             time.sleep(0.05)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
@@ -170,16 +170,16 @@ class MachineAgent:
             "--capacity", str(self.spec.memory_bytes), "--spill", str(spill),
             "--token-file", str(self._token_file), "--ready-file", str(ready),
         ]  # fmt: skip
-        if self._durable:
-            command += ["--durable", self._durable]
+        if self.spec.durable:
+            command += ["--durable", self.spec.durable]
         node = subprocess.Popen(command)
         try:
             deadline = time.monotonic() + NODE_READY_S
             while not (ready.exists() and (address := ready.read_text().strip())):
                 if node.poll() is not None or time.monotonic() > deadline:
-                    raise DeepvmError(f"the memory node of {self.link.name} did not start: see {self._folder}")
+                    raise DeepvmError(f"the memory node of {self.hub.name} did not start: see {self._folder}")
                 time.sleep(0.02)
-            self.link.send("memory", address=address)
+            self.hub.send("memory", address=address)
             yield
         finally:
             node.send_signal(signal.SIGTERM)
@@ -192,14 +192,13 @@ class MachineAgent:
     def fork_template(self) -> bool:
         """Import torch once for the agent and the template; call it before any thread starts. Return False in a worker
         of the template, when its work is done."""
-        if self.link.role != "memory":
+        if self.hub.role != "memory":
             self._fetch()
             if math.isinf(parse_after_loss(self.spec.after_loss).wait_s):  # else survivors train meanwhile
-                self.link.join()  # so that the group is formed, and survivors start their workers, while we import
-            first_path = os.getcwd() if self.spec.module else os.path.dirname(os.path.realpath(self.spec.script))
-            self._template = Template.fork_here(first_path=first_path, in_fork=self.link.forget)
-            return self._template is not None
-        return True
+                self.hub.join()  # the group is formed, and survivors start their workers, during the import
+            first_path = script_folder(self.spec.script, self.spec.module)
+            self._template = Template.fork_here(first_path=first_path, in_fork=self.hub.forget)
+        return self.hub.role == "memory" or self._template is not None
 
     def _train(self, tail: Tail) -> int:
         from deepvm.runtime.agent.train import train
@@ -207,7 +206,7 @@ class MachineAgent:
         assert self._template is not None  # noqa: S101 - forked before
         with self._template as template:
             return train(
-                self.link, template, self._folder, workers=self._workers, environment=self._environment,
+                self.hub, template, self._folder, workers=self._workers, environment=self._environment,
                 drain=tail.drain,
             )  # fmt: skip
 
@@ -216,7 +215,7 @@ class MachineAgent:
         self.save_now.unlink(missing_ok=True)
         self._stores = stores
         return {
-            variables.STORE: " ".join(store_urls(stores, self._durable)),
+            variables.STORE: " ".join(store_urls(stores, self.spec.durable)),
             variables.RUN: self.spec.run,
             variables.POLICY: self.spec.policy,
             variables.BATCH: self.spec.batch,
@@ -224,32 +223,30 @@ class MachineAgent:
             variables.EVENTS: str(self.events),
             variables.NOTICE_FILE: str(self.save_now),
             variables.TOKEN: self._token,
-            PATH_VARIABLE: str(self._fetching.path),
+            PATH_VARIABLE: str(self._prefetcher.path),
         }
 
     def _fetch(self) -> None:
         """Prefetch the newest checkpoint while a group forms. A machine with a memory node needs no prefetch."""
-        if self.link.role == "worker":
-            self._fetching.begin(self._stores)
+        if self.hub.role == "worker":
+            self._prefetcher.begin(self._stores)
 
-    def _pass_on_all(self, lines: Sequence[str]) -> None:
+    def _forward(self, lines: Sequence[str]) -> None:
+        """Send the trainers' events to the hub."""
         for line in lines:
-            self._pass_on(line)
-
-    def _pass_on(self, line: str) -> None:
-        with contextlib.suppress(HubGone):
-            self.link.send("event", line=line)
-        with contextlib.suppress(ValueError):
-            event = Event.from_trainer(line)
-            saved = event.kind == "save" and event.data.get("state") == "remote"
-            if saved and event.data["step"] >= self._wanted_step:
-                self._saved.set()
+            with contextlib.suppress(HubGone):
+                self.hub.send("event", line=line)
+            with contextlib.suppress(ValueError):
+                event = Event.from_trainer(line)
+                saved = event.kind == "save" and event.data.get("state") == "remote"
+                if saved and event.data["step"] >= self._wanted_step:
+                    self._saved.set()
 
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _announce(self, notice: Any) -> None:
         with contextlib.suppress(HubGone):
-            self.link.send("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
+            self.hub.send("notice", action=notice.action, at_s=notice.at_s, source=notice.source)
 
     def _on_notice(self, message: Mapping[str, Any]) -> None:
         """Follow the hub's decision about a machine of the group that will be preempted."""
@@ -261,21 +258,21 @@ class MachineAgent:
 
             action = str(message.get("action") or "terminate")
             write_notice(self.save_now, seconds_left=max(0.0, at_s - time.time()), action=action)
-        if message["machine"] == self.link.name:
+        if message["machine"] == self.hub.name:
             wait_s = 0.0 if message["choice"] == "rely" else at_s - time.time() - LEAVE_BEFORE_S
             threading.Thread(target=self._leave, args=(wait_s,), name="deepvm-leave", daemon=True).start()
 
     def _leave(self, wait_s: float) -> None:
-        """Leave the group once the save is safe, or when there is no time left, and free the machine."""
+        """Leave the group after the save, or when the time is up, and end this process."""
         saved = self._saved.wait(max(0.0, wait_s))
-        log.info("%s leaves, %s", self.link.name, "with its share of the last save safe" if saved else "at its notice")
+        log.info("%s leaves %s", self.hub.name, "after its last save" if saved else "without a save")
         with contextlib.suppress(HubGone):
-            self.link.send("leave")  # before its workers end, so that nobody else is blamed for what follows
+            self.hub.send("leave")  # before its workers end, so that the hub blames no other machine
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_end(self, why: str) -> None:
-        log.info("%s ends: %s", self.link.name, why)
-        if self._trains:  # else it waits for nothing else
+        log.info("%s ends: %s", self.hub.name, why)
+        if self._trains:  # else _wait() returns by itself
             os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -23,7 +23,7 @@ def socket_variables(address: str | None, hub: str, given: Mapping[str, str] | N
     given = os.environ if given is None else given
     missing = [name for name in VARIABLES if not given.get(name)]
     name = interface_of(address) if address else None
-    if name is None:  # behind a translation of addresses, or not given: the one that leads to the hub
+    if name is None:  # not given, or behind address translation: the interface towards the hub
         towards = _address_towards(hub)
         name = None if towards is None else interface_of(towards)
     return {} if name is None else dict.fromkeys(missing, name)

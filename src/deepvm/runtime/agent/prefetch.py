@@ -1,4 +1,4 @@
-"""``deepvm-fetch`` beside a machine's trainers: it prefetches the newest checkpoint while they start or restart."""
+"""A run's stores -> ``deepvm-fetch``, which prefetches the newest checkpoint while a machine's trainers start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deepvm.fetch import segment
 
 log = logging.getLogger("deepvm.runtime")
 
-END_S = 5.0  # for a fetcher that is told to end
+END_S = 5.0  # for a fetcher to end after SIGTERM
 
 
 def store_urls(nodes: Sequence[str], durable: str | None) -> list[str]:
@@ -25,11 +25,11 @@ def store_urls(nodes: Sequence[str], durable: str | None) -> list[str]:
 
 
 def segment_of(folder: Path) -> Path:
-    """Return the segment of the machine with this folder: one host may play several machines and runs."""
+    """Return the segment of the machine with this folder: one host may run several machines."""
     return segment.default_path(f"machine-{hashlib.blake2s(os.fsencode(folder.absolute()), digest_size=8).hexdigest()}")
 
 
-class Fetching:
+class Prefetcher:
     """Runs one ``deepvm-fetch`` at a time, which ends when the trainers have the checkpoint. If it fails, trainers read
     from the stores themselves."""
 
@@ -42,7 +42,7 @@ class Fetching:
         self._closed = False
 
     def begin(self, nodes: Sequence[str]) -> None:
-        """Prefetch the newest checkpoint. What an earlier one fetched and no trainer took is dropped."""
+        """Prefetch the newest checkpoint, and drop one that was prefetched earlier and not read."""
         urls = store_urls(nodes, self._durable)
         with self._lock:
             self._end()
@@ -50,13 +50,13 @@ class Fetching:
                 try:
                     self._fetcher = self._start(urls)
                 except OSError as error:
-                    log.warning("no checkpoint is fetched before it is asked for: %s", error)
+                    log.warning("no checkpoint is prefetched: %s", error)
 
     def _start(self, urls: Sequence[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "deepvm.fetch", "--run", self._run, "--into", str(self.path), *urls]
         fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with open(fd, "ab") as said:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=self._environment)
+        with open(fd, "ab") as out:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=self._environment)
 
     def close(self) -> None:
         with self._lock:

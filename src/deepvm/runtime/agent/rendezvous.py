@@ -22,7 +22,7 @@ from deepvm.protocol.sockets import listen_at
 from deepvm.runtime.hub.client import Group, HubClient
 
 STORE_S = 30.0  # for the machine of rank 0 to answer; a round whose machine is lost breaks sooner
-_LOOK_S = 1.0
+_POLL_S = 1.0
 _TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
@@ -43,10 +43,10 @@ def listening_store(host: str) -> TCPStore:
 
 
 class HubRendezvous(RendezvousHandler):
-    """``link`` may have joined the first round already, while this module was imported."""
+    """``hub`` may have joined the first round already, while this module was imported."""
 
-    def __init__(self, link: HubClient, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
-        self._link, self._run, self._timeout_s = link, run, timeout_s
+    def __init__(self, hub: HubClient, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
+        self._hub, self._run, self._timeout_s = hub, run, timeout_s
         self.group: Group | None = None
         self._store: TCPStore | None = None
 
@@ -62,9 +62,9 @@ class HubRendezvous(RendezvousHandler):
         while time.monotonic() < deadline:
             over = 0 if self.group is None else self.group.number
             self._store = None
-            if not self._link.joined:
-                self._link.join()
-            self._link.joined = False
+            if not self._hub.joined:
+                self._hub.join()
+            self._hub.joined = False
             group = self._await_group(over, deadline)
             self.group = group
             endpoint = self._endpoint(group)
@@ -82,20 +82,20 @@ class HubRendezvous(RendezvousHandler):
 
     def _await_group(self, over: int, deadline: float) -> Group:
         while (left_s := deadline - time.monotonic()) > 0:
-            group = self._link.await_group(over, min(_LOOK_S, left_s))  # in pieces, so that signals are seen
+            group = self._hub.await_group(over, min(_POLL_S, left_s))  # in parts, so that signals are handled
             if group is not None:
                 return group
-            if self._link.ended is not None:
-                raise RendezvousGracefulExitError(self._link.ended)
+            if self._hub.ended is not None:
+                raise RendezvousGracefulExitError(self._hub.ended)
         raise RendezvousTimeoutError(f"no group was formed within {self._timeout_s:.0f} s")
 
     def _endpoint(self, group: Group) -> str | None:
         if group.rank != 0:
-            return self._link.await_endpoint(group.number, STORE_S)
+            return self._hub.await_endpoint(group.number, STORE_S)
         host = str(group.members[0]["address"])
         self._store = listening_store(host)
         endpoint = join_address(host, self._store.port)
-        self._link.send("endpoint", round=group.number, endpoint=endpoint)
+        self._hub.send("endpoint", round=group.number, endpoint=endpoint)
         return endpoint
 
     def _join_store(self, host: str, port: int) -> TCPStore | None:
@@ -106,16 +106,16 @@ class HubRendezvous(RendezvousHandler):
 
     def broke(self, within_s: float) -> str | None:
         """Return the machine that broke this round, if one did or does within that time."""
-        return None if self.group is None else self._link.await_broken(self.group.number, within_s)
+        return None if self.group is None else self._hub.await_broken(self.group.number, within_s)
 
     def is_closed(self) -> bool:
-        return self._link.ended is not None
+        return self._hub.ended is not None
 
     def set_closed(self) -> None:
         """Do nothing: only the supervisor ends a run."""
 
     def num_nodes_waiting(self) -> int:
-        return int(self.group is not None and self._link.broken(self.group.number))
+        return int(self.group is not None and self._hub.broken(self.group.number))
 
     def get_run_id(self) -> str:
         return self._run

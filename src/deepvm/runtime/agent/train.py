@@ -1,4 +1,4 @@
-"""Runs PyTorch's elastic agent on a machine that trains, in groups that the hub forms."""
+"""The hub's groups -> PyTorch's elastic agent with its workers, on a machine that trains."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from deepvm.runtime.workers.template import Template
 
 log = logging.getLogger("deepvm.runtime")
 
-EXCUSE_S = 5.0  # for the hub to say whose failure it was
-LOG_S = 1.0  # for output to reach the log; it never does where the disk is full
+PEER_FAILURE_S = 5.0  # for the hub to report which machine failed
+LOG_S = 1.0  # for output to reach the log; on a full disk it never does
 MONITOR_S = 0.02
 
 
 class HubGroup:
-    """Asks the hub about this machine's workers, for ``workers.elastic``."""
+    """The callbacks of ``workers.elastic``, answered by the hub."""
 
     def __init__(
         self,
-        link: HubClient,
+        hub: HubClient,
         rendezvous: HubRendezvous,
         log_file: Path,
         environment: Callable[[tuple[str, ...]], dict[str, str]],
     ) -> None:
-        self._link, self._rendezvous, self._log_file, self._environment = link, rendezvous, log_file, environment
+        self._hub, self._rendezvous, self._log_file, self._environment = hub, rendezvous, log_file, environment
         self._logged_bytes = 0  # before the workers that run now
 
     def environment(self) -> Mapping[str, str]:
@@ -45,15 +45,15 @@ class HubGroup:
     def failed_because_of_peer(self, exit_code: int) -> bool:
         try:
             self._await_log("failed")
-            self._link.send("failing", error=self.tail_text(), code=exit_code)
+            self._hub.send("failing", error=self.tail_text(), code=exit_code)
         except HubGone:
             return False
-        by = self._rendezvous.broke(EXCUSE_S)
-        return by is not None and by != self._link.name
+        by = self._rendezvous.broke(PEER_FAILURE_S)
+        return by is not None and by != self._hub.name
 
     def _await_log(self, what: str) -> None:
         """Wait until everything printed so far is in the log, which another process writes in order."""
-        line = f"the workers of {self._link.name} {what} ({time.monotonic():.6f})"
+        line = f"the workers of {self._hub.name} {what} ({time.monotonic():.6f})"
         log.info("%s", line)
         until_s = time.monotonic() + LOG_S
         while self._log_file.exists() and line not in tail_text(self._log_file) and time.monotonic() < until_s:
@@ -65,7 +65,7 @@ class HubGroup:
 
 
 def train(
-    link: HubClient,
+    hub: HubClient,
     template: Template,
     folder: Path,
     *,
@@ -74,24 +74,24 @@ def train(
     drain: Callable[[], None],
 ) -> int:
     """Train until every machine of the group has finished. Return this machine's exit code."""
-    spec = link.spec
-    rendezvous = HubRendezvous(link, spec.run)
-    group = HubGroup(link, rendezvous, folder / "log.txt", environment)
+    spec = hub.spec
+    rendezvous = HubRendezvous(hub, spec.run)
+    group = HubGroup(hub, rendezvous, folder / "log.txt", environment)
     while True:
         try:
             elastic.run_agent(
                 script=spec.script, args=spec.args, as_module=spec.module, template=template, local_world_size=workers,
-                nodes=(1, 1), max_restarts=spec.max_restarts, monitor_interval_s=MONITOR_S, role=link.role,
+                nodes=(1, 1), max_restarts=spec.max_restarts, monitor_interval_s=MONITOR_S, role=hub.role,
                 log_dir=str(folder / "torch"), redirects="0", tee="0", rendezvous=rendezvous, group=group,
             )  # fmt: skip
         except ChildFailedError:
             drain()
-            link.send("failed", error=group.tail_text())
+            hub.send("failed", error=group.tail_text())
             return 1
-        if link.ended is not None or rendezvous.group is None:
+        if hub.ended is not None or rendezvous.group is None:
             return 0
         drain()
-        link.send("finished")
-        if link.await_over(rendezvous.group.number):
+        hub.send("finished")
+        if hub.await_over(rendezvous.group.number):
             return 0
-        log.info("the group broke before all had finished: %s goes on", link.name)
+        log.info("the group broke before all had finished: %s continues", hub.name)

@@ -1,4 +1,4 @@
-"""The contract between a run and the source of its machines; one contract test covers every backend."""
+"""The interface of every source of machines, for ``supervise``; one contract test covers every backend."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from deepvm.runtime.cluster import Machine
 
 
 class NoCapacity(DeepvmError):
-    """The market has none of these machines now; others, or the same later, may be available."""
+    """The market has no such machine now; another type, or the same later, may be available."""
 
     def __init__(self, machine: Machine, why: str) -> None:
         self.machine = machine
-        super().__init__(f"no {machine.market} {machine.instance} is to be had for {machine.name}: {why}")
+        super().__init__(f"no {machine.market} capacity for {machine.instance} ({machine.name}): {why}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
-"""``python -m deepvm.runtime.hub``: the hub as a process of its own, on a cloud cluster's on-demand machine.
+"""``python -m deepvm.runtime.hub``: runs the hub as a process, on a cloud's on-demand machine.
 
-The cloud's fleet replaces lost machines. This process forms groups and writes events into the ledger.
+It forms groups and writes events into the ledger. The cloud's fleet, or ``deepvm run``, replaces lost machines.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from deepvm.runtime.run_spec import RunSpec
 
 log = logging.getLogger("deepvm.runtime")
 
-LOOK_S = 0.2
+POLL_S = 0.2
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deepvm.runtime.hub", description=__doc__)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT")
-    parser.add_argument("--job", type=Path, required=True, help="what deepvm run wrote")
+    parser.add_argument("--job", type=Path, required=True, help="the file that deepvm run wrote")
     parser.add_argument("--token-file", type=Path, required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for the ledger")
     given = parser.parse_args(arguments)
@@ -51,16 +51,16 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
     cluster = Cluster(machines=machines, architecture="", catalog="", checkpoint_bytes=None, restore_s=None)
     given.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = given.folder / "ledger.sqlite"
-    again = path.exists()
-    with Ledger.open(path, write=True) if again else Ledger.create(path, run=spec.run, cluster=cluster) as ledger:
+    resumed = path.exists()
+    with Ledger.open(path, write=True) if resumed else Ledger.create(path, run=spec.run, cluster=cluster) as ledger:
         journal, token = Journal(ledger, log.warning), read_token(given.token_file) or ""
         hub = Hub(machines, spec, token=token, listen=given.listen).start()
-        journal.append([Event.now("run-started", resumed=again, script=spec.script)])
+        journal.append([Event.now("run-started", resumed=resumed, script=spec.script)])
         try:
             outcome = _follow(hub, journal, stop)
             journal.append(hub.take_events())
             durability = Durability(spec.run, nodes=lambda: hub.stores, token=token, durable=spec.durable)
-            if (made := durability.await_newest(hub.progress, lambda: not stop.wait(LOOK_S))) is not None:
+            if (made := durability.await_newest(hub.progress, lambda: not stop.wait(POLL_S))) is not None:
                 journal.append([made])
         finally:
             hub.close()
@@ -71,20 +71,20 @@ def _serve(given: argparse.Namespace, stop: threading.Event) -> int:
 
 def _follow(hub: Hub, journal: Journal, stop: threading.Event) -> str:
     """Record events until the run ends, and return its outcome. A machine counts as up while it is connected."""
-    seen: set[str] = set()
+    up: set[str] = set()
     while True:
         connected = set(hub.connected)
-        news = [Event.now("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - seen)]
+        news = [Event.now("machine-up", name, **billing_facts(hub.machines[name])) for name in sorted(connected - up)]
         why = "ended" if hub.finished.is_set() else "lost"
-        news += [Event.now("machine-down", name, why=why) for name in sorted(seen - connected)]
-        seen = connected
+        news += [Event.now("machine-down", name, why=why) for name in sorted(up - connected)]
+        up = connected
         journal.append([*news, *hub.take_events()])
         journal.check()
         if hub.finished.is_set():
             return "finished"
         if hub.failed is not None:
             return "failed"
-        if stop.wait(LOOK_S):
+        if stop.wait(POLL_S):
             return "interrupted"
 
 
@@ -94,7 +94,7 @@ def _read(path: Path) -> tuple[RunSpec, tuple[Machine, ...]]:
         machines = tuple(Machine(**machine) for machine in document["machines"])
         return RunSpec.from_job(document), machines
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MalformedFile(path, f"it is no job that deepvm run wrote ({type(error).__name__}: {error})") from None
+        raise MalformedFile(path, f"not a job file of deepvm run ({type(error).__name__}: {error})") from None
 
 
 if __name__ == "__main__":

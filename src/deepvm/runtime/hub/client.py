@@ -1,4 +1,4 @@
-"""A machine's side of its connection to the hub: messages in, rounds and callbacks out."""
+"""The hub's messages -> rounds and callbacks, on a machine of the run: the client of ``hub``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from deepvm.errors import StoreUnavailable, UsageError
 from deepvm.protocol.addresses import split_address
@@ -18,15 +18,16 @@ from deepvm.runtime.run_spec import RunSpec
 BEAT_S = 1.0
 CONNECT_S = 60.0  # the hub's machine may still be starting
 WELCOME_S = 10.0
-AGAIN_S = 0.2
+RETRY_S = 0.2
 STOPPED = "the run is stopped"
+T = TypeVar("T")
 FOREVER_S = 7 * 86400.0
-HUB_DEAD_S = FOREVER_S  # its connection ends when it does; silence alone is no sign of death
+HUB_DEAD_S = FOREVER_S  # a dead hub's connection ends; a hub may be silent for long
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A round, from the view of one of its machines."""
+    """A round and the rank of this machine in it."""
 
     number: int
     rank: int
@@ -35,27 +36,27 @@ class Group:
 
 
 class HubClient:
-    """Keeps the hub's messages for those who wait for them. Made by ``connect``."""
+    """Keeps the hub's messages until a thread waits for them. Made by ``connect``."""
 
     def __init__(self, lines: Lines, welcome: Mapping[str, Any]) -> None:
-        """``lines`` is connected; ``welcome`` is what the hub answered."""
+        """``lines`` is connected; ``welcome`` is the hub's answer."""
         self._lines = lines
         self.name, self.role = str(welcome["name"]), str(welcome["role"])
         self.spec = RunSpec.from_job(welcome["job"])
         self.stores = tuple(map(str, welcome["stores"]))  # that have a checkpoint already
         self._changed = threading.Condition()
         self._group: Group | None = None
-        self.joined = False  # asked for a place in a group that was not taken yet
+        self.joined = False  # asked to join the next group; the rendezvous resets it
         self._endpoints: dict[int, str] = {}
         self._broken: dict[int, str] = {}
-        self._over = 0  # the last round that was finished by all
+        self._over = 0  # the last round that all its machines finished
         self.ended: str | None = None
 
     @staticmethod
     def connect(
         hub: str, *, token: str, machine: str, address: str | None, workers: int, connect_s: float = CONNECT_S
     ) -> HubClient:
-        """Connect to the hub and take a place in the run; no thread runs before ``start()``."""
+        """Connect to the hub and join the run under that name; no thread runs before ``start()``."""
         lines = _connect(hub, connect_s)
         try:
             connect_handshake(lines, token, machine=machine, address=address, workers=workers)
@@ -80,7 +81,7 @@ class HubClient:
             threading.Thread(target=target, name=f"deepvm-link-{name}", daemon=True).start()
 
     def join(self) -> None:
-        """Ask for a place in the next group."""
+        """Ask to join the next group."""
         self.send("join")
         self.joined = True
 
@@ -100,10 +101,7 @@ class HubClient:
 
     def await_group(self, after: int, timeout_s: float) -> Group | None:
         """Return the first round after this one; None if there is none in time."""
-        found: Group | None = self._await(
-            lambda: self._group if self._group and self._group.number > after else None, timeout_s
-        )
-        return found
+        return self._await(lambda: self._group if self._group and self._group.number > after else None, timeout_s)
 
     def await_endpoint(self, number: int, timeout_s: float) -> str | None:
         """Return the address of a round's store; None if the round broke first."""
@@ -112,8 +110,7 @@ class HubClient:
 
     def await_broken(self, number: int, timeout_s: float) -> str | None:
         """Return the machine that broke a round; None if it did not break in time."""
-        found: str | None = self._await(lambda: self._broken.get(number), timeout_s)
-        return found
+        return self._await(lambda: self._broken.get(number), timeout_s)
 
     def await_over(self, number: int) -> bool:
         """Wait for a round's end: True if all of its machines finished, False if it broke before."""
@@ -123,12 +120,12 @@ class HubClient:
     def broken(self, number: int) -> bool:
         return number in self._broken
 
-    def _await(self, look: Callable[[], Any], timeout_s: float) -> Any:
+    def _await(self, find: Callable[[], T | None], timeout_s: float) -> T | None:
         with self._changed:
-            self._changed.wait_for(lambda: look() is not None or self.ended is not None, timeout_s)
-            return look()
+            self._changed.wait_for(lambda: find() is not None or self.ended is not None, timeout_s)
+            return find()
 
-    # --- the link's own threads -----------------------------------------------------------------------------------
+    # --- the client's own threads ---------------------------------------------------------------------------------
 
     def _receive_all(self) -> None:
         try:
@@ -187,4 +184,4 @@ def _connect(hub: str, within_s: float) -> Lines:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise StoreUnavailable(f"no hub answers at {hub} within {within_s:.0f} s: {error}") from None
-            time.sleep(AGAIN_S)
+            time.sleep(RETRY_S)

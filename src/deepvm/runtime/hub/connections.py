@@ -1,4 +1,4 @@
-"""The machines that are connected to the hub, and their places in the run."""
+"""A machine's request to join -> its name in the run and its connection, for ``hub``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MachineConnection:
     workers: int = 1
     memory: str | None = None  # where its memory node listens
     beats: bool = False  # not while it imports
-    leaves: bool = False  # it will be taken away, and trains no more
+    leaves: bool = False  # it will be preempted, and joins no more groups
 
     def send(self, what: str, **fields: Any) -> None:
         """Send a message. If the machine has ended, its receiving thread notices."""
@@ -30,16 +30,16 @@ class MachineConnection:
             self.lines.send(what, **fields)
 
 
-def free_place(asked: str, machines: Mapping[str, Machine], taken: Collection[str]) -> str:
-    """Return the place of a machine that asks for it by name, or for any of a role as ``worker/auto``."""
+def assign_name(asked: str, machines: Mapping[str, Machine], connected: Collection[str]) -> str:
+    """Return the name of a new machine: the one it asks for, or for ``worker/auto`` a free one of that role."""
     role, _, number = asked.partition("/")
     if number == "auto":
-        free = [name for name, machine in machines.items() if machine.role == role and name not in taken]
+        free = [name for name, machine in machines.items() if machine.role == role and name not in connected]
         if not free:
-            raise UsageError(f"every place of a {role} is taken")
+            raise UsageError(f"every {role} of this run is connected already")
         return free[0]
     if asked not in machines:
-        raise UsageError(f"{asked} is no machine of this run: it has {', '.join(machines)}")
-    if asked in taken:
-        raise UsageError(f"{asked} is here already")
+        raise UsageError(f"{asked} is not a machine of this run: it has {', '.join(machines)}")
+    if asked in connected:
+        raise UsageError(f"{asked} is connected already")
     return asked

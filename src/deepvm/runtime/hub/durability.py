@@ -1,6 +1,6 @@
-"""Waits before machines are ended until a run's newest checkpoint is durable.
+"""A run's newest checkpoint -> the event that it is durable, before machines are ended.
 
-Trainers end with their script, possibly before memory nodes have written their last checkpoint to disk or bucket.
+Trainers may end before memory nodes have written their last checkpoint to disk or bucket.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from deepvm import variables
 from deepvm.errors import DeepvmError
@@ -16,7 +17,7 @@ from deepvm.runtime.hub.progress import Progress
 from deepvm.store.memory.store import MemoryStore
 from deepvm.store.urls import open_store
 
-DURABLE_S = 60.0  # memory nodes that are ended take as long, at most
+DURABLE_S = 60.0  # as long as memory nodes may take to end
 
 
 def unsafe_step(progress: Progress) -> int | None:
@@ -46,25 +47,14 @@ class Durability:
 
     def place_of(self, step: int) -> str | None:
         """Return where that checkpoint is durable now; None if it is not, or if no store answers."""
-        try:
-            return self._in_the_durable_store(step) if self._durable is not None else self._on_the_nodes_disks(step)
-        except DeepvmError:  # a node that does not answer now may answer the next time
-            return None
-
-    def _in_the_durable_store(self, step: int) -> str | None:
-        assert self._durable is not None  # noqa: S101 - asked before
-        store = open_store(self._durable)
-        try:
-            return store.url if step in store.steps(self._run) else None
-        finally:
-            store.close()
-
-    def _on_the_nodes_disks(self, step: int) -> str | None:
         nodes = self._nodes()
-        if not nodes:
-            return None
-        store = MemoryStore(nodes, token=self._token, key=os.environ.get(variables.RUN_KEY, ""))
         try:
-            return store.url if store.is_durable(store.states(self._run, step)) else None
-        finally:
-            store.close()
+            if self._durable is not None:
+                with closing(open_store(self._durable)) as store:
+                    return store.url if step in store.steps(self._run) else None
+            if nodes:
+                with closing(MemoryStore(nodes, token=self._token, key=os.environ.get(variables.RUN_KEY, ""))) as node:
+                    return node.url if node.is_durable(node.watch(self._run).states(step)) else None
+        except DeepvmError:  # a node that does not answer now may answer the next time
+            pass
+        return None

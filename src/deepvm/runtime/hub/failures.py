@@ -13,13 +13,13 @@ _TRACEBACK = "Traceback (most recent call last):"
 _CHAIN = ("During handling of the above exception", "The above exception was the direct cause")
 _RAISED = re.compile(r"^[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")
 _USAGE = re.compile(r"^\S+: error: ")  # argparse
-# Raised while a script is read or its imports are made: nothing changes when that is done again.
+# Raised while a script is parsed or its imports run: a restart would fail again.
 _HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ImportError", "ModuleNotFoundError")
 
 
-def error_text(said: str) -> str:
+def error_text(output: str) -> str:
     """Return the traceback in the output of failed workers, or its last lines."""
-    lines = [line for each in said.splitlines() if (line := _RANK.sub("", script_output(each))).strip()]
+    lines = [line for each in output.splitlines() if (line := _RANK.sub("", script_output(each))).strip()]
     begins = [at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)]
     if not begins:
         return "\n".join(lines[-MOST_LINES:])
@@ -33,9 +33,9 @@ def error_text(said: str) -> str:
     return "\n".join(found)
 
 
-def error_line(said: str) -> str:
+def error_line(output: str) -> str:
     """Return the line that names the error: ``ModuleNotFoundError: No module named 'x'``; empty if there is none."""
-    lines = error_text(said).splitlines()
+    lines = error_text(output).splitlines()
     begins = max((at for at, line in enumerate(lines) if line.startswith(_TRACEBACK)), default=None)
     if begins is not None:
         return next((line[:300] for line in lines[begins + 1 :] if not line[0].isspace()), "")
@@ -59,11 +59,11 @@ class Restarts:
         self._most, self._times = most, 0
         self._last_line: str | None = None
 
-    def refuse(self, said: str, *, stepped: bool, code: int = 0) -> str | None:
+    def refuse(self, output: str, *, stepped: bool, code: int = 0) -> str | None:
         """Return why failed workers with this output are not restarted; None if they are. ``stepped``: they had
         finished a step since their start; ``code``: the first one's exit code."""
         self._times += 1
-        line = error_line(said) or ended_by(max(code, 0))  # a signal may come from outside, and not again
+        line = error_line(output) or ended_by(max(code, 0))  # a signal may come from outside, and not again
         before, self._last_line = self._last_line, None if stepped else line
         if not stepped and line and (line.startswith(_HOPELESS) or _USAGE.match(line)):
             return f"failed before the first step, as they would again: {line}"

@@ -1,7 +1,7 @@
-"""Where the machines of a run meet: machines' messages in; groups, notices and events out.
+"""Machines' messages -> groups, notices and events, for ``supervise`` and machines.
 
-It runs on the on-demand role, which survives the loss of every spot machine. Each machine keeps one connection. A
-killed machine is missed at once, because its connection ends; a silent one after DEAD_S. The hub forms groups
+The hub runs on the on-demand role, which survives the loss of every spot machine. Each machine has one connection. The
+end of a connection shows a killed machine at once; a silent one is lost after DEAD_S. The hub forms groups
 (membership.py) and starts or ends no machine.
 """
 
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import queue
-import socket
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -20,14 +19,11 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError
 from deepvm.events import Event
-from deepvm.memnode.serving.admission import Admission, AdmittedPeer
-from deepvm.memnode.settings import Limits
 from deepvm.policy.loss import parse_after_loss
 from deepvm.policy.notice import at_notice
-from deepvm.protocol.addresses import join_address
-from deepvm.protocol.sockets import accept_each, listen_at
+from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
 from deepvm.runtime.cluster import Machine
-from deepvm.runtime.hub.connections import MachineConnection, free_place
+from deepvm.runtime.hub.connections import MachineConnection, assign_name
 from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
 from deepvm.runtime.hub.json_lines import HubGone, Lines, accept_handshake
 from deepvm.runtime.hub.membership import Membership, Round
@@ -36,10 +32,10 @@ from deepvm.runtime.run_spec import RunSpec
 
 log = logging.getLogger("deepvm.runtime")
 
-DEAD_S = 15.0  # machines beat every second, once they have started
-START_S = 300.0  # while they import and fork, they have no thread that could
+DEAD_S = 15.0  # machines send a heartbeat every second, once they have started
+START_S = 300.0  # while they import and fork, they have no thread for heartbeats
 TICK_S = 0.02
-LIMITS = Limits(connections=1000, connections_of_a_host=1000)  # a host may play all machines
+MOST_CONNECTIONS = 1000  # a host may play all machines
 MOST_WORKERS = 1024  # of one machine
 
 
@@ -47,41 +43,37 @@ class Hub:
     """Listens at ``address`` when made, and answers after ``start()``. ``events`` are for the ledger; ``failed`` is why
     the run cannot continue."""
 
-    def __init__(
-        self,
-        machines: Sequence[Machine],
-        spec: RunSpec,
-        *,
-        token: str,
-        listen: str = "127.0.0.1:0",
-    ) -> None:
+    def __init__(self, machines: Sequence[Machine], spec: RunSpec, *, token: str, listen: str = "127.0.0.1:0") -> None:
         self.machines = {machine.name: machine for machine in machines}
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.progress = Progress()
         self.failed: str | None = None
-        self.failures: dict[str, str] = {}  # machines whose workers failed for good, and what they said
+        self.failures: dict[str, str] = {}  # by machine, the output of workers that failed
         self.finished = threading.Event()
         self._token, self._spec = token, spec
         self._membership = Membership([m.name for m in machines if m.trains], parse_after_loss(spec.after_loss))
         self._connections: dict[str, MachineConnection] = {}
-        self._admission = Admission(LIMITS)
         self._lock = threading.RLock()
         self._stopping = False
         self._broken_at_s: float | None = None
         self._restarts = Restarts(spec.max_restarts)  # of workers that fail by themselves
         self._stepped = False  # whether the group that trains now has finished a step
         self._sent_stores: tuple[str, ...] = ()  # to those that train now
-        self._listener = listen_at(listen)
-        self.address = join_address(*self._listener.getsockname()[:2])
-        self._threads = [
-            threading.Thread(target=target, name=f"deepvm-hub-{name}", daemon=True)
-            for name, target in (("accept", self._accept), ("form", self._form))
-        ]
+        self._acceptor = Acceptor(
+            listen,
+            self._serve,
+            connections=MOST_CONNECTIONS,
+            connections_of_a_host=MOST_CONNECTIONS,
+            dropped=lambda peer: log.info("%s: %s", peer.host, TOO_MANY_HANDSHAKES),
+            failed=_accept_failed,
+        )
+        self.address = self._acceptor.address
+        self._forming = threading.Thread(target=self._form, name="deepvm-hub-form", daemon=True)
 
     def start(self) -> Hub:
         """Accept machines and form groups, in threads of its own."""
-        for thread in self._threads:
-            thread.start()
+        self._acceptor.start()
+        self._forming.start()
         return self
 
     # --- for the supervisor ---------------------------------------------------------------------------------------
@@ -143,80 +135,59 @@ class Hub:
             return step
 
     def stop(self, names: Collection[str] | None = None) -> None:
-        """Make these machines end; without names, all machines that are or will be connected."""
+        """Make these machines end; without names, all of them, and no other machine can connect."""
+        if names is None:
+            self._acceptor.stop()
         with self._lock:
             self._stopping = self._stopping or names is None
-            connections = [
-                connection for name, connection in self._connections.items() if names is None or name in names
-            ]
-        for connection in connections:
+            stopped = [self._connections[name] for name in self._connections if names is None or name in names]
+        for connection in stopped:
             connection.send("stop")
 
     def close(self) -> None:
         self.stop()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for a machine
-        self._listener.close()
         with self._lock:
             connections, self._connections = list(self._connections.values()), {}
         for connection in connections:
             connection.lines.close()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(5.0)
+        if self._forming.ident is not None:
+            self._forming.join(5.0)
 
-    # --- machines come --------------------------------------------------------------------------------------------
+    # --- connections ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
-        accept_each(self._listener, self._take, stopping=lambda: self._stopping, failed=_accept_failed)
-
-    def _take(self, sock: socket.socket, peer: Any) -> None:
-        place, dropped = self._admission.enter(sock, str(peer[0]))
-        if dropped is not None:
-            log.info("%s: too many connections are shaking hands", dropped.host)
-        thread = threading.Thread(target=self._serve, args=(place, peer), name="deepvm-hub-machine", daemon=True)
-        try:
-            thread.start()
-        except BaseException:
-            self._admission.leave(place)
-            raise
-
-    def _serve(self, place: AdmittedPeer, peer: Any) -> None:
-        sock = place.sock
+    def _serve(self, peer: Peer) -> None:
         connection: MachineConnection | None = None
         try:
-            lines = Lines(sock)
+            lines = Lines(peer.sock)
             hello = accept_handshake(lines, self._token)
-            if (why := self._admission.admit(place)) is not None:
+            if (why := self._acceptor.admit(peer)) is not None:
                 raise HubGone(why)
-            connection = self._admit(hello, lines, str(peer[0]))
+            connection = self._admit(hello, lines, peer.host)
             while True:
                 self._handle(connection, lines.receive(DEAD_S if connection.beats else START_S))
         except (HubGone, LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError) as reason:
-            log.info("%s: %s", connection.name if connection else peer, reason)
+            log.info("%s: %s", connection.name if connection else peer.name, reason)
         except DeepvmError as refusal:
             with contextlib.suppress(HubGone):
                 lines.send("refused", why=str(refusal))
         finally:
-            sock.close()
-            self._admission.leave(place)
             if connection is not None:
                 with self._lock:
                     if self._connections.get(connection.name) is connection:
                         del self._connections[connection.name]
                         self._lose(connection.name)
 
-    def _admit(self, hello: Mapping[str, Any], lines: Lines, peer: str) -> MachineConnection:
-        asked = str(hello.get("machine"))
+    def _admit(self, hello: Mapping[str, Any], lines: Lines, host: str) -> MachineConnection:
+        workers = strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
         with self._lock:
-            name = free_place(asked, self.machines, self._connections)
-            connection = MachineConnection(name, lines, str(hello.get("address") or peer), _workers(hello))
+            name = assign_name(str(hello.get("machine")), self.machines, self._connections)
+            connection = MachineConnection(name, lines, str(hello.get("address") or host), workers)
             self._connections[name] = connection
             stores = [] if self.progress.saved_step is None else list(self.stores)
             lines.send("welcome", name=name, role=self.machines[name].role, job=self._spec.to_job(), stores=stores)
             return connection
 
-    # --- what they say --------------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------------
 
     def _handle(self, connection: MachineConnection, message: dict[str, Any]) -> None:
         what = message["say"]
@@ -252,13 +223,13 @@ class Hub:
             event = Event.from_trainer(str(message["line"]), connection.name)
             self.progress.observe(event)
             self._stepped = self._stepped or event.kind == "step"
-        except (KeyError, TypeError, ValueError) as reason:  # half a line of a trainer that was killed: no harm done
-            log.info("%s tells what is no event: %s", connection.name, reason)
+        except (KeyError, TypeError, ValueError) as reason:  # a killed trainer may leave half a line
+            log.info("%s sent an invalid event: %s", connection.name, reason)
             return
         self.events.put(event)
 
     def _memory_node_at(self, connection: MachineConnection, address: str) -> None:
-        """Note where a machine's memory node listens. At a new address, a new round must start with it."""
+        """Record the address of a machine's memory node. A new address needs a new round."""
         connection.memory = address
         if address not in self._sent_stores:
             self._broken(self._membership.move(connection.name), f"the memory of {connection.name} is at {address} now")
@@ -281,7 +252,7 @@ class Hub:
         seconds_left = None if at_s is None else max(0.0, float(at_s) - time.time())
         action, source = str(message["action"]), str(message.get("source", ""))
         self._log("notice", connection.name, action=action, source=source, seconds_left=seconds_left)
-        if action == "rebalance":  # a warning, not the end: what it costs to act on it is not known
+        if action == "rebalance":  # a warning that the end is likelier: nothing is done about it
             return
         decision = at_notice(
             seconds_left=seconds_left,
@@ -340,10 +311,6 @@ class Hub:
         for name in formed.members if formed is not None else ():
             if (connection := self._connections.get(name)) is not None:
                 connection.send(what, **fields)
-
-
-def _workers(hello: Mapping[str, Any]) -> int:
-    return strict.integer(hello.get("workers", 1), "workers", 1, MOST_WORKERS)
 
 
 def _accept_failed(error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""A connection between a machine and the hub: JSON, one message a line, both sides authenticated by a token.
+"""A socket -> messages between a machine and the hub: JSON, one a line, both sides authenticated by a token.
 
 After the handshake, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
 """
@@ -18,7 +18,7 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.protocol import frames
-from deepvm.protocol.auth import Meeting, NoTags, Tags, dialled_address, local_address
+from deepvm.protocol.auth import Handshake, Tags, dialled_address, local_address
 from deepvm.protocol.sockets import tune
 from deepvm.runtime.line_buffer import LineBuffer
 
@@ -26,7 +26,7 @@ MOST_MESSAGE_BYTES = 2**20
 MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
 STRANGERS_LINE_BYTES = 4096  # before the token is shown
 HANDSHAKE_S = 10.0
-SEND_S = 10.0  # a peer that takes nothing for so long is taken for dead
+SEND_S = 10.0  # a peer that receives nothing for longer counts as dead
 VERSION = frames.VERSION
 
 
@@ -43,8 +43,8 @@ class Lines:
         self._lines = LineBuffer()
         self._send_lock = threading.Lock()
         self._most_bytes = STRANGERS_LINE_BYTES
-        self._tags: Tags = NoTags()  # until both have shown that they know the token
-        self.last = b""  # message that was heard, as it was sent
+        self._tags = Tags()  # empty until both have proven the token
+        self.last = b""  # the last message received, as it was sent
         self.local_address, self.dialled_address = local_address(sock), dialled_address(sock)
         tune(sock)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -75,9 +75,9 @@ class Lines:
         while not self._received:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise HubGone(f"nothing was heard for {within_s:.0f} s")
+                raise HubGone(f"no message for {within_s:.0f} s")
             if len(self._lines.rest) > self._most_bytes:
-                raise HubGone("a message without an end")
+                raise HubGone(f"a message of more than {self._most_bytes} bytes")
             try:
                 if not self._poll.poll(left_s * 1e3):
                     continue
@@ -91,9 +91,9 @@ class Lines:
         try:
             message = strict.loads(self.last, most_bytes=MOST_LINE_BYTES, most_values=100_000)
         except strict.MalformedJson as error:
-            raise HubGone(f"what was heard is not a message: {error}") from None
+            raise HubGone(f"not a valid message: {error}") from None
         if not isinstance(message, dict) or not isinstance(message.get("say"), str):
-            raise HubGone("what was heard is no message")
+            raise HubGone("not a valid message: 'say' is missing")
         return message
 
     def _untagged(self, line: bytes) -> bytes:
@@ -106,7 +106,7 @@ class Lines:
             tag = b""
         message = line[digits + 1 :]
         if not self._tags.fits(message, tag):
-            raise HubGone("a message's tag is wrong: somebody in between changed, added or left out some")
+            raise HubGone("wrong tag: messages were changed, added or dropped on the way")
         return message
 
     def forget(self) -> None:
@@ -125,18 +125,18 @@ def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
     greeting = lines.send("hub", version=VERSION, nonce=nonce)
     hello = lines.receive(HANDSHAKE_S)
     if hello["say"] != "hello" or hello.get("version") != VERSION:
-        raise HubGone(f"no machine of version {VERSION} speaks there")
-    meeting = Meeting(
+        raise HubGone(f"the peer is not a machine of version {VERSION}")
+    handshake = Handshake(
         protocol="hub", server_nonce=nonce, client_nonce=str(hello.get("nonce")), greeting=greeting,
         address=str(hello.get("address")),
     )  # fmt: skip
-    if not frames.same(str(hello.get("proof")), meeting.proof(token, "client")):
+    if not frames.same(str(hello.get("proof")), handshake.proof(token, "client")):
         raise _refused(lines, "wrong token")
-    if meeting.address != lines.local_address:
-        why = f"the machine dialled {meeting.address}, and the hub is at {lines.local_address}: somebody is in between"
+    if handshake.address != lines.local_address:
+        why = f"the machine dialled {handshake.address}, but the hub is at {lines.local_address}: a relay is in between"
         raise _refused(lines, why)
-    lines.send("known", proof=meeting.proof(token, "server"))
-    lines.protect(meeting.tags(token, "server"))
+    lines.send("known", proof=handshake.proof(token, "server"))
+    lines.protect(handshake.tags(token, "server"))
     return lines.receive(HANDSHAKE_S)
 
 
@@ -150,17 +150,17 @@ def connect_handshake(lines: Lines, token: str, **about: Any) -> None:
     """Run the machine's side of the handshake."""
     greeting = lines.receive(HANDSHAKE_S)
     if greeting["say"] != "hub" or greeting.get("version") != VERSION:
-        raise HubGone(f"no hub of version {VERSION} answers there")
-    meeting = Meeting(
+        raise HubGone(f"the peer is not a hub of version {VERSION}")
+    handshake = Handshake(
         protocol="hub", server_nonce=str(greeting.get("nonce")), client_nonce=frames.new_nonce(), greeting=lines.last,
         address=lines.dialled_address,
     )  # fmt: skip
-    proof = meeting.proof(token, "client")
-    lines.send("hello", version=VERSION, nonce=meeting.client_nonce, address=meeting.address, proof=proof)
+    proof = handshake.proof(token, "client")
+    lines.send("hello", version=VERSION, nonce=handshake.client_nonce, address=handshake.address, proof=proof)
     answer = lines.receive(HANDSHAKE_S)
     if answer["say"] == "refused":
         raise AccessDenied(f"the hub refuses this machine: {str(answer.get('why'))[:300]!a}")
-    if answer["say"] != "known" or not frames.same(str(answer.get("proof")), meeting.proof(token, "server")):
+    if answer["say"] != "known" or not frames.same(str(answer.get("proof")), handshake.proof(token, "server")):
         raise AccessDenied("the hub does not know this machine's token: it is not the hub of this run")
-    lines.protect(meeting.tags(token, "client"))
+    lines.protect(handshake.tags(token, "client"))
     lines.send("about", **about)

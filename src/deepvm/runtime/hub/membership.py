@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from deepvm.policy.loss import AfterLoss
 
-START_S = 120.0  # the first group waits so long for its last machine, whatever the policy says
-RETURN_S = 60.0  # and a later one for those of the last that are still there: they end their workers first
+START_S = 120.0  # for which the first group waits for its last machine, whatever the policy is
+RETURN_S = 60.0  # for which a later group waits for connected machines of the last one: they end their workers first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,10 +27,10 @@ class Membership:
         self.wanted = tuple(wanted)  # machines that train, in the order of their ranks
         self.after_loss = after_loss
         self.round: Round | None = None  # the one that trains, or trained last
-        self.broken_by: str | None = None  # whose doing it is that it trains no more
+        self.broken_by: str | None = None  # the machine that broke it
         self.finished: set[str] = set()
         self._joined: dict[str, float] = {}
-        self._returning: set[str] = set()  # of the round that broke: those that are still there, and join again
+        self._returning: set[str] = set()  # machines of the broken round that are connected and will join again
         self._waiting_since_s: float | None = None
         self._number = 0
 
@@ -64,11 +64,11 @@ class Membership:
         return broke
 
     def fail(self, name: str) -> bool:
-        """Note that a machine's workers failed by themselves. Return True if that breaks the round."""
+        """Record that a machine's workers failed by themselves. Return True if that breaks the round."""
         return self.round is not None and name in self.round.members and self._break(name)
 
     def move(self, name: str) -> bool:
-        """Break the round because a machine's checkpoints have a new address, which trainers get in the next one."""
+        """Break the round because a machine's checkpoints have a new address. Return True if one was training."""
         return self._break(name)
 
     def finish(self, name: str) -> None:
@@ -80,19 +80,17 @@ class Membership:
         if not joined or self.training or self._waiting_since_s is None:
             return None
         waited_s = now_s - self._waiting_since_s
-        everybody = len(joined) == len(self.wanted)
-        first = self.round is None
-        if not everybody and ((first and waited_s < START_S) or not self._may_form(len(joined), waited_s)):
-            return None
+        if len(joined) < len(self.wanted):
+            first = self.round is None
+            allowed = self.after_loss.decide(joined=len(joined), wanted=len(self.wanted), waited_s=waited_s)
+            if not allowed or (first and waited_s < START_S):
+                return None
         if self._returning - self._joined.keys() and waited_s < RETURN_S:
             return None
         self._number += 1
         self.round, self.broken_by, self._waiting_since_s = Round(number=self._number, members=joined), None, None
         self._joined, self._returning, self.finished = {}, set(), set()
         return self.round
-
-    def _may_form(self, joined: int, waited_s: float) -> bool:
-        return self.after_loss.decide(joined=joined, wanted=len(self.wanted), waited_s=waited_s)
 
     def _break(self, name: str) -> bool:
         if not self.training or self.over:

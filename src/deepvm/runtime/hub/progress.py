@@ -1,4 +1,4 @@
-"""A run's events -> its newest step and checkpoints."""
+"""A run's events -> its newest step and checkpoints, for ``hub`` and ``supervise``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Progress:
     saved_place: str | None = None
     save_s: float | None = None
     durable_step: int | None = None
-    alive: bool = False  # whether trainers of this session have told anything
+    alive: bool = False  # True if trainers of this session have reported anything
 
     def recall(self, saves: Iterable[Event]) -> None:
-        """Read earlier sessions' saves: this one starts with their newest checkpoint, in a place not known yet."""
+        """Read earlier sessions' saves: this one starts with their newest checkpoint, whose place is not known yet."""
         for event in saves:
             step = event.data.get("step")
             if event.data.get("state") in ("remote", "durable") and isinstance(step, int):
@@ -32,12 +32,11 @@ class Progress:
         if event.kind == "step":
             self.step = int(event.data["step"])
             if self.saved_at_s is None and self.step <= (self.saved_step or 0):
-                self.saved_step = self.saved_place = None  # that of an earlier session is gone: training began again
+                self.saved_step = self.saved_place = None  # training started over: the earlier checkpoint is lost
         elif event.kind == "restored":
             self.step = int(event.data["step"])
-            if (
-                self.saved_step != self.step or self.saved_place is None
-            ):  # of an earlier session, or older than what was thought to be safe
+            # A checkpoint of an earlier session, or an older one than the newest known.
+            if self.saved_step != self.step or self.saved_place is None:
                 self.saved_step, self.saved_at_s = self.step, None
                 self.saved_place = str(event.data.get("place") or "") or None
         elif event.kind == "save" and event.data.get("state") == "remote":

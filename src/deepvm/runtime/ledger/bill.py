@@ -1,25 +1,26 @@
-"""What the machines of a run cost: their seconds from up to down, at the price that each had when it came."""
+"""A run's machine events -> its bill: each machine's seconds from up to down, at its price when it came up."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepvm.events import Event
 from deepvm.runtime.cluster import Cluster
 
-_ROLES = ("worker", "anchor", "memory")  # the order in which they are shown; others follow
+_ROLES = ("worker", "anchor", "memory")  # in the order of the bill; others follow
+MOST = 1e15  # no price, duration or count of a run is larger
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleBill:
     role: str
-    machines: int  # places in the cluster; what replaced a lost machine has its place
+    machines: int  # distinct names; a replacement has the name of the lost machine
     hires: int  # times that one came up
     machine_s: float
-    usd: float | None  # None where a price is not known
+    usd: float | None  # None if a price is not known
     on_demand_usd: float | None  # the same seconds, on demand
 
 
@@ -36,17 +37,7 @@ class Bill:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "roles": [
-                {
-                    "role": role.role,
-                    "machines": role.machines,
-                    "hires": role.hires,
-                    "machine_s": role.machine_s,
-                    "usd": role.usd,
-                    "on_demand_usd": role.on_demand_usd,
-                }
-                for role in self.roles
-            ],
+            "roles": [asdict(role) for role in self.roles],
             "machine_s": self.machine_s,
             "usd": self.usd,
             "on_demand_usd": self.on_demand_usd,
@@ -64,13 +55,13 @@ class _Hire:
 
 
 class Meter:
-    """Sees a run's events in the ledger's order, and makes the bill."""
+    """Observes a run's events in the ledger's order, and makes the bill."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._planned = {machine.name: machine for machine in cluster.machines}
-        self._facts: dict[str, dict[str, Any]] = {}  # of each machine, when it was asked for and when it came
+        self._facts: dict[str, dict[str, Any]] = {}  # of each machine, when it was requested and when it came up
         self._up: dict[str, _Hire] = {}
-        self._seen_until: dict[str, float] = {}  # those that were up when their session broke off
+        self._seen_until_s: dict[str, float] = {}  # of those that were up when their session broke off
         self._ended: list[tuple[_Hire, float]] = []
 
     def role(self, name: str) -> str:
@@ -81,24 +72,25 @@ class Meter:
         return planned.role if planned else name.partition("/")[0]
 
     def observe(self, event: Event, session_until_s: float) -> None:
-        """``session_until_s``: the last thing that is known of the session before, for ``run-started``."""
+        """``session_until_s``: for ``run-started``, the last event's time in the session before."""
         name = event.machine
         if event.kind == "run-started":
             for up in self._up:
-                self._seen_until.setdefault(up, session_until_s)
+                self._seen_until_s.setdefault(up, session_until_s)
         elif name is not None and event.kind in ("machine-asked", "machine-up"):
-            self._facts[name] = {**self._facts.get(name, {}), **_known(event.data)}
+            known = {key: value for key, value in event.data.items() if value is not None}
+            self._facts[name] = {**self._facts.get(name, {}), **known}
             if event.kind == "machine-up":
-                # Up already: its end was not told. It is paid until now, or until its session broke off.
-                self._end(name, self._seen_until.get(name, event.at_s))
+                # If it was up already, its end is missing: it is paid until now, or until its session broke off.
+                self._end(name, self._seen_until_s.get(name, event.at_s))
                 self._up[name] = self._hire(name, event.at_s)
         elif name is not None and event.kind == "machine-down":
             self._end(name, event.at_s)
-            self._facts.pop(name, None)  # what comes next may have another price
+            self._facts.pop(name, None)  # its replacement may have a different price
 
     def bill(self, until_s: float) -> Bill:
-        """What is still up is paid until then, or until its session broke off."""
-        up = [(hire, self._seen_until.get(name, until_s)) for name, hire in self._up.items()]
+        """Return the bill. A machine that is still up is paid until ``until_s``, or until its session broke off."""
+        up = [(hire, self._seen_until_s.get(name, until_s)) for name, hire in self._up.items()]
         hires = [*self._ended, *up]
         named = {hire.role for hire, _ in hires}
         roles = tuple(
@@ -115,7 +107,7 @@ class Meter:
 
     def _end(self, name: str, at_s: float) -> None:
         hire = self._up.pop(name, None)
-        self._seen_until.pop(name, None)
+        self._seen_until_s.pop(name, None)
         if hire is not None:
             self._ended.append((hire, at_s))
 
@@ -130,23 +122,14 @@ class Meter:
         same = planned is not None and facts.get("instance") in (None, planned.instance)
         if on_demand is None and planned is not None and same:
             on_demand = planned.on_demand_usd_per_hour
-        return _Hire(
-            name=name, role=self.role(name), up_s=at_s, usd_per_hour=usd, on_demand_usd_per_hour=on_demand
-        )  # fmt: skip
-
-
-MOST = 1e15  # no price, duration or count of a run is larger
+        return _Hire(name=name, role=self.role(name), up_s=at_s, usd_per_hour=usd, on_demand_usd_per_hour=on_demand)
 
 
 def number(value: object) -> float | None:
-    """A number that is not negative, and of which many can be added; None where it is missing or anything else."""
+    """Return a number from 0 to MOST; None if the value is missing or anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value <= MOST else None
-
-
-def _known(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value is not None}
 
 
 def _role_bill(role: str, hires: list[tuple[_Hire, float]]) -> RoleBill:
@@ -166,6 +149,6 @@ def _cost(seconds: list[float], usd_per_hour: list[float | None]) -> float | Non
 
 
 def _sum(amounts: Iterable[float | None]) -> float | None:
-    """Rounded once, whatever the order; None where one is not known."""
+    """Return the sum, rounded once; None if an amount is not known."""
     known = list(amounts)
     return None if None in known else math.fsum(amount for amount in known if amount is not None)

@@ -1,4 +1,4 @@
-"""Writes a run's events into its ledger, whatever becomes of the disk: a run that trains outlives a full one."""
+"""A run's events -> its ledger, now or when the disk has space again: a full disk does not end the run."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from deepvm.events import Event
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.sqlite_file import LedgerError
 
-AGAIN_S = 1.0  # between two attempts
-LOOK_S = 1.0  # how often to look whether the file is still there
+RETRY_S = 1.0  # between two attempts
+CHECK_S = 1.0  # between two checks that the file exists
 MOST_WAITING = 200_000  # events that wait for space: some 100 MB
 
 
 class Journal:
-    """For one thread. ``warn`` is called with one sentence when something is wrong, and when it is well again."""
+    """For one thread. ``warn`` is called with one sentence when writing fails, and when it works again."""
 
     def __init__(self, ledger: Ledger, warn: Callable[[str], None]) -> None:
         self._ledger, self._warn = ledger, warn
-        self.waiting: list[Event] = []  # what could not be written yet
+        self.waiting: list[Event] = []  # not written yet
         self._problem: str | None = None
         self._dropped = 0
-        self._again_s = self._look_s = 0.0
+        self._retry_at_s = self._check_at_s = 0.0
         self._file = _identity(ledger)
-        self.gone = False  # somebody deleted it
+        self.gone = False  # it was deleted or replaced
 
     def append(self, events: Iterable[Event]) -> None:
-        """Write them, now or when there is space again."""
+        """Write events, now or when there is space again."""
         self.waiting += events
-        if self.waiting and (self._problem is None or time.monotonic() >= self._again_s):
+        if self.waiting and (self._problem is None or time.monotonic() >= self._retry_at_s):
             self._write()
 
     def check(self) -> None:
-        """Try again what could not be written, and notice a ledger that was deleted; call it often."""
+        """Retry failed writes, and detect a ledger that was deleted; call it often."""
         self.append(())
-        if self.gone or time.monotonic() < self._look_s:
+        if self.gone or time.monotonic() < self._check_at_s:
             return
-        self._look_s = time.monotonic() + LOOK_S
+        self._check_at_s = time.monotonic() + CHECK_S
         if _identity(self._ledger) != self._file:
             self.gone = True
             self._warn(
@@ -49,8 +49,8 @@ class Journal:
             )
 
     def close(self) -> int:
-        """Try a last time. Returns how many events the ledger lacks."""
-        self._again_s = 0.0
+        """Try a last time. Return how many events the ledger lacks."""
+        self._retry_at_s = 0.0
         self.append(())
         return len(self.waiting) + self._dropped
 
@@ -58,7 +58,7 @@ class Journal:
         try:
             self._ledger.append(self.waiting)
         except (LedgerError, MalformedFile) as error:
-            self._again_s = time.monotonic() + AGAIN_S
+            self._retry_at_s = time.monotonic() + RETRY_S
             self._thin_out()
             if self._problem is None:
                 self._problem = str(error)
@@ -71,7 +71,7 @@ class Journal:
             self._warn(f"{self._ledger.path} is written again{lacking}")
 
     def _thin_out(self) -> None:
-        """Keep memory bounded: steps go first, since all else is rare."""
+        """Bound the memory: drop steps first, since other events are rare."""
         if len(self.waiting) <= MOST_WAITING:
             return
         kept = [event for event in self.waiting if event.kind != "step"][-MOST_WAITING // 2 :]

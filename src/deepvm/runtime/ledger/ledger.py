@@ -1,7 +1,7 @@
-"""The ledger of a run: every event that happened, in one SQLite file that only ever grows.
+"""The ledger of a run: events in, events out, in one append-only SQLite file (``sqlite_file``).
 
-One process writes it, any number read it meanwhile. A run that is resumed goes on in its ledger: each session begins
-with ``run-started``. Events are numbered from 1 without gaps, in the order in which they were appended.
+One process writes it; others may read it meanwhile. A resumed run continues its ledger: each session begins with
+``run-started``. Events are numbered from 1 without gaps, in the order in which they were appended.
 """
 
 from __future__ import annotations
@@ -13,29 +13,21 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, cast
 
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.events import Event, is_time
 from deepvm.runtime.cluster import MOST_PLAN_BYTES, Cluster, Machine
-from deepvm.runtime.ledger.sqlite_file import (
-    FORMAT,
-    LedgerError,
-    being_written,
-    create_database,
-    open_database,
-    take_lock,
-)
+from deepvm.runtime.ledger.sqlite_file import FORMAT, LedgerError, create_database, open_database, take_lock
 
-_ROWS = 10_000  # read at once: no reader keeps the log from being folded in for long
+_ROWS = 10_000  # read at once: a longer transaction would delay the checkpoint of the write-ahead log
 
 
 class Ledger:
-    """Made by ``create`` or ``open``; closed by ``with``. Its methods may be called from several threads."""
+    """Made by ``create`` or ``open``. Several threads may call its methods."""
 
     def __init__(self, path: Path, database: sqlite3.Connection, lock_fd: int | None) -> None:
         self.path = path
@@ -48,25 +40,19 @@ class Ledger:
             self.run: str = facts["run"]
             self.cluster: Cluster = _cluster(_fact(facts["cluster"]), _fact(facts["plan"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MalformedFile(path, f"it is no whole ledger ({type(error).__name__}: {error})") from None
+            raise MalformedFile(path, f"the ledger is incomplete ({type(error).__name__}: {error})") from None
 
     @staticmethod
     def create(path: Path | str, *, run: str, cluster: Cluster) -> Ledger:
-        """A new ledger, open for writing."""
-        machines = [_values(machine) for machine in cluster.machines]
-        told = {name: value for name, value in _values(cluster).items() if name != "plan"}
-        facts = {
-            "format": FORMAT,
-            "run": run,
-            "cluster": json.dumps({**told, "machines": machines}),
-            "plan": json.dumps(dict(cluster.plan)),
-        }
-        create_database(Path(path), facts)
+        """Create a ledger and open it for writing."""
+        described = asdict(cluster)
+        plan = json.dumps(described.pop("plan"))
+        create_database(Path(path), {"format": FORMAT, "run": run, "cluster": json.dumps(described), "plan": plan})
         return Ledger.open(path, write=True)
 
     @staticmethod
     def open(path: Path | str, *, write: bool = False) -> Ledger:
-        """For reading, or for the one process that goes on writing it: LedgerError where another one does."""
+        """Open a ledger for reading or writing. Raise LedgerError if another process writes it."""
         path = Path(path)
         database = open_database(path, write=write)
         lock_fd = None
@@ -80,7 +66,7 @@ class Ledger:
             raise
 
     def append(self, events: Iterable[Event]) -> None:
-        """All of them or none, in one transaction. What was appended outlives a kill of this process."""
+        """Append all events or none, in one transaction. They are safe from a kill of this process."""
         if self._lock_fd is None:
             raise UsageError(f"{self.path} is open for reading only: open it with write=True")
         rows = [_row(event) for event in events]
@@ -97,11 +83,7 @@ class Ledger:
                 raise
 
     def events(self, kind: str | None = None, after: int = 0) -> Iterator[Event]:
-        """Those with a number above ``after`` that are there now, in order."""
-        return (event for _, event in self.numbered(kind, after))
-
-    def numbered(self, kind: str | None = None, after: int = 0) -> Iterator[tuple[int, Event]]:
-        """The same with their numbers, for who follows a ledger: the last number is the next ``after``."""
+        """Yield the present events in order, of one kind or of all, with numbers above ``after``."""
         wanted, kinds = ("", ()) if kind is None else ("AND kind = ?", (kind,))
         query = (
             f"SELECT id, at_s, kind, machine, data FROM events WHERE id > ? AND id <= ? {wanted} ORDER BY id LIMIT ?"  # noqa: S608
@@ -117,7 +99,7 @@ class Ledger:
                     event = Event(at_s=at_s, kind=found, machine=machine, data=data)
                 except (ValueError, TypeError, UsageError) as error:
                     raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
-                yield number, event
+                yield event
             if len(rows) < _ROWS:
                 return
             after = rows[-1][0]
@@ -129,18 +111,13 @@ class Ledger:
                 return cast("list[dict[str, Any]]", parsed)
         except (ValueError, TypeError, RecursionError):
             pass
-        for number, *_, data in rows:
+        for number, *_, data in rows:  # find the malformed one
             try:
                 if not isinstance(json.loads(data), dict):
                     raise ValueError(f"its data is {data[:40]}")
             except (ValueError, TypeError, RecursionError) as error:
                 raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
         raise MalformedFile(self.path, f"events from {rows[0][0]} on cannot be read")
-
-    @property
-    def being_written(self) -> bool:
-        """Whether a process has it open for writing now, this one included."""
-        return being_written(self.path)
 
     def close(self) -> None:
         with self._mutex:
@@ -152,22 +129,19 @@ class Ledger:
     def __enter__(self) -> Ledger:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """One thread at a time, and SQLite's errors as sentences."""
+        """Let one thread in at a time, and translate SQLite's errors."""
         with self._mutex:
             try:
                 yield
             except sqlite3.ProgrammingError as error:
                 raise LedgerError(f"{self.path} is not open any more: {error}") from None
             except sqlite3.DatabaseError as error:
-                # Locked, full and read-only are operational errors of whole files; a missing table and text that is
-                # none are called operational, too.
+                # A locked, full or read-only file is an operational error, but so are a missing table and invalid text.
                 damaged = "no such" in str(error) or "decode" in str(error)
                 if isinstance(error, sqlite3.OperationalError) and not damaged:
                     raise LedgerError(f"{self.path} cannot be used now: {error}") from None
@@ -176,7 +150,7 @@ class Ledger:
 
 def _row(event: Event) -> tuple[float, str, str | None, str]:
     if not is_time(event.at_s):
-        raise UsageError(f"an event of kind {event.kind} happened at {event.at_s}, which is no time")
+        raise UsageError(f"an event of kind {event.kind} has at_s={event.at_s}, which is not a valid time")
     try:
         data = json.dumps(dict(event.data), allow_nan=False)
     except ValueError:
@@ -187,7 +161,7 @@ def _row(event: Event) -> tuple[float, str, str | None, str]:
 
 
 def _finite(value: Any) -> Any:
-    """The same without NaN and infinities, which JSON does not have: missing is null."""
+    """Replace NaN and infinities, which JSON does not have, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -199,10 +173,6 @@ def _fact(text: str) -> dict[str, Any]:
     return strict.table(strict.loads(text, most_bytes=MOST_PLAN_BYTES), "a fact")
 
 
-def _values(value: Machine | Cluster) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
-def _cluster(told: dict[str, Any], plan: dict[str, Any]) -> Cluster:
-    machines = tuple(Machine(**machine) for machine in told.pop("machines"))
-    return Cluster(machines=machines, notes=tuple(told.pop("notes")), plan=plan, **told)
+def _cluster(described: dict[str, Any], plan: dict[str, Any]) -> Cluster:
+    machines = tuple(Machine(**machine) for machine in described.pop("machines"))
+    return Cluster(machines=machines, notes=tuple(described.pop("notes")), plan=plan, **described)

@@ -1,4 +1,4 @@
-"""What the loss of machines did to training: which steps it lost, and how long it stood still."""
+"""A run's losses, groups and restores -> lost steps, and pauses of training with their parts. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepvm.events import Event
 from deepvm.runtime.ledger.bill import number
 from deepvm.runtime.ledger.steps import Steps
 
-LOSSES = ("preempted", "lost", "failed")  # the other ends of a machine are wanted
+LOSSES = ("preempted", "lost", "failed")  # reasons of machine-down; all others are planned ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,21 +24,18 @@ class Loss:
     def trained(self) -> bool:
         return self.role != "memory"
 
-    def to_json(self) -> dict[str, Any]:
-        return {"at_s": self.at_s, "machine": self.machine, "role": self.role, "why": self.why}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restore:
-    """Of all trainers that restored the same step at once; the slowest counts."""
+    """A restore of one step by a group's trainers; the slowest counts."""
 
-    at_s: float  # when the last one had it
+    at_s: float  # when the last trainer had it
     step: int | None
     place: str | None
-    fetched: bool  # before the trainer asked for it
+    fetched: bool  # prefetched before the trainer read it
     seconds: float | None
     trainers: tuple[tuple[str | None, Any], ...]  # machine and rank
-    first_s: float  # when the first one had it
+    first_s: float  # when the first trainer had it
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,28 +50,19 @@ class Restore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pause:
-    """Training stood still: from the last finished step before a loss (or before a group broke) to the next one.
+    """A time without training: from the last finished step before a loss (or before a group broke) to the next one.
 
-    A machine that hangs is missed long after training stopped: what counts is the last step, not the news of it."""
+    It starts with that step because a machine that hangs is detected long after training stopped."""
 
     at_s: float
     seconds: float
     recovered: bool  # False: no step followed in that session
     machines: tuple[str, ...]  # that were lost
-    parts: dict[str, float]  # detect_s, regroup_s, start_s, restore_s, first_step_s, where known, one after another
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "at_s": self.at_s,
-            "seconds": self.seconds,
-            "recovered": self.recovered,
-            "machines": list(self.machines),
-            "parts": dict(self.parts),
-        }
+    parts: dict[str, float]  # in order, if known: detect_s, regroup_s, start_s, restore_s, first_step_s
 
 
 def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
-    """``events`` of kind restored, in the order of time."""
+    """Merge ``restored`` events, in the order of time, into one restore for each group."""
     found: list[Restore] = []
     for event in events:
         step, place, seconds = event.data.get("step"), event.data.get("place"), number(event.data.get("seconds"))
@@ -84,7 +72,7 @@ def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
             last is not None
             and last.step == step
             and trainer not in last.trainers
-            and steps.count_until(last.first_s) == steps.count_until(event.at_s)  # nobody has trained since
+            and steps.count_until(last.first_s) == steps.count_until(event.at_s)  # no step in between
         ):
             slower = last.seconds if seconds is None else max(seconds, last.seconds or 0.0)
             found[-1] = replace(last, at_s=event.at_s, seconds=slower, trainers=(*last.trainers, trainer))
@@ -106,11 +94,10 @@ def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
 def count_lost(
     steps: Steps, committed: Iterable[tuple[float, int]], losses: Iterable[Loss], restores: Iterable[Restore]
 ) -> int:
-    """Steps that were finished, but in no committed checkpoint when a trainer was lost or training went back.
+    """Count steps that were finished, but in no committed checkpoint when a trainer was lost or training went back.
 
-    ``committed`` are the times and steps of checkpoints. What goes back without a loss (a worker that failed by
-    itself, a run that was killed and resumed) shows in its restore.
-    """
+    ``committed`` are the times and steps of checkpoints. If training goes back without a loss (a worker failed, a run
+    was killed and resumed), its restore shows it."""
     marks: list[tuple[float, int | Loss | Restore]] = [*committed]
     marks += [(loss.at_s, loss) for loss in losses if loss.trained]
     marks += [(restore.first_s, restore) for restore in restores]
@@ -129,24 +116,27 @@ def count_lost(
 
 
 @dataclass(slots=True)
-class _Open:
-    at_s: float  # when it was noticed
+class _OpenPause:
+    """A pause whose end is not known yet."""
+
+    at_s: float  # when it was detected
     before: int  # steps of earlier sessions
     machines: list[str] = field(default_factory=list)
     group_s: float | None = None
     restore: Restore | None = None
 
-    def gone_on_s(self, steps: Steps, by_s: float) -> float | None:
-        """When the next step finished, if it did by then."""
-        met_s = self.restore.at_s if self.restore is not None else self.group_s
-        # Without a new group, one step that was under way may still finish, a second cannot. Where it does, nobody
-        # needed what was lost, and training never stopped.
-        sure_s = steps.after(self.at_s, skip=1) if met_s is None else steps.after(met_s)
+    def resumed_s(self, steps: Steps, by_s: float) -> float | None:
+        """Return when the next step finished; None if it did not by then."""
+        formed_s = self.restore.at_s if self.restore is not None else self.group_s
+        # Without a new group, one step that was under way may still finish. If a second one finishes, the lost machine
+        # was not needed, and training never stopped.
+        sure_s = steps.after(self.at_s, skip=1) if formed_s is None else steps.after(formed_s)
         if sure_s is None or sure_s > by_s:
             return None
-        return steps.after(self.at_s) if met_s is None else sure_s
+        return steps.after(self.at_s) if formed_s is None else sure_s
 
-    def pause(self, steps: Steps, until_s: float, recovered: bool) -> Pause:
+    def close(self, steps: Steps, until_s: float, recovered: bool) -> Pause:
+        """Return the whole pause; ``recovered``: it ends with a step."""
         begun_s = self._last_step_s(steps, until_s, recovered)
         parts, since_s = {}, begun_s
         if begun_s < self.at_s:
@@ -170,10 +160,14 @@ class _Open:
         )
 
     def _last_step_s(self, steps: Steps, until_s: float, recovered: bool) -> float:
-        """When the last step of those that trained before was finished; when the loss was noticed, if none was.
-        Until there is a new group, a step that was under way may finish after the loss."""
-        met_s = self.group_s if self.group_s is not None else self.restore.at_s if self.restore is not None else None
-        by_s = met_s if met_s is not None else self.at_s if recovered else until_s
+        """Return when the last step before the pause was finished; if none was, when the loss was detected. A step that
+        was under way may finish after the loss, until there is a new group."""
+        if self.group_s is not None:
+            by_s = self.group_s
+        elif self.restore is not None:
+            by_s = self.restore.at_s
+        else:
+            by_s = self.at_s if recovered else until_s
         return steps.last(by_s, first=self.before, default=self.at_s)
 
 
@@ -185,7 +179,7 @@ def find_pauses(
     restores: Iterable[Restore],
     session_ends_s: Iterable[float],
 ) -> list[Pause]:
-    """Each time that training stood still, once, however many machines were lost in it."""
+    """Return the pauses of training; the loss of several machines is one pause."""
     marks: list[tuple[float, Loss | Event | Restore | None]] = [
         *((loss.at_s, loss) for loss in losses if loss.trained),
         *((group.at_s, group) for group in groups),
@@ -194,24 +188,23 @@ def find_pauses(
     ]
     marks.sort(key=lambda mark: mark[0])
     found: list[Pause] = []
-    pause: _Open | None = None
-    members: set[str] | None = None  # of the group that trains, where it is known
+    pause: _OpenPause | None = None
+    members: set[str] | None = None  # of the group that trains, if known
     before = 0  # steps of earlier sessions
     for at_s, mark in marks:
-        gone_on_s = pause.gone_on_s(steps, at_s) if pause else None
-        if pause and gone_on_s is not None:
-            found.append(pause.pause(steps, gone_on_s, True))
+        if pause is not None and (resumed_s := pause.resumed_s(steps, at_s)) is not None:
+            found.append(pause.close(steps, resumed_s, True))
             pause = None
         if isinstance(mark, Loss):
             if pause is None and (members is None or mark.machine in members):
-                pause = _Open(at_s, before)
+                pause = _OpenPause(at_s, before)
             if pause is not None:
                 pause.machines.append(mark.machine)
         elif isinstance(mark, Event):
             named, took_s = mark.data.get("machines"), number(mark.data.get("took_s"))
             members = {str(name) for name in named} if isinstance(named, list | tuple) else None
             if pause is None and took_s and steps.count_until(at_s - took_s) > before:
-                pause = _Open(at_s - took_s, before)  # a machine left, before it could be lost
+                pause = _OpenPause(at_s - took_s, before)  # a machine left before it could be lost
             if pause is not None:
                 pause.group_s, pause.restore = at_s, None
         elif isinstance(mark, Restore):
@@ -219,6 +212,6 @@ def find_pauses(
                 pause.restore = mark
         else:  # the end of a session
             if pause is not None:
-                found.append(pause.pause(steps, at_s, False))
+                found.append(pause.close(steps, at_s, False))
             pause, members, before = None, None, steps.count_until(at_s)
     return found

@@ -1,18 +1,16 @@
-"""What became of a run: a pure function of its events."""
+"""A run's events -> its report: outcome, steps, losses, bill. Pure; ``cli.run.report`` shows it."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from deepvm.errors import UsageError
 from deepvm.events import Event, is_time
 from deepvm.runtime.cluster import Cluster
 from deepvm.runtime.ledger.bill import Bill, Meter, number
-from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.recovery import LOSSES, Loss, Pause, Restore, count_lost, find_pauses, merged_restores
 from deepvm.runtime.ledger.saves import Checkpoints, Saves
 from deepvm.runtime.ledger.steps import StepColumns
@@ -22,20 +20,16 @@ INSTANT_S = 1e-3  # a rate over less than this says nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NoticeTaken:
-    """An announced end of a machine, and what was decided then."""
+class NoticeRecord:
+    """A preemption notice of a machine, and the decision about it."""
 
     at_s: float
     machine: str
     action: str | None
     seconds_left: float | None
     source: str | None
-    choice: str | None  # None: nothing was decided
-    why: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        names = ("at_s", "machine", "action", "seconds_left", "source", "choice", "why")
-        return {name: getattr(self, name) for name in names}
+    choice: str | None = None  # None: nothing was decided
+    why: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +53,7 @@ class Forecast:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     run: str
-    outcome: str  # finished, failed, interrupted; running; broken-off where the ledger just ends
+    outcome: str  # finished, failed, interrupted; running; broken-off if the ledger ends without an outcome
     why: str | None
     sessions: int
     started_s: float | None
@@ -69,20 +63,20 @@ class Report:
     repeated_s: float
     steps_lost: int  # finished, but in no checkpoint when training had to go back
     checkpoints: Checkpoints
-    notices: tuple[NoticeTaken, ...]
+    notices: tuple[NoticeRecord, ...]
     losses: tuple[Loss, ...]
     pauses: tuple[Pause, ...]
     restores: tuple[Restore, ...]
     bill: Bill
     useful_machine_s: float
     forecast: Forecast
-    changes: tuple[str, ...]  # what re-planning changed
-    notes: tuple[str, ...]  # in what the cluster differs from the plan
-    warnings: tuple[str, ...] = ()  # what people should know, each once
+    changes: tuple[str, ...]  # by replanning
+    notes: tuple[str, ...]  # how the cluster differs from the plan
+    warnings: tuple[str, ...] = ()  # distinct ones
 
     @property
     def stalled_s(self) -> float:
-        """By saves, while training went on."""
+        """Return how long training waited for saves."""
         return self.checkpoints.stalled_s
 
     @property
@@ -91,7 +85,7 @@ class Report:
 
     @property
     def goodput(self) -> float | None:
-        """Useful step seconds over paid machine seconds, memory nodes included; None where nothing was paid."""
+        """Return useful step seconds over paid machine seconds, memory nodes included; None if nothing was paid."""
         return min(1.0, self.useful_machine_s / self.bill.machine_s) if self.bill.machine_s > 0 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -114,9 +108,9 @@ class Report:
             "goodput": self.goodput,
             "useful_machine_s": self.useful_machine_s,
             "checkpoints": self.checkpoints.to_json(),
-            "notices": [notice.to_json() for notice in self.notices],
-            "losses": [loss.to_json() for loss in self.losses],
-            "pauses": [pause.to_json() for pause in self.pauses],
+            "notices": [asdict(notice) for notice in self.notices],
+            "losses": [asdict(loss) for loss in self.losses],
+            "pauses": [{**asdict(pause), "machines": list(pause.machines)} for pause in self.pauses],
             "restores": [restore.to_json() for restore in self.restores],
             "bill": self.bill.to_json(),
             "forecast": self.forecast.to_json(),
@@ -126,42 +120,29 @@ class Report:
         }
 
 
-def make_report(
-    source: Ledger | Iterable[Event],
-    cluster: Cluster | None = None,
-    now_s: float | None = None,
-    *,
-    run: str | None = None,
-) -> Report:
-    """The report of a ledger, or of events in the order in which they were told.
+def make_report(events: Iterable[Event], cluster: Cluster, now_s: float | None = None, *, run: str) -> Report:
+    """Return the report of a run's events, in the order of its ledger.
 
-    ``now_s`` is for a run that goes on: machines that are up are paid until now. Without it, what has no end ends with
-    the last event of its session.
-    """
-    if isinstance(source, Ledger):
-        run, cluster, events = run or source.run, cluster or source.cluster, source.events()
-    else:
-        events = iter(source)
-    if cluster is None:
-        raise UsageError("a report of events alone needs their cluster")
-    story = ReportBuilder(cluster)
+    ``now_s`` is for a run that continues: machines that are up are paid until now. Without it, the last event of a
+    session ends everything in it."""
+    builder = ReportBuilder(cluster)
     for event in events:
-        story.observe(event)
-    return story.report(run or "", now_s)
+        builder.observe(event)
+    return builder.report(run, now_s)
 
 
 class ReportBuilder:
-    """One pass over the events, in their order, then the order of time."""
+    """Observes events in the order of the ledger, then evaluates them in the order of time."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.meter, self.columns, self.saves = Meter(cluster), StepColumns(), Saves()
-        self.sessions: list[list[float]] = []  # from and until when each is known
+        self.sessions: list[list[float]] = []  # the times of the first and the last event of each
         self.outcome: str | None = None
         self.why: str | None = None
         self.losses: list[Loss] = []
-        self.notices: list[NoticeTaken] = []
-        self.undecided: dict[str, int] = {}  # machine -> its notice that waits for a decision
+        self.notices: list[NoticeRecord] = []
+        self.undecided: dict[str, int] = {}  # machine -> index of its notice without a decision
         self.groups: list[Event] = []
         self.restored: list[Event] = []
         self.changes: list[str] = []
@@ -190,7 +171,7 @@ class ReportBuilder:
                 self.losses.append(Loss(at_s=at_s, machine=event.machine, role=role, why=str(why)))
             self.meter.observe(event, at_s)
         elif kind in ("notice", "decision"):
-            self._see_notice(event)
+            self._observe_notice(event)
         elif kind == "group":
             self.groups.append(event)
         elif kind == "restored":
@@ -203,26 +184,22 @@ class ReportBuilder:
         elif kind == "run-ended":
             self.outcome, self.why = str(data.get("outcome") or "finished"), _text(data.get("why"))
 
-    def _see_notice(self, event: Event) -> None:
+    def _observe_notice(self, event: Event) -> None:
         machine, data = event.machine or "", event.data
-        told = event.kind == "notice"
-        waiting = None if told else self.undecided.pop(machine, None)
-        notice = None if waiting is None else self.notices[waiting]
-        taken = NoticeTaken(
-            at_s=notice.at_s if notice else event.at_s,
-            machine=machine,
-            action=notice.action if notice else _text(data.get("action")),
-            seconds_left=notice.seconds_left if notice else number(data.get("seconds_left")),
-            source=notice.source if notice else _text(data.get("source")),
-            choice=None if told else _text(data.get("choice")),
-            why=None if told else _text(data.get("why")),
-        )
-        if waiting is not None:
-            self.notices[waiting] = taken
+        decision: dict[str, Any] = {
+            name: _text(data.get(name)) for name in ("choice", "why") if event.kind == "decision"
+        }
+        index = self.undecided.pop(machine, None) if decision else None
+        if index is not None:
+            self.notices[index] = replace(self.notices[index], **decision)
             return
-        if told:
+        if not decision:
             self.undecided[machine] = len(self.notices)
-        self.notices.append(taken)
+        notice = NoticeRecord(
+            at_s=event.at_s, machine=machine, action=_text(data.get("action")), source=_text(data.get("source")),
+            seconds_left=number(data.get("seconds_left")), **decision,
+        )  # fmt: skip
+        self.notices.append(notice)
 
     def report(self, run: str, now_s: float | None) -> Report:
         if now_s is not None and self.outcome is None and self.sessions:
@@ -232,9 +209,7 @@ class ReportBuilder:
         self.restored.sort(key=lambda event: event.at_s)
         restores = merged_restores(self.restored, steps)
         ends_s = [until_s for _, until_s in self.sessions]
-        pauses = find_pauses(
-            steps, losses=self.losses, groups=self.groups, restores=restores, session_ends_s=ends_s
-        )  # fmt: skip
+        pauses = find_pauses(steps, losses=self.losses, groups=self.groups, restores=restores, session_ends_s=ends_s)
         wall_s = math.fsum(until_s - from_s for from_s, until_s in self.sessions)
         bill = self.meter.bill(ends_s[-1] if ends_s else 0.0)
         return Report(

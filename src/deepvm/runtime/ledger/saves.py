@@ -1,9 +1,9 @@
-"""The checkpoints of a run: how many became what, and the newest."""
+"""A run's save events -> how many checkpoints were made, skipped or failed, and the newest one."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deepvm.events import Event
@@ -16,9 +16,6 @@ class Newest:
     at_s: float  # when it was made
     durable: bool
     places: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "at_s": self.at_s, "durable": self.durable, "places": list(self.places)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +34,7 @@ class Checkpoints:
             "durable": self.durable,
             "skipped": self.skipped,
             "failed": self.failed,
-            "newest": None if self.newest is None else self.newest.to_json(),
+            "newest": self.newest and {**asdict(self.newest), "places": list(self.newest.places)},
             "last_problem": self.last_problem,
         }
 
@@ -46,17 +43,17 @@ class Checkpoints:
 class _Made:
     stall_s: float = 0.0
     durable: bool = False
-    tellers: list[tuple[str, Any]] = field(default_factory=list)
+    reporters: list[tuple[str, Any]] = field(default_factory=list)  # state and rank
 
 
 class Saves:
-    """Sees events of kind save. One save is told of by every rank when it is remote, and again when it is durable."""
+    """Observes save events. Every rank reports a save when it is remote, and again when it is durable."""
 
     def __init__(self) -> None:
-        self.committed: list[tuple[float, int]] = []  # when, and which step
+        self.committed: list[tuple[float, int]] = []  # times and steps
         self._counts = dict.fromkeys(("made", "durable", "skipped", "failed"), 0)
         self._made: dict[int, _Made] = {}  # the last save of each step
-        self._stalls_s: list[float] = []  # of others
+        self._stalls_s: list[float] = []  # of all other saves
         self._newest: Newest | None = None
         self._problem: str | None = None
 
@@ -68,23 +65,22 @@ class Saves:
             self._stalls_s.append(stall_s)
             self._problem = str(event.data.get("why") or self._problem or "") or None
         elif state in ("remote", "durable") and type(step) is int:
-            teller = (state, event.data.get("rank", event.machine))
+            reporter = (state, event.data.get("rank", event.machine))
             made = self._made.get(step)
-            if made is None or teller in made.tellers:  # the step came again, and was saved again
+            if made is None or reporter in made.reporters:  # the step was trained and saved again
                 if made is not None:
                     self._stalls_s.append(made.stall_s)
                 made = self._made[step] = _Made()
                 self._counts["made"] += 1
             self._counts["durable"] += not made.durable and state == "durable"
             made.durable = made.durable or state == "durable"
-            made.tellers.append(teller)
+            made.reporters.append(reporter)
             made.stall_s = max(made.stall_s, stall_s)  # all wait for the slowest
             self.committed.append((event.at_s, step))
-            self._make_newest(step, event.at_s, state == "durable", None if place is None else str(place))
+            self._update_newest(step, event.at_s, state == "durable", () if place is None else (str(place),))
 
-    def _make_newest(self, step: int, at_s: float, durable: bool, place: str | None) -> None:
+    def _update_newest(self, step: int, at_s: float, durable: bool, places: tuple[str, ...]) -> None:
         last = self._newest
-        places: tuple[str, ...] = () if place is None else (place,)
         if last is not None and step < last.step:
             return
         if last is not None and step == last.step:

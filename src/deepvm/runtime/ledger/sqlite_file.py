@@ -1,4 +1,4 @@
-"""A ledger on the disk: what the SQLite file holds, how it is opened, and who may write it."""
+"""A path -> a checked SQLite connection and the writer's lock, for ``ledger``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from deepvm.errors import DeepvmError, MalformedFile, UsageError
 
 VERSION = 1
 FORMAT = f"deepvm-ledger/{VERSION}"
-APPLICATION_ID = 0x44564D4C  # "DVML": how a ledger differs from other SQLite files
-BUSY_S = 10.0  # readers and the writer exclude each other for moments only, while the log is folded in
-LOCK_S = 2.0  # a reader that asks whether somebody writes holds the lock for microseconds
+APPLICATION_ID = 0x44564D4C  # "DVML": tells a ledger from other SQLite files
+BUSY_S = 10.0  # readers and the writer block each other for moments only, at a checkpoint of the write-ahead log
+LOCK_S = 2.0  # being_written() holds the lock for microseconds
 
 _TABLES = (
     "CREATE TABLE facts(name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
@@ -30,7 +30,7 @@ _FORBIDDEN = (
     "BEFORE DELETE ON facts",
     "BEFORE UPDATE ON events",
     "BEFORE DELETE ON events",
-    # INSERT OR REPLACE deletes without a word to those above
+    # INSERT OR REPLACE deletes without the triggers above
     "BEFORE INSERT ON facts WHEN EXISTS (SELECT 1 FROM facts WHERE name = NEW.name)",
     "BEFORE INSERT ON events WHEN EXISTS (SELECT 1 FROM events WHERE id = NEW.id)",
 )
@@ -41,13 +41,13 @@ class LedgerError(DeepvmError):
 
 
 def create_database(path: Path, facts: Mapping[str, str]) -> None:
-    """The file must not exist. Only its owner can read it: the arguments of a script may be secret."""
+    """Create the file, which must not exist. Only its owner can read it: a script's arguments may be secret."""
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except FileExistsError:
         raise UsageError(f"{path} exists already: resume that run, or give the new one another name") from None
     except OSError as error:
-        raise UsageError(f"{path} cannot be made: {error.strerror or error}") from None
+        raise UsageError(f"{path} cannot be created: {error.strerror or error}") from None
     try:
         with closing(_connect(path, "mode=rw")) as database:
             database.execute("PRAGMA journal_mode = WAL")
@@ -66,21 +66,21 @@ def create_database(path: Path, facts: Mapping[str, str]) -> None:
 
 
 def open_database(path: Path, *, write: bool) -> sqlite3.Connection:
-    """A connection to what is a ledger of this version, or one sentence on what it is."""
+    """Open a ledger of this version. Raise UsageError, MalformedFile or LedgerError if it is anything else."""
     if not path.is_file():
-        raise UsageError(f"{path} is no ledger: there is no such file")
+        raise UsageError(f"ledger {path} does not exist")
     if path.stat().st_size == 0:
         raise MalformedFile(path, "it is empty: its run ended before it began")
     try:
         return _checked(path, "mode=rw" if write else "mode=ro")
     except sqlite3.OperationalError as error:
         if not write and not path.with_name(path.name + "-wal").exists():
-            # A folder where nothing can be written, not even the log's index: nobody else writes there, either.
+            # In a read-only folder the log's index cannot be created, and no other process writes.
             with suppress(sqlite3.Error):
                 return _checked(path, "mode=ro&immutable=1")
         raise LedgerError(f"{path} cannot be opened: {error}") from None
     except sqlite3.DatabaseError as error:
-        raise MalformedFile(path, f"it is no ledger of a run ({error})") from None
+        raise MalformedFile(path, f"not a valid ledger ({error})") from None
 
 
 def _checked(path: Path, options: str) -> sqlite3.Connection:
@@ -89,13 +89,12 @@ def _checked(path: Path, options: str) -> sqlite3.Connection:
         (application,) = database.execute("PRAGMA application_id").fetchone()
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION_ID:
-            raise MalformedFile(path, "it is an SQLite file, but no ledger of a run")
+            raise MalformedFile(path, "an SQLite file, but not a ledger")
         if version != VERSION:
             raise MalformedFile(
                 path, f"its format is {version}, this deepvm reads {VERSION}: use the deepvm that wrote it"
             )
-        # With a write-ahead log, this is safe against the end of the process at any time; a loss of power can take
-        # the last transactions, never the file.
+        # With a write-ahead log, the end of the process loses nothing. A loss of power may lose the last transactions.
         database.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         database.close()
@@ -119,7 +118,7 @@ def _lock_path(path: Path) -> Path:
 
 
 def take_lock(path: Path) -> int:
-    """For the one writer, until it closes the descriptor or ends in any way."""
+    """Lock the ledger for its one writer, until the returned descriptor is closed or the process ends."""
     try:
         fd = os.open(_lock_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -132,12 +131,12 @@ def take_lock(path: Path) -> int:
         except OSError:
             if time.monotonic() > deadline:
                 os.close(fd)
-                raise LedgerError(f"{path} is being written by another process: that run still goes on") from None
+                raise LedgerError(f"{path} is being written by another process: that run is not over") from None
             time.sleep(0.02)
 
 
 def being_written(path: Path) -> bool:
-    """Whether a process has it open for writing now, this one included."""
+    """True if a process has it open for writing now, this one included."""
     try:
         fd = os.open(_lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

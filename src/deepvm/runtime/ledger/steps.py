@@ -1,4 +1,4 @@
-"""The steps of a run as columns, in the order of time: a million of them are no burden."""
+"""A run's step events -> columns in the order of time, which hold a million steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST = 2**62
 
 
 class StepColumns:
-    """Gathers step events; one without the number of its step is none."""
+    """Gathers step events; those without a valid step number are left out."""
 
     def __init__(self) -> None:
         self._at_s, self._seconds, self._world_size = array("d"), array("d"), array("d")
@@ -31,13 +31,14 @@ class StepColumns:
         self._world_size.append(number(world_size) or 1.0)
 
     def steps(self, groups: Iterable[tuple[float, int]] = ()) -> Steps:
-        """``groups``: when each was formed, and of how many machines; of which each may have several ranks."""
+        """Return the steps. ``groups``: when each was formed, and its number of machines, each with one or more
+        ranks."""
         at_s = np.array(self._at_s, dtype=np.float64)
         order = np.argsort(at_s, kind="stable")
         machines = np.array(self._world_size, dtype=np.float64)[order]
         formed = sorted(groups)
         if formed:
-            sizes = np.array([np.inf, *(size for _, size in formed)])  # before the first, nobody knows
+            sizes = np.array([np.inf, *(size for _, size in formed)])  # not known before the first
             latest = np.searchsorted(np.array([s for s, _ in formed]), at_s[order], side="right")
             machines = np.minimum(machines, sizes[latest])
         return Steps(
@@ -49,7 +50,7 @@ class StepColumns:
 
 
 class Steps:
-    """Every execution of a step; ``machines`` train in it for ``seconds``."""
+    """Every execution of a step: ``machines`` trained in it for ``seconds``."""
 
     def __init__(
         self,
@@ -68,19 +69,19 @@ class Steps:
         self.useful_machine_s = float(np.sum(seconds[useful] * machines[useful]))
 
     def count_until(self, at_s: float) -> int:
-        """How many were finished by then."""
+        """Return how many were finished by then."""
         return int(np.searchsorted(self.at_s, at_s, side="right"))
 
     def after(self, at_s: float, *, skip: int = 0) -> float | None:
-        """When the first step finished after that time, or one that is ``skip`` steps later."""
+        """Return when the first step finished after that time, or the one ``skip`` steps later; None if none did."""
         index = self.count_until(at_s) + skip
         return float(self.at_s[index]) if index < len(self.at_s) else None
 
     def last(self, at_s: float, *, first: int, default: float) -> float:
-        """When the last step was finished by then; ``default`` where none of those from ``first`` on was."""
+        """Return when the last step by then was finished; ``default`` if none from ``first`` on was."""
         end = self.count_until(at_s)
         return float(self.at_s[end - 1]) if end > first else default
 
     def above(self, step: int | None, first: int, end: int) -> int:
-        """How many of the executions [first, end) were of steps behind this one; all where it is None."""
+        """Return how many of the executions [first, end) were of steps above this one; all if it is None."""
         return end - first if step is None else int(np.count_nonzero(self.step[first:end] > step))

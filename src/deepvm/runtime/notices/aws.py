@@ -29,14 +29,14 @@ class AwsNotices:
         return self._fresh_token() is not None
 
     def poll(self) -> Notice | None:
-        told = self._get(ACTION_PATH)
-        if told is None:  # nobody is there: the other question would wait as long
+        answer = self._get(ACTION_PATH)
+        if answer is None:  # no service answers: the second request would wait as long
             return None
-        if told.found and (notice := _interruption(told.text)) is not None:
+        if answer.found and (notice := _interruption(answer.text)) is not None:
             return notice
-        told = self._get(REBALANCE_PATH)
-        if told is not None and told.found and iso_time_s(fields_of(told.text).get("noticeTime")) is not None:
-            return Notice(action="rebalance", at_s=None, source="aws")  # its time says when it was told, not an end
+        answer = self._get(REBALANCE_PATH)
+        if answer is not None and answer.found and iso_time_s(fields_of(answer.text).get("noticeTime")) is not None:
+            return Notice(action="rebalance", at_s=None, source="aws")  # its time is that of the notice, not of an end
         return None
 
     def _get(self, path: str) -> Answer | None:
@@ -44,9 +44,7 @@ class AwsNotices:
         answer = None if token is None else self._ask(path, token)
         if token is not None and (answer is None or answer.status != 401):
             return answer
-        token = (
-            self._fresh_token()
-        )  # there was none, it is old, or it was refused: a resumed machine's clock stood still
+        token = self._fresh_token()  # it was missing, old or refused: a resumed machine's clock stood still
         return None if token is None else self._ask(path, token)
 
     def _ask(self, path: str, token: str) -> Answer | None:
@@ -62,8 +60,8 @@ class AwsNotices:
 
 
 def _interruption(text: str) -> Notice | None:
-    told = fields_of(text)
+    fields = fields_of(text)
     for action in INTERRUPTIONS:
-        if action == told.get("action"):
-            return Notice(action=action, at_s=iso_time_s(told.get("time")), source="aws")
+        if action == fields.get("action"):
+            return Notice(action=action, at_s=iso_time_s(fields.get("time")), source="aws")
     return None

@@ -11,7 +11,7 @@ from deepvm.runtime.notices.metadata import Answer, Metadata, fields_of, mail_ti
 
 EVENTS_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME_PATH = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-# A Freeze is not among them: the machine stands still for seconds and goes on with its memory.
+# A Freeze is not among them: it pauses the machine for seconds and keeps its memory.
 ENDS: dict[str, Action] = {"Preempt": "terminate", "Terminate": "terminate", "Reboot": "stop", "Redeploy": "stop"}
 
 
@@ -30,10 +30,10 @@ class AzureNotices:
 
     def poll(self) -> Notice | None:
         name = self._own_name()
-        told = None if name is None else self._get(EVENTS_PATH)
-        if name is None or told is None or not told.found:
+        answer = None if name is None else self._get(EVENTS_PATH)
+        if name is None or answer is None or not answer.found:
             return None
-        listed = fields_of(told.text).get("Events")
+        listed = fields_of(answer.text).get("Events")
         events = [e for e in listed if isinstance(e, dict)] if isinstance(listed, list) else []
         own = [event for event in events if _concerns(event, name) and str(event.get("EventType")) in ENDS]
         self._ends_s = {str(event.get("EventId")): self._end_s(event) for event in own}
@@ -46,9 +46,9 @@ class AzureNotices:
     def _end_s(self, event: dict[str, Any]) -> float:
         """Return when the machine ends; infinity if not given. A started event has no time any more: it keeps its
         earlier one, or ends the machine now."""
-        told = mail_time_s(event.get("NotBefore"))
-        if told is not None:
-            return told
+        at_s = mail_time_s(event.get("NotBefore"))
+        if at_s is not None:
+            return at_s
         begun = event.get("EventStatus") == "Started"
         return self._ends_s.get(str(event.get("EventId")), time.time() if begun else math.inf)
 

@@ -17,14 +17,14 @@ class Notice:
     """``rebalance`` is a warning that the end is likelier now; all others name the end itself."""
 
     action: Action
-    at_s: float | None  # when it happens, since 1970; None where that is not told
+    at_s: float | None  # of the end, since 1970; None if not given
     source: str
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise UsageError(f"a notice says {', '.join(ACTIONS)}, not {self.action!r}")
+            raise UsageError(f"unknown action of a notice {self.action!r}: it must be one of {', '.join(ACTIONS)}")
         if self.at_s is not None and not math.isfinite(self.at_s):
-            raise UsageError(f"a notice for {self.at_s} seconds after 1970: the number must be finite")
+            raise UsageError(f"at_s of a notice is {self.at_s}: it must be finite")
 
     def seconds_left(self, now_s: float) -> float | None:
         return None if self.at_s is None else max(0.0, self.at_s - now_s)
@@ -33,7 +33,7 @@ class Notice:
 class NoticeSource(Protocol):
     @property
     def interval_s(self) -> float:
-        """How often asking makes sense."""
+        """Return the seconds between two polls."""
         ...
 
     def poll(self) -> Notice | None:

@@ -33,12 +33,12 @@ class FileNotices:
                 source=f"file {self._path}",
             )
         except (OSError, ValueError, TypeError, AttributeError, OverflowError, UsageError):
-            return None  # not there, half written, or nothing of ours
+            return None  # missing, incomplete or invalid
 
 
 def write_notice(path: Path, *, seconds_left: float | None, action: str = "terminate") -> None:
     """Write a notice atomically."""
     at_s = None if seconds_left is None else time.time() + seconds_left
-    aside = path.with_name(path.name + ".tmp")
-    write_private(aside, json.dumps({"action": action, "at_s": at_s}))
-    aside.replace(path)
+    new = path.with_name(path.name + ".tmp")
+    write_private(new, json.dumps({"action": action, "at_s": at_s}))
+    new.replace(path)

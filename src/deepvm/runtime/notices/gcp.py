@@ -9,7 +9,7 @@ from deepvm.runtime.notices.metadata import Answer, Metadata
 
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
 MAINTENANCE_PATH = "/computeMetadata/v1/instance/maintenance-event"
-PREEMPTED_S = 30.0  # from the notice to the end, which the service does not tell
+PREEMPTED_S = 30.0  # from the notice to the end, which the service does not report
 
 
 class GcpNotices:
@@ -22,18 +22,18 @@ class GcpNotices:
         self._ends_s: float | None = None
 
     def present(self) -> bool:
-        told = self._get("/computeMetadata/v1/instance/id")
-        return told is not None and told.found
+        answer = self._get("/computeMetadata/v1/instance/id")
+        return answer is not None and answer.found
 
     def poll(self) -> Notice | None:
-        told = self._get(PREEMPTED_PATH)
-        if told is None:
+        answer = self._get(PREEMPTED_PATH)
+        if answer is None:
             return None
-        if told.found and told.text.strip().upper() == "TRUE":
+        if answer.found and answer.text.strip().upper() == "TRUE":
             self._ends_s = self._ends_s or time.time() + PREEMPTED_S
             return Notice(action="terminate", at_s=self._ends_s, source="gcp")
-        told = self._get(MAINTENANCE_PATH)
-        if told is not None and told.found and told.text.strip() == "TERMINATE_ON_HOST_MAINTENANCE":
+        answer = self._get(MAINTENANCE_PATH)
+        if answer is not None and answer.found and answer.text.strip() == "TERMINATE_ON_HOST_MAINTENANCE":
             # a minute ahead for most machines, an hour for those with GPUs; a migration, the other event, ends nothing
             return Notice(action="stop", at_s=None, source="gcp")
         return None

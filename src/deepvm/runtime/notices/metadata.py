@@ -1,4 +1,4 @@
-"""Requests to a cloud's metadata service, which only the machine itself can reach: no proxy, no redirect, no name."""
+"""Requests to a cloud's metadata service from its own machine, without proxy, redirect or host name -> answers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from deepvm.errors import UsageError
 
 URL_VARIABLE = "DEEPVM_METADATA_URL"
-LINK_LOCAL_URL = "http://169.254.169.254"  # of all three clouds; to resolve a name could take longer than any time-out
-TIMEOUT_S = 1.0  # it is on the same host: what takes longer does not come
+LINK_LOCAL_URL = "http://169.254.169.254"  # of all three clouds; resolving a name could exceed any time-out
+TIMEOUT_S = 1.0  # the service is on the same host
 MOST_BYTES = 1 << 20
 
 
@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 20
 class Answer:
     status: int
     text: str
-    flavor: str  # how Google's service tells itself from others on this address
+    flavor: str  # identifies Google's service
 
     @property
     def found(self) -> bool:
@@ -40,7 +40,7 @@ class Metadata:
         except ValueError:
             scheme, host, port = "", None, None
         if scheme != "http" or not host:
-            raise UsageError(f"{chosen!r} is no address of a metadata service: write it like {LINK_LOCAL_URL}")
+            raise UsageError(f"{chosen!r} is not a valid URL of a metadata service: write it like {LINK_LOCAL_URL}")
         self._host, self._port, self._timeout_s = host, port or 80, timeout_s
 
     def ask(self, path: str, headers: Mapping[str, str], *, method: str = "GET") -> Answer | None:

@@ -18,13 +18,13 @@ class SignalNotices:
 
     def __init__(self, number: signal.Signals = signal.SIGUSR1, *, seconds: float = 30.0) -> None:
         if not (math.isfinite(seconds) and seconds >= 0):
-            raise UsageError(f"a signal {seconds} s before the end: the number must be finite and not negative")
+            raise UsageError(f"a signal {seconds} s before the end: the time must be finite and not negative")
         self._number, self._seconds = number, seconds
         self._ends_s: float | None = None
         try:
             self._before = signal.signal(number, self._on_signal)
         except (OSError, ValueError) as error:
-            raise UsageError(f"{number.name} cannot be taken as a notice: {error}") from None
+            raise UsageError(f"{number.name} cannot be used for notices: {error}") from None
 
     def poll(self) -> Notice | None:
         if self._ends_s is None:
@@ -36,5 +36,5 @@ class SignalNotices:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         now_s = time.time()
-        if self._ends_s is None or self._ends_s <= now_s:  # said twice, an end does not come later
+        if self._ends_s is None or self._ends_s <= now_s:  # a second signal does not delay the end
             self._ends_s = now_s + self._seconds

@@ -46,7 +46,7 @@ def open_source(text: str, *, metadata_url: str | None = None) -> NoticeSource:
         return NoNotices()
     if kind == "file":
         if not rest:
-            raise UsageError(f"{text!r} names no file: write it like file:/run/notice")
+            raise UsageError(f"{text!r} has no path: write it like file:/run/notice")
         return FileNotices(Path(rest))
     if kind == "signal":
         return _signal_source(rest)

@@ -42,7 +42,7 @@ class Watch:
         while not self._closing.is_set():
             try:
                 self._poll()
-            except Exception:  # the next notice must find a watch that lives
+            except Exception:  # the next notice must still be reported
                 log.exception("a notice could not be handled")
             self._closing.wait(self._source.interval_s)
 

@@ -1,59 +1,53 @@
-"""Supervises a cloud's machines from this host: requests them, records their states, and replaces lost ones."""
+"""A cloud's machines, supervised from this host: requests them, records their states, and replaces lost ones."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import groupby
 
 from deepvm.errors import DeepvmError, SourceFailed
 from deepvm.events import Event
 from deepvm.runtime.backends.base import Backend, Change, NoCapacity
-from deepvm.runtime.cluster import Cluster, Machine, billing_facts
+from deepvm.runtime.cluster import Cluster, Machine, hub_of
 from deepvm.runtime.ledger.ledger import Ledger
-from deepvm.runtime.supervise.machine_requests import MachineRequests
+from deepvm.runtime.ledger.recovery import LOSSES
+from deepvm.runtime.supervise.machine_requests import FAILURES, MachineRequests
 from deepvm.runtime.supervise.replan import Replanner
 
-LOOK_S = 10.0
-ASK_AGAIN_S = 60.0  # where the market has none, or the cloud did not answer
-GLANCE_S = 0.2  # whether another process ends the run
-FAILURES = 3  # of a machine in a row
-REPLACED = ("preempted", "lost", "failed")
+POLL_S = 10.0
+RETRY_S = 60.0  # if the market has none, or the cloud did not answer
+ENDED_POLL_S = 0.2  # to detect that another process ends the run
 
 Show = Callable[[str], None]
 
 
 class CloudSupervisor:
-    """``over`` returns True when another process ends the run: nothing is requested from then on."""
+    """``ended`` returns True when another process ends the run: nothing is requested from then on."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        backend: Backend,
-        ledger: Ledger,
-        *,
-        show: Show,
-        over: Callable[[], bool],
-        replanner: Replanner | None = None,
+        self, cluster: Cluster, backend: Backend, ledger: Ledger, *, show: Show, ended: Callable[[], bool]
     ) -> None:
-        self._backend, self._ledger, self._show, self._over = backend, ledger, show, over
+        self._backend, self._ledger, self._show, self._ended = backend, ledger, show, ended
         self._requests = MachineRequests(
-            cluster, backend, replanner=replanner or Replanner(), record=self._record, on_wait=self._await_capacity,
-            again_s=ASK_AGAIN_S,
-        )  # fmt: skip
-        self._hub = _in_order(cluster.machines)[0].name
+            cluster, backend, replanner=Replanner(), record=self._record, on_wait=self._await_capacity, retry_s=RETRY_S
+        )
+        self._hub = hub_of(cluster).name
         self._failures: Counter[str] = Counter()
 
     def begin(self) -> None:
-        """Request all machines, one kind after the other: an error then shows which of them exist."""
-        machines = _in_order(self._requests.cluster.machines)
+        """Request all machines, the hub first, then one kind after the other: an error shows which of them exist."""
+        machines = sorted(
+            self._requests.cluster.machines,
+            key=lambda m: (m.name != self._hub, m.market == "spot", not m.keeps, m.role, m.instance),
+        )
         for _, kind in groupby(machines, key=lambda m: (m.role, m.instance, m.market)):
             self._requests.request(list(kind))
 
     def follow(self) -> None:
         """Supervise until the run is over."""
-        while self._paused():
+        while self._pause():
             try:
                 changes = self._backend.poll()
             except NoCapacity as error:
@@ -67,28 +61,23 @@ class CloudSupervisor:
             for machine in self._requests.due():
                 self._replace(machine.name)
 
-    def _paused(self) -> bool:
-        """Wait for LOOK_S. Return False as soon as the run is over."""
-        until_s = time.monotonic() + LOOK_S
-        while not self._over():
+    def _pause(self) -> bool:
+        """Wait for POLL_S. Return False as soon as the run is over."""
+        until_s = time.monotonic() + POLL_S
+        while not self._ended():
             if time.monotonic() >= until_s:
                 return True
-            time.sleep(min(GLANCE_S, max(0.0, until_s - time.monotonic())))
+            time.sleep(min(ENDED_POLL_S, max(0.0, until_s - time.monotonic())))
         return False
 
     def _changed(self, change: Change) -> None:
-        machine = self._requests.machine(change.machine)
+        machine = self._requests.observe(change)
         if machine is None:
             return
-        if change.state == "up":
-            self._requests.cancel_retry(machine.name)
-            self._record(Event.now("machine-up", machine.name, at_s=change.at_s or None, **billing_facts(machine)))
-        else:
-            self._record(Event.now("machine-down", machine.name, at_s=change.at_s or None, why=change.why))
         self._show(f"{machine.name} is {change.state}{f' ({change.why})' if change.why else ''}")
-        if change.state == "down" and change.why in REPLACED and not self._over():
+        if change.state == "down" and change.why in LOSSES and not self._ended():
             if change.why == "failed":
-                self._failed(machine.name, "it did not come so far as to join")
+                self._failed(machine.name, "it ended before it joined the run")
             else:
                 self._failures[machine.name] = 0
             self._replace(machine.name)
@@ -105,13 +94,13 @@ class CloudSupervisor:
                 self._requests.request_alternative(machine, error)
         except SourceFailed as failure:
             self._failed(name, str(failure))
-            self._show(f"{name}: {failure}; it is asked for again in {ASK_AGAIN_S:.0f} s")
+            self._show(f"{name}: {failure}; it is requested again in {RETRY_S:.0f} s")
             self._requests.retry_later(name)
 
     def _await_capacity(self, machine: Machine, error: NoCapacity) -> None:
         if machine.name == self._hub:
-            raise DeepvmError(f"{error}; nothing else fits the budget, and the other machines would meet there")
-        self._show(f"{error}; nothing else fits the budget, so it is waited for")
+            raise DeepvmError(f"{error}; nothing else fits the budget, and the run needs this machine for its hub")
+        self._show(f"{error}; nothing else fits the budget, so it is requested again later")
 
     def _failed(self, name: str, why: str) -> None:
         self._failures[name] += 1
@@ -122,8 +111,3 @@ class CloudSupervisor:
         self._ledger.append([event])
         if event.kind == "replanned":
             self._show("; ".join(event.data["changes"]))
-
-
-def _in_order(machines: Sequence[Machine]) -> list[Machine]:
-    """Sort machines as clouds start them: first the on-demand machine with the hub."""
-    return sorted(machines, key=lambda m: (m.market == "spot", not m.keeps, m.role, m.instance))

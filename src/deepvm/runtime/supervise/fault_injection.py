@@ -1,14 +1,14 @@
-"""Preemptions on purpose: what ``--preempt`` says, as times and machines. Pure but for reading a trace.
+"""The text of ``--preempt`` -> faults: which machines to preempt, and when. Pure but for reading a trace.
 
-| written | what is taken |
+| written | what is preempted |
 |---|---|
 | ``at:20s:worker/2`` | that machine, 20 s after training began |
 | ``at:step:50:worker/1+worker/2`` | both, when step 50 is done |
 | ``at:20s:worker/*`` | all workers on spot at once; ``*``: all machines on spot |
-| ``poisson:3/h`` | each machine on spot three times an hour, by chance |
-| ``trace:FILE`` | what the file says: lines of ``seconds,machine[,notice_s]``, or JSON objects with these names |
+| ``poisson:3/h`` | each machine on spot three times an hour, at random times |
+| ``trace:FILE`` | the machines in a file: lines of ``seconds,machine[,notice_s]``, or JSON objects with these names |
 
-Several are separated by commas. ``:notice=5s`` at the end of one is for that one, ``notice=5s`` alone for all others.
+Rules are separated by commas. ``:notice=5s`` at the end of a rule is for that rule, ``notice=5s`` alone for all others.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from deepvm.errors import MalformedFile, UnknownName, UsageError
 from deepvm.runtime.cluster import Machine
 from deepvm.units import parse_seconds
 
-DEFAULT_NOTICE_S = 2.0  # AWS gives 120 s to jobs of hours; runs played on one machine take minutes
-_WAYS = "at:20s:worker/2, at:step:50:worker/2, poisson:3/h or trace:FILE"
+DEFAULT_NOTICE_S = 2.0  # AWS gives 120 s to jobs of hours; local runs take minutes
+_EXAMPLES = "at:20s:worker/2, at:step:50:worker/2, poisson:3/h or trace:FILE"
 _PER_S = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COLUMNS = ("seconds", "machine", "notice_s")
 
@@ -56,7 +56,7 @@ class Faults:
         self._next = next(timed, None)
 
     def due(self, now_s: float, *, step: int = 0) -> list[Fault]:
-        """Return those due since the last call, earliest first; ``step`` is the last finished one."""
+        """Return the faults due since the last call, earliest first; ``step`` is the last finished one."""
         found = []
         while self._next is not None and self._next.at_s is not None and self._next.at_s <= now_s:
             found.append(self._next)
@@ -71,24 +71,28 @@ def parse_faults(text: str, machines: Sequence[Machine], seed: int, *, notice_s:
     rules = []
     for rule in (part.strip() for part in text.split(",")):
         if rule.startswith("notice="):
-            notice_s = _placed(rule, parse_seconds, rule.removeprefix("notice="))
+            notice_s = _named(rule, parse_seconds, rule.removeprefix("notice="))
         elif rule:
             rules.append(rule)
     if not rules:
-        raise UsageError(f"--preempt {text!r} names nothing to take away: write {_WAYS}")
+        raise UsageError(f"--preempt {text!r} names no machines: write {_EXAMPLES}")
     streams: list[Iterator[Fault]] = []
     at_steps: list[Fault] = []
     for number, rule in enumerate(rules):
-        found = _placed(rule, _parse_rule, rule, machines, f"{seed} {number}", notice_s)
+        found = _named(rule, _parse_rule, rule, machines, f"{seed} {number}", notice_s)
         if isinstance(found, Fault) and found.at_step is not None:
             at_steps.append(found)
         else:
             streams.append(iter([found]) if isinstance(found, Fault) else found)
-    return Faults(heapq.merge(*streams, key=lambda fault: fault.at_s or 0.0), at_steps)
+    return Faults(heapq.merge(*streams, key=_time_s), at_steps)
 
 
-def _placed(rule: str, parse: Any, *args: Any) -> Any:
-    """Call a parser, and name the rule in its errors; errors in a trace name file and line."""
+def _time_s(fault: Fault) -> float:
+    return fault.at_s or 0.0
+
+
+def _named(rule: str, parse: Any, *args: Any) -> Any:
+    """Call a parser, and add the rule to its errors; errors in a trace have file and line."""
     try:
         return parse(*args)
     except MalformedFile:
@@ -110,12 +114,10 @@ def _parse_rule(rule: str, machines: Sequence[Machine], seed: str, notice_s: flo
         return Fault(at_s=parse_seconds(when), machines=_targets(target, machines), notice_s=notice_s)
     if kind == "poisson":
         gap_s, spot = _mean_gap_s(rest), _on_spot(machines)
-        return heapq.merge(
-            *(_by_chance(name, gap_s, f"{seed} {name}", notice_s) for name in spot), key=lambda fault: fault.at_s or 0.0
-        )
+        return heapq.merge(*(_random_faults(name, gap_s, f"{seed} {name}", notice_s) for name in spot), key=_time_s)
     if kind == "trace":
         return iter(_read_trace(Path(rest), machines, notice_s))
-    raise UsageError(f"it is no way to take machines away: write {_WAYS}")
+    raise UsageError(f"unknown fault: write {_EXAMPLES}")
 
 
 def _step(text: str) -> int:
@@ -124,19 +126,19 @@ def _step(text: str) -> int:
     except ValueError:
         step = 0
     if step < 1:
-        raise UsageError(f"{text!r} is no step: write it like at:step:50:worker/1")
+        raise UsageError(f"{text!r} is not a valid step: write it like at:step:50:worker/1")
     return step
 
 
 def _targets(text: str, machines: Sequence[Machine]) -> tuple[str, ...]:
     if not text:
-        raise UsageError("it does not say which machine: write it like at:20s:worker/2")
+        raise UsageError("the machine is missing: write it like at:20s:worker/2")
     found: dict[str, None] = {}
     for word in text.split("+"):
         if word == "*" or word.endswith("/*"):
             chosen = [name for name in _on_spot(machines) if name.startswith(word[:-1])]
             if not chosen:
-                raise UsageError(f"no machine on spot is called {word}: name one that is not on spot in full")
+                raise UsageError(f"no machine on spot matches {word}: write the full name of one that is not on spot")
             found |= dict.fromkeys(chosen)
         else:
             found[_known(word, machines).name] = None
@@ -153,7 +155,7 @@ def _known(name: str, machines: Sequence[Machine]) -> Machine:
 def _on_spot(machines: Sequence[Machine]) -> list[str]:
     names = [machine.name for machine in machines if machine.market == "spot"]
     if not names:
-        raise UsageError("no machine of this plan is on spot: name the one to take, like at:20s:anchor/0")
+        raise UsageError("no machine of this plan is on spot: write a full name, like at:20s:anchor/0")
     return names
 
 
@@ -164,15 +166,15 @@ def _mean_gap_s(rate: str) -> float:
     except (ValueError, KeyError):
         per_s = math.nan
     if not 0 < per_s <= 1:
-        raise UsageError(f"{rate!r} is no rate: write it like 3/h, in s, min, h or d, at most once a second")
+        raise UsageError(f"{rate!r} is not a valid rate: write it like 3/h, in s, min, h or d, at most 1/s")
     return 1 / per_s
 
 
-def _by_chance(name: str, mean_gap_s: float, seed: str, notice_s: float) -> Iterator[Fault]:
-    chance = random.Random(seed)  # noqa: S311 - nothing to be kept secret
+def _random_faults(name: str, mean_gap_s: float, seed: str, notice_s: float) -> Iterator[Fault]:
+    generator = random.Random(seed)  # noqa: S311 - not for secrets
     at_s = 0.0
     while True:
-        at_s += chance.expovariate(1 / mean_gap_s)
+        at_s += generator.expovariate(1 / mean_gap_s)
         yield Fault(at_s=at_s, machines=(name,), notice_s=notice_s)
 
 
@@ -192,7 +194,7 @@ def _read_trace(path: Path, machines: Sequence[Machine], notice_s: float) -> lis
             raise MalformedFile(path, str(error), line=number) from None
     if not found:
         raise MalformedFile(path, "it has no line of seconds,machine[,notice_s]")
-    return sorted(found, key=lambda fault: fault.at_s or 0.0)
+    return sorted(found, key=_time_s)
 
 
 def _trace_line(line: str, machines: Sequence[Machine], notice_s: float) -> Fault:
@@ -201,7 +203,7 @@ def _trace_line(line: str, machines: Sequence[Machine], notice_s: float) -> Faul
         raise UsageError(f"{line[:80]!r} is not seconds,machine[,notice_s]")
     machine = _known(str(row["machine"]).strip(), machines)
     if machine.market != "spot":
-        raise UsageError(f"{machine.name} is not on spot: only at: may take it away")
+        raise UsageError(f"{machine.name} is not on spot: preempt it with at: instead")
     notice = row.get("notice_s")
     return Fault(
         at_s=parse_seconds(row["seconds"]),
@@ -219,5 +221,5 @@ def _fields(line: str) -> dict[str, Any]:
     try:
         cells = next(csv.reader([line]))
     except csv.Error as error:
-        raise UsageError(f"it is no CSV ({error})") from None
+        raise UsageError(f"not valid CSV ({error})") from None
     return dict(zip(_COLUMNS, cells, strict=False)) if len(cells) <= len(_COLUMNS) else {}

@@ -13,7 +13,7 @@ from typing import Any
 from deepvm.errors import UsageError
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.backends.local.backend import LocalBackend
-from deepvm.runtime.backends.local.network import Isolation
+from deepvm.runtime.backends.local.network import Network
 from deepvm.runtime.cluster import Cluster, cluster_of, scaled
 from deepvm.runtime.hub.durability import Durability
 from deepvm.runtime.hub.hub import Hub
@@ -24,13 +24,13 @@ from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
+from deepvm.runtime.supervise.run_state import View
 from deepvm.runtime.supervise.supervisor import Outcome, Supervisor
-from deepvm.runtime.supervise.view import View
 
-STATES_IN_MEMORY = 2.2  # two buffers, and the last blocks' rest
-MOST_OF_MEMORY = 0.25  # of this machine, for all memory nodes that it plays
+STATES_IN_MEMORY = 2.2  # two buffers, and the rest of their last blocks
+MOST_OF_MEMORY = 0.25  # of this host, for all memory nodes
 LEAST_MEMORY_BYTES = 64_000_000
-WORDS_BYTES = 1_000  # of a machine that does not start
+TAIL_BYTES = 1_000  # of the log of a machine that does not start
 CHANGEABLE = (
     "policy", "after_loss", "batch", "seed", "workers", "memory_bytes", "durable", "max_restarts", "isolate",
     "bandwidth_bits_per_s",
@@ -40,7 +40,7 @@ CHANGEABLE = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """How a run ended, and the folder that is left of it."""
+    """How a run ended, and its folder."""
 
     run: str
     folder: Path
@@ -61,13 +61,13 @@ def run_local(
     begun: Begun = lambda *_: None,
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
-    played, faults = _checked(cluster, spec)
+    local, faults = _checked(cluster, spec)
     spec = spec.with_absolute_paths()
     kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": "local"}
     folder = RunFolder.create(name or spec.new_name(), kept)
-    with Ledger.create(folder.ledger, run=folder.name, cluster=played) as ledger:
+    with Ledger.create(folder.ledger, run=folder.name, cluster=local) as ledger:
         try:
-            return _run(folder, played, spec, faults, ledger, watch, begun, resumed=False)
+            return _run(folder, local, spec, faults, ledger, watch, begun, resumed=False)
         except UsageError:
             if not any(ledger.events()):  # it never began
                 folder.remove()
@@ -82,29 +82,26 @@ def resume(
     folder = RunFolder.find(name)
     found = folder.settings()
     if found["on"] != "local":
-        raise UsageError(
-            f"run {name} is not one of this machine: it runs on {found['on']}, and goes on there by itself"
-        )
+        raise UsageError(f"run {name} is on {found['on']} and continues there by itself: only local runs are resumed")
     if fixed := [key for key in changes if key not in CHANGEABLE]:
         raise UsageError(f"a run is resumed with its own {', '.join(fixed)}: leave that out, or start another run")
     spec = replace(RunSpec.from_settings({**found["settings"], "preempt": preempt}), **changes).with_absolute_paths()
     cluster = cluster_of(found["plan"], folder.path, rank=spec.rank)
-    played, faults = _checked(cluster, spec)
+    local, faults = _checked(cluster, spec)
     with Ledger.open(folder.ledger, write=True) as ledger:
         folder.keep({"plan": cluster.plan, "settings": replace(spec, preempt="").to_settings(), "on": "local"})
-        planned = len(ledger.cluster.trainers)
-        return _run(folder, played, spec, faults, ledger, watch, begun, resumed=True, planned=planned)
+        return _run(folder, local, spec, faults, ledger, watch, begun, resumed=True)
 
 
 def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults]:
-    """Return the part of the cluster that this host plays, and its faults. Raise before anything is started."""
+    """Return the part of the cluster that this host can run, and its faults. Raise before anything is started."""
     spec.check()
-    played = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
-    if not played.keepers:
+    local = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
+    if not local.keepers:
         raise UsageError(
-            f"the plan's {played.architecture} has no machine that keeps checkpoints: plan one with a memory node"
+            f"the plan's {local.architecture} has no machine that keeps checkpoints: plan one with a memory node"
         )
-    return played, parse_faults(spec.preempt, played.machines, spec.seed) if spec.preempt else Faults(iter(()), [])
+    return local, parse_faults(spec.preempt, local.machines, spec.seed) if spec.preempt else Faults(iter(()), [])
 
 
 def _run(
@@ -117,22 +114,17 @@ def _run(
     begun: Begun,
     *,
     resumed: bool,
-    planned: int | None = None,
 ) -> Ended:
-    """``planned``: ranks at the run's first start, by which batches are shared."""
     threads = max(1, (os.cpu_count() or 1) // len(cluster.trainers))
-    started = replace(
+    started = folder.started(
         spec,
-        run=folder.name,
-        folder=folder.path,
-        token_file=folder.token_file,
-        planned_world_size=planned or len(cluster.trainers),
+        planned_world_size=len(ledger.cluster.trainers),  # at the run's first start: batches are shared by it
         memory_bytes=spec.memory_bytes or _memory_bytes(cluster),
         env={} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)},
     )
-    isolate = Isolation(bandwidth_bits_per_s=spec.bandwidth_bits_per_s) if spec.isolate else None
     with contextlib.ExitStack() as stack:
-        backend = LocalBackend(started, isolate=isolate)
+        network = Network.create(spec.bandwidth_bits_per_s) if spec.isolate else None
+        backend = LocalBackend(started, network=network)
         stack.callback(backend.down)
         token = read_token(folder.token_file) or ""
         hub = Hub(cluster.machines, started, token=token, listen=f"{backend.hub_address}:0").start()
@@ -142,9 +134,9 @@ def _run(
         backend.spec = replace(started, hub=hub.address)
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=spec.durable)
         supervisor = Supervisor(
-            cluster, run=folder.name, backend=backend, hub=hub, ledger=ledger, faults=faults,
+            cluster, backend=backend, hub=hub, ledger=ledger, faults=faults,
             replanner=Replanner(), watch=watch, end_now=backend.stop_now, durability=durability,
-            tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=WORDS_BYTES),
+            tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=TAIL_BYTES),
             start_facts={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)
@@ -155,5 +147,5 @@ def _run(
 
 def _memory_bytes(cluster: Cluster) -> int:
     wanted = (cluster.checkpoint_bytes or 0) * STATES_IN_MEMORY
-    here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MOST_OF_MEMORY / max(1, len(cluster.keepers))
-    return max(LEAST_MEMORY_BYTES, int(min(wanted, here)))
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * MOST_OF_MEMORY / max(1, len(cluster.keepers))
+    return max(LEAST_MEMORY_BYTES, int(min(wanted, most)))

@@ -1,17 +1,19 @@
-"""A lost machine that the market does not have -> another type, at present prices and within the same budget."""
+"""A machine that the market does not have -> another type, at present prices and within the same budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 
 from deepvm.catalog import Catalog, Market, Quota, library
+from deepvm.catalog.model import Prices
 from deepvm.errors import DeepvmError
 from deepvm.plan import Request
 from deepvm.plan.decide import plan as make_plan
-from deepvm.plan.result import Plan
+from deepvm.plan.result import InstanceAnalysis, Plan, Role
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.units import format_usd
 
@@ -23,10 +25,10 @@ class Replanner:
 
     def __init__(self, load: Callable[[str], Catalog] = library.load) -> None:
         self._load = load
-        self._missing: set[tuple[str, str]] = set()  # type and market that there were none of
+        self._missing: set[tuple[str, str]] = set()  # types and markets without capacity
 
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
-        """Return the cluster with another type in the place of a lost machine; None if the budget allows none.
+        """Return the cluster with another type instead of a lost machine; None if the budget allows none.
 
         One slow machine slows all of them: choose the cheapest type that is at least as fast, else the fastest."""
         self._missing.add((lost.instance, lost.market))
@@ -59,28 +61,25 @@ class Replanner:
 
 
 def _candidates(found: Plan, lost: Machine) -> list[tuple[Machine, float]]:
-    """Return what could replace a machine, and how fast it trains. For memory nodes: those of the best cluster of each
-    architecture."""
+    """Return possible replacements of a machine, and how fast they train. For memory nodes: those of each
+    architecture's best cluster."""
+
+    def machine(row: Role | InstanceAnalysis, usd: float, on_demand_usd: float | None) -> Machine:
+        priced = replace(lost, usd_per_hour=usd, on_demand_usd_per_hour=on_demand_usd)
+        return replace(priced, instance=row.instance, region=row.region, zone=row.zone)
+
     if lost.role == "memory":
-        roles = [role for best in found.architectures for role in best.roles if role.role == "memory"]
+        roles = [role for best in found.architectures for role in best.roles]
         return [
-            (_as(lost, role.instance, role.usd_per_hour, role.usd_per_hour, role.region, role.zone), 0.0)
+            (machine(role, role.usd_per_hour, role.usd_per_hour), 0.0)
             for role in roles
-            if role.market.value == lost.market
+            if role.role == "memory" and role.market.value == lost.market
         ]
     return [
-        (_as(lost, row.instance, price, row.on_demand_usd, row.region, row.zone), row.eflops)
+        (machine(row, usd, row.on_demand_usd), row.eflops)
         for row in found.instances
-        if (price := row.spot_usd if lost.market == "spot" else row.on_demand_usd) is not None
+        if (usd := row.spot_usd if lost.market == "spot" else row.on_demand_usd) is not None
     ]
-
-
-def _as(
-    lost: Machine, instance: str, usd: float, on_demand_usd: float | None, region: str, zone: str | None
-) -> Machine:
-    return replace(
-        lost, instance=instance, usd_per_hour=usd, on_demand_usd_per_hour=on_demand_usd, region=region, zone=zone
-    )
 
 
 def _request(cluster: Cluster) -> Request:
@@ -89,13 +88,8 @@ def _request(cluster: Cluster) -> Request:
     asked["architectures"] = tuple(asked["architectures"])
     if asked.get("quotas") is not None:
         asked["quotas"] = tuple(
-            Quota(
-                families=tuple(quota["families"]),
-                market=Market(quota["market"]),
-                vcpus=quota["vcpus"],
-                region=quota["region"],
-            )
-            for quota in asked["quotas"]
+            Quota(families=tuple(q["families"]), market=Market(q["market"]), vcpus=q["vcpus"], region=q["region"])
+            for q in asked["quotas"]
         )
     return Request(**asked)
 
@@ -105,22 +99,12 @@ def _eflops(cluster: Cluster, instance: str) -> float:
 
 
 def _without(catalog: Catalog, missing: set[tuple[str, str]]) -> Catalog:
-    """Return the catalogue without the offers that are sold out."""
-    prices = {}
-    for market, column in catalog.prices.items():
-        gone = [
-            catalog.index_by_name[name]
-            for name, where in missing
-            if where == market.value and name in catalog.index_by_name
-        ]
-        kept = ~np.isin(column.instance, gone)
-        prices[market] = replace(
-            column,
-            instance=column.instance[kept],
-            place=column.place[kept],
-            usd_per_hour=column.usd_per_hour[kept],
-            usd_low=None if column.usd_low is None else column.usd_low[kept],
-            usd_high=None if column.usd_high is None else column.usd_high[kept],
-            seen=column.seen[kept],
-        )
+    """Return the catalogue without types that are sold out in a market."""
+    prices, index = {}, catalog.index_by_name
+    for market, table in catalog.prices.items():
+        sold_out = [index[name] for name, where in missing if where == market.value and name in index]
+        kept = ~np.isin(table.instance, sold_out)
+        columns = {each.name: getattr(table, each.name) for each in fields(table)}
+        rows: dict[str, Any] = {name: column[kept] for name, column in columns.items() if column is not None}
+        prices[market] = Prices(**rows)
     return replace(catalog, prices=prices)

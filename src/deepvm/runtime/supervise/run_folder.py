@@ -1,4 +1,4 @@
-"""A run's folder: what it needs to be watched, reported and resumed."""
+"""A run's name -> its folder: settings, token, ledger and logs, for reports and resumption."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UnknownName, UsageError
+from deepvm.runtime.run_spec import RunSpec
 from deepvm.store.regular_file import write_private
 
 FORMAT = "deepvm-run/1"
@@ -44,20 +46,18 @@ class RunFolder:
     @staticmethod
     def create(name: str, settings: Mapping[str, Any]) -> RunFolder:
         if not _NAME.match(name):
-            raise UsageError(f"{name!r} is no name for a run: letters, digits, '.', '_' and '-', at most 64")
+            raise UsageError(f"{name!r} is not a valid run name: use at most 64 letters, digits, '.', '_' and '-'")
         folder = RunFolder(runs_folder() / name)
         try:
             folder.path.parent.mkdir(parents=True, exist_ok=True)
             folder.path.mkdir(mode=0o700)
             folder.machines.mkdir(mode=0o700)
-            descriptor = os.open(folder.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
+            write_private(folder.token_file, secrets.token_hex(32))
             write_private(folder._settings, json.dumps({"format": FORMAT, **settings}, indent=1))
         except FileExistsError:
-            raise UsageError(f"there is a run {name!r} already: go on with deepvm run --resume {name}") from None
+            raise UsageError(f"run {name!r} exists already: continue it with deepvm run --resume {name}") from None
         except OSError as error:
-            raise UsageError(f"the run's folder {folder.path} cannot be made: {error.strerror or error}") from None
+            raise UsageError(f"the run's folder {folder.path} cannot be created: {error.strerror or error}") from None
         return folder
 
     @staticmethod
@@ -72,20 +72,24 @@ class RunFolder:
         return folder
 
     def settings(self) -> dict[str, Any]:
-        hint = "a run that deepvm began has settings of its own"
+        hint = "every run of deepvm has settings"
         found = strict.read_file(self._settings, most_bytes=MOST_SETTINGS_BYTES, hint=hint)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise MalformedFile(self._settings, f"it is not of the format {FORMAT!r}: another deepvm made this run")
+            raise MalformedFile(self._settings, f"its format is not {FORMAT!r}: use the deepvm that made this run")
         return found
 
     def keep(self, settings: Mapping[str, Any]) -> None:
         """Replace the settings atomically."""
-        aside = self._settings.with_name("settings.json.new")
+        new = self._settings.with_name("settings.json.new")
         try:
-            write_private(aside, json.dumps({"format": FORMAT, **settings}, indent=1))
-            aside.replace(self._settings)
+            write_private(new, json.dumps({"format": FORMAT, **settings}, indent=1))
+            new.replace(self._settings)
         except OSError as error:
             raise UsageError(f"{self._settings} cannot be written: {error.strerror or error}") from None
+
+    def started(self, spec: RunSpec, **facts: Any) -> RunSpec:
+        """Return the spec with this folder's files and the facts that are known at the start of a run."""
+        return replace(spec, run=self.name, folder=self.path, token_file=self.token_file, **facts)
 
     def remove(self) -> None:
         """Delete the folder of a run that never began."""

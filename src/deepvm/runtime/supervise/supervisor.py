@@ -1,6 +1,6 @@
-"""Supervises a run from its first machine to its last: replaces lost machines and records what happens.
+"""A plan's machines on this host -> a finished run: replaces lost machines and records events.
 
-Groups are formed by the hub, decisions made by policies, machines started by the backend.
+The hub forms groups, policies decide, and the backend starts machines.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ from typing import Any, Literal
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
 from deepvm.runtime.backends.base import Backend, Change
-from deepvm.runtime.cluster import Cluster, billing_facts
+from deepvm.runtime.cluster import Cluster
 from deepvm.runtime.hub.durability import Durability, unsafe_step
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.journal import Journal
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.recovery import LOSSES
 from deepvm.runtime.supervise.fault_injection import Faults
-from deepvm.runtime.supervise.machine_requests import MachineRequests
+from deepvm.runtime.supervise.machine_requests import FAILURES, MachineRequests
 from deepvm.runtime.supervise.replan import Replanner
-from deepvm.runtime.supervise.run_state import NEEDS, RunState
-from deepvm.runtime.supervise.view import View
+from deepvm.runtime.supervise.run_state import NEEDS, RunState, View
 
 TICK_S = 0.05
-FAILURES = 3  # of a machine in a row, before anything trained on it
-ASK_AGAIN_S = 5.0  # where the market has none
-MOST_EVENTS = 10_000  # at once: machines are looked at in between
-SILENT_S, NEVER_S = 10.0, 300.0  # a machine that is up and not with the hub any more, or never was
-TRAINERS_STOP_S, KEEPERS_STOP_S = 20.0, 70.0  # told to end; keepers write on what only their memory has
-STOP_S = 5.0  # for machines that did not end when they were told to
-SAVE_S = 60.0  # for the save that an interruption asks for
-DURABLE_LOOK_S = 0.1
+RETRY_S = 5.0  # if the market has none
+MOST_EVENTS = 10_000  # at once: machines are polled in between
+SILENT_S, NEVER_S = 10.0, 300.0  # for a machine that is up and lost its connection to the hub, or never had one
+TRAINERS_STOP_S, KEEPERS_STOP_S = 20.0, 70.0  # after a stop message; keepers write what only their memory has
+STOP_S = 5.0  # for machines that did not end after that message
+SAVE_S = 60.0  # for the save at an interruption
+DURABLE_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     outcome: Literal["finished", "failed", "interrupted"]
     why: str = ""
-    errors: Mapping[str, str] = field(default_factory=dict)  # what failed workers said last, by machine
+    errors: Mapping[str, str] = field(default_factory=dict)  # the last output of failed workers, by machine
 
 
 class Supervisor:
@@ -49,7 +47,6 @@ class Supervisor:
         self,
         cluster: Cluster,
         *,
-        run: str,
         backend: Backend,
         hub: Hub,
         ledger: Ledger,
@@ -61,40 +58,36 @@ class Supervisor:
         tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
     ) -> None:
-        """``stop_now`` calls ``end_now``, also while the backend waits for machines; ``tail_text`` returns a machine's
-        last output; ``durability`` waits for checkpoints."""
-        self._requests = MachineRequests(
-            cluster, backend, replanner=replanner, record=self._record, again_s=ASK_AGAIN_S
-        )
-        self._run, self._backend, self._hub, self._faults = run, backend, hub, faults
+        """``end_now`` is called by a second ``interrupt``, also while the backend waits for machines; ``tail_text``
+        returns a machine's last output; ``durability`` waits for checkpoints."""
+        self._requests = MachineRequests(cluster, backend, replanner=replanner, record=self._record, retry_s=RETRY_S)
+        self._backend, self._hub, self._faults = backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
         self._watch, self._start_facts = watch, dict(start_facts or {})
         self._end_now, self._tail_text = end_now, tail_text
         self._state = RunState(cluster.machines)
-        self._places = self._state.places
+        self._machines = self._state.machines
         self._news: list[Event] = []
-        self._asked: set[str] = set()  # machines that the backend knows
-        self._met: set[str] = set()  # machines that are up and were with the hub
-        self._missed_s: dict[str, float] = {}  # since when those are not that are up
-        self._given_up: set[str] = set()
+        self._requested: set[str] = set()  # machines that the backend knows
+        self._were_connected: set[str] = set()  # machines that are up and had a connection to the hub
+        self._unconnected_since_s: dict[str, float] = {}  # machines that are up and have no connection
+        self._ended_as_silent: set[str] = set()
         self.interrupted = self._stopping_now = False
-        self._saving: tuple[int, float] | None = None  # at an interruption: that step or a later one, until when
+        self._saving: tuple[int, float] | None = None  # at an interruption: the least step to save, and the deadline
 
     # --- from outside ---------------------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """End the run soon, after a save."""
+        """End the run after a save; at a second call at once, without waiting for checkpoints to become durable."""
+        if self.interrupted:
+            self._stopping_now = True
+            self._end_now()
         self.interrupted = True
 
     @property
     def unwritten(self) -> Sequence[Event]:
         """Return events that the ledger could not take."""
         return self._journal.waiting
-
-    def stop_now(self) -> None:
-        """End the run at once, without waiting for checkpoints to become durable."""
-        self._stopping_now = True
-        self._end_now()
 
     def follow(self) -> Outcome:
         """Supervise until the run is over, and return its outcome; no machine is left then."""
@@ -125,10 +118,11 @@ class Supervisor:
                 return Outcome(outcome="interrupted", why="interrupted")
             if self._hub.failed is not None:
                 return Outcome(outcome="failed", why=self._hub.failed, errors=dict(self._hub.failures))
-            if (worn := self._worn_out()) is not None:
-                return worn
-            self._break_on_purpose()
-            self._give_up_the_silent()
+            if (failed := self._failed_machine()) is not None:
+                why = f"{failed} failed {FAILURES} times before it trained"
+                return Outcome(outcome="failed", why=why, errors={failed: self._tail_text(failed)})
+            self._inject_faults()
+            self._end_silent_machines()
             self._requests.request(self._requests.due())
             if (text := self._state.silent_script(self._hub.progress)) is not None:
                 self._warn(text)
@@ -141,9 +135,7 @@ class Supervisor:
         if self._saving is None:
             step = self._hub.save_now(within_s=SAVE_S)
             if step is None:
-                self._show_text(
-                    "the run is interrupted, and all of it is saved that can be; Ctrl-C again ends it at once"
-                )
+                self._show_text("the run is interrupted, and has nothing to save; Ctrl-C again ends it at once")
                 return True
             self._saving = step, time.monotonic() + SAVE_S
             self._show_text(f"the run is interrupted: saving step {step}, then it ends; Ctrl-C again ends it at once")
@@ -158,8 +150,8 @@ class Supervisor:
 
     def _finish(self, outcome: Outcome) -> None:
         """End trainers and take their last events; then end keepers, once the newest checkpoint is durable."""
-        asked = [m for m in self._requests.cluster.machines if m.name in self._asked]
-        trainers, keepers = [m.name for m in asked if not m.keeps], [m.name for m in asked if m.keeps]
+        machines = [m for m in self._requests.cluster.machines if m.name in self._requested]
+        trainers, keepers = [m.name for m in machines if not m.keeps], [m.name for m in machines if m.keeps]
         self._take_events()
         self._stop(trainers, TRAINERS_STOP_S)
         self._await_durable()
@@ -184,7 +176,7 @@ class Supervisor:
         while not self._stopping_now and time.monotonic() < until_s:
             self._take_events()
             self._take_ends()
-            if not any(self._places[name].up_at_s is not None for name in names if name in connected):
+            if not any(self._machines[name].up_at_s is not None for name in names if name in connected):
                 break
             self._show()
             time.sleep(TICK_S)
@@ -193,15 +185,15 @@ class Supervisor:
 
     def _take_ends(self) -> None:
         for change in self._backend.poll():
-            if change.state == "down" and change.machine in self._places:
-                self._down(change)
+            if change.state == "down":
+                self._requests.observe(change)
 
     def _await_durable(self) -> None:
         """Wait until the newest checkpoint is durable: memory nodes write it in the background."""
 
         def pause() -> bool:
             self._show()
-            time.sleep(DURABLE_LOOK_S)
+            time.sleep(DURABLE_POLL_S)
             return not self._stopping_now
 
         step = unsafe_step(self._hub.progress)
@@ -219,60 +211,51 @@ class Supervisor:
         machines = self._requests.cluster.machines
         self._hub.want(machines)
         for machine in machines:
-            self._places[machine.name].machine = machine
+            self._machines[machine.name].machine = machine
 
     def _changed(self, change: Change) -> None:
-        place = self._places.get(change.machine)
-        if place is None:
+        view = self._machines.get(change.machine)
+        if view is None:
             return
-        if change.state == "down" and change.machine in self._given_up:
-            self._given_up.discard(change.machine)
+        if change.state == "down" and change.machine in self._ended_as_silent:
+            self._ended_as_silent.discard(change.machine)
             change = replace(change, why="lost")
+        trained = view.state in ("running", "training", "waiting", "notice")
+        self._requests.observe(change)
         if change.state == "up":
-            self._log("machine-up", change.machine, at_s=change.at_s, **billing_facts(place.machine))
             return
-        self._met.discard(change.machine)
-        trained = self._down(change)
+        self._were_connected.discard(change.machine)
         self._hub.lost(change.machine)
         if change.why == "failed" and not trained:
-            place.failures += 1
+            view.failures += 1
         elif change.why in LOSSES:
             self._state.losses += 1
         over = self._hub.finished.is_set() or self._hub.failed is not None or self.interrupted
-        if place.failures < FAILURES and not over:
-            self._requests.request([place.machine])
+        if view.failures < FAILURES and not over:
+            self._requests.request([view.machine])
 
-    def _down(self, change: Change) -> bool:
-        """Record that a machine is down. Return True if it had trained."""
-        trained = self._places[change.machine].state in ("running", "training", "waiting", "notice")
-        self._log("machine-down", change.machine, at_s=change.at_s, why=change.why, exit_code=change.exit_code)
-        return trained
-
-    def _give_up_the_silent(self) -> None:
+    def _end_silent_machines(self) -> None:
         """End machines that are up and not connected: a machine that hangs must be replaced."""
         now_s, connected = time.monotonic(), set(self._hub.connected)
-        self._met |= connected
-        up = {name for name, place in self._places.items() if place.up_at_s is not None}
-        self._missed_s = {name: self._missed_s.get(name, now_s) for name in up - connected}
-        for name, since_s in self._missed_s.items():
-            if now_s - since_s > (SILENT_S if name in self._met else NEVER_S):
-                self._given_up.add(name)
+        self._were_connected |= connected
+        up = {name for name, view in self._machines.items() if view.up_at_s is not None}
+        since_s = self._unconnected_since_s
+        self._unconnected_since_s = {name: since_s.get(name, now_s) for name in up - connected}
+        for name, at_s in self._unconnected_since_s.items():
+            if now_s - at_s > (SILENT_S if name in self._were_connected else NEVER_S):
+                self._ended_as_silent.add(name)
                 self._backend.down([name], within_s=0.0)
 
-    def _worn_out(self) -> Outcome | None:
-        for name, place in self._places.items():
-            if place.failures >= FAILURES:
-                why = f"{name} failed {FAILURES} times before it was of use"
-                return Outcome(outcome="failed", why=why, errors={name: self._tail_text(name)})
-        return None
+    def _failed_machine(self) -> str | None:
+        return next((name for name, view in self._machines.items() if view.failures >= FAILURES), None)
 
-    def _break_on_purpose(self) -> None:
+    def _inject_faults(self) -> None:
         since_s = self._state.training_since_s
         if since_s is None or self.interrupted:
             return
         for fault in self._faults.due(time.time() - since_s, step=self._hub.progress.step or 0):
             for name in fault.machines:
-                if name in self._places and self._places[name].up_at_s is not None:
+                if name in self._machines and self._machines[name].up_at_s is not None:
                     with contextlib.suppress(UsageError):  # it has just ended by itself
                         self._backend.preempt(name, notice_s=fault.notice_s)
 
@@ -301,7 +284,7 @@ class Supervisor:
     def _record(self, event: Event) -> None:
         self._state.observe(event)
         if event.kind == "machine-asked" and event.machine is not None:
-            self._asked.add(event.machine)
+            self._requested.add(event.machine)
         elif event.kind == "replanned":
             self._replanned()
         self._news.append(event)
@@ -309,4 +292,4 @@ class Supervisor:
 
     def _show(self) -> None:
         news, self._news = self._news, []
-        self._watch(self._state.view(self._run, self._hub.progress, training=self._hub.round is not None, news=news))
+        self._watch(self._state.view(self._hub.progress, training=self._hub.round is not None, news=news))

@@ -64,7 +64,7 @@ class TemplateContext(PContext):
 
     def _poll(self) -> RunProcsResult | None:
         codes = {local_rank: worker.poll() for local_rank, worker in self._workers.items()}
-        if any(codes.values()):  # the agent starts all again or none: the others end here
+        if any(codes.values()):  # the agent restarts all workers or none: end the others
             first = next(local_rank for local_rank, code in codes.items() if code)
             worker = self._workers[first]
             logger.error(
@@ -148,11 +148,11 @@ class TemplateAgent(LocalElasticAgent):
         failed = result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         codes = [failure.exitcode for _, failure in sorted(result.failures.items())]
         if failed and self._group is not None and self._group.failed_because_of_peer(codes[0] if codes else 0):
-            return RunResult(state=WorkerState.HEALTHY)  # the rendezvous says that the group is another one now
+            return RunResult(state=WorkerState.HEALTHY)  # the rendezvous reports that the group has changed
         return result
 
     def _exit_barrier(self) -> None:
-        if self._group is None:  # else the group waits for its members elsewhere, and knows of losses
+        if self._group is None:  # else the hub waits for the group's machines, and detects losses
             super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:

@@ -8,14 +8,14 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-MOST_BYTES = 2**26  # an environment and an argument list are far below
+MOST_BYTES = 2**26  # far more than an environment and an argument list need
 _LENGTH_BYTES = 4
 
 
 def send(connection: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
     body = json.dumps(message).encode()
     length = len(body).to_bytes(_LENGTH_BYTES, "big")
-    if descriptors:  # four bytes go whole or not at all into a stream socket that just took none
+    if descriptors:
         sent = socket.send_fds(connection, [length], list(descriptors))
         connection.sendall(length[sent:] + body)
     else:
@@ -38,7 +38,7 @@ def receive(connection: socket.socket, most_descriptors: int = 0) -> tuple[dict[
     wanted = int.from_bytes(length, "big")
     if wanted > MOST_BYTES:
         _close(descriptors)
-        raise ValueError(f"a message of {wanted} bytes: at most {MOST_BYTES} are taken")
+        raise ValueError(f"a message of {wanted} bytes: at most {MOST_BYTES} are allowed")
     body = bytearray()
     while len(body) < wanted:
         got = connection.recv(min(wanted - len(body), 2**16))

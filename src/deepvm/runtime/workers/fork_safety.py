@@ -26,7 +26,7 @@ def problem() -> str | None:
 def supported() -> str | None:
     """Return why this system can have no template; None if it can."""
     if not _TASKS.is_dir():
-        return "the number of threads cannot be told without Linux's /proc"
+        return "threads can only be counted with Linux's /proc"
     return None
 
 

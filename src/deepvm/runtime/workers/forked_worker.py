@@ -57,12 +57,11 @@ def enter(job: WorkerJob) -> None:
 def run_script(script: str, arguments: list[str], as_module: bool) -> None:
     """Run a script as ``python script arguments`` does, or ``python -m script arguments``."""
     sys.argv = [script, *arguments]
+    put_first(script_folder(script, as_module))
     if as_module:
-        _put_first(os.getcwd())
         runpy.run_module(script, run_name="__main__", alter_sys=True)
         return
     path = os.path.abspath(script)
-    _put_first(os.path.dirname(os.path.realpath(script)))
     try:
         with io.open_code(path) as file:
             source = file.read()
@@ -111,9 +110,14 @@ def _set_threads(job: WorkerJob) -> None:
         torch.set_num_threads(int(wanted.partition(",")[0]))
 
 
-def _put_first(directory: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = directory
+def script_folder(script: str, as_module: bool) -> str:
+    """Return the folder that Python searches first for modules of a script."""
+    return os.getcwd() if as_module else os.path.dirname(os.path.realpath(script))
+
+
+def put_first(folder: str | None) -> None:
+    if folder is not None and not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder
 
 
 def _without_own_frames(traceback: TracebackType | None) -> TracebackType | None:

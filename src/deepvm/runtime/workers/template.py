@@ -19,30 +19,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from deepvm.errors import TemplateError
 from deepvm.runtime.workers import fd_messages, template_server
 from deepvm.runtime.workers.worker import ForkedProcess, Worker
 
-# Together what a first training step of a plain process imports.
+# Everything that the first training step of a fresh process imports.
 DEFAULT_PRELOAD = ("torch", "torch.distributed", "deepvm.checkpoint", "deepvm.runtime.workers.preload_torch")
 
-# Read when the interpreter, libc, OpenMP or torch were loaded, which in a worker is in the past.
+# Read when the interpreter, libc, OpenMP or torch are loaded: too late in a worker.
 _READ_AT_START = (
-    "LD_",
-    "MALLOC_",
-    "GLIBC_",
-    "PYTHON",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "TORCH_",
-    "PYTORCH_",
-)
+    "LD_", "MALLOC_", "GLIBC_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH_", "PYTORCH_",
+)  # fmt: skip
 _READ_LATER = ("OMP_NUM_THREADS", "TORCH_NCCL_")  # the first is set again in the worker
 
 _START_S = 120.0  # importing torch from a cold disk takes 4 s, from a network disk a minute
@@ -118,7 +107,7 @@ class Template:
                 env=self.env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,  # ^C is for the owner, who tells the workers
+                start_new_session=True,  # ^C is for the owner, which signals the workers
             )
         self._deadline = time.monotonic() + self._timeout_s
         self._ready = False
@@ -145,7 +134,7 @@ class Template:
             if answer is None:
                 code = self._process.wait(timeout=_END_S)
                 self.close()
-                raise TemplateError(f"the template ended with exit code {code} while it imported; its output says why")
+                raise TemplateError(f"the template ended with exit code {code} during its imports; see its output")
             message, _ = answer
             if "refused" in message:
                 self.close()
@@ -177,15 +166,15 @@ class Template:
                 self._socket.close()
                 self._launch()
             self.ready()
-            news, theirs = os.pipe()
-            worker = Worker(news, self._signal)
+            reports, theirs = os.pipe()
+            worker = Worker(reports, self._signal)
             streams = [_open_or_null(descriptor) for descriptor in (stdin, stdout, stderr)]
             try:
                 self._socket.settimeout(_FORK_S)
                 fd_messages.send(self._socket, request, [*streams, theirs])
             except OSError as error:
-                os.close(news)
-                raise TemplateError(f"the template cannot be asked for a worker: {error}") from None
+                os.close(reports)
+                raise TemplateError(f"the template takes no requests: {error}") from None
             finally:
                 for descriptor in (*streams, theirs):
                     os.close(descriptor)
@@ -205,7 +194,7 @@ class Template:
                 return
             self._closed = True
             self._socket.close()
-            if not self._ready:  # it imports, and would hear of it only afterwards
+            if not self._ready:  # it imports, and would notice only afterwards
                 self._process.kill()
             try:
                 self._process.wait(timeout=_END_S)
@@ -219,9 +208,7 @@ class Template:
     def __enter__(self) -> Template:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _signal(self, pid: int, number: int) -> None:
@@ -230,11 +217,11 @@ class Template:
                 self._socket.settimeout(_FORK_S)
                 fd_messages.send(self._socket, {"do": "signal", "pid": pid, "signal": int(number)})
             except OSError:
-                return  # it is gone, and its workers with it
+                return  # it has ended, and its workers with it
 
     def _check_open(self) -> None:
         if self._closed:
-            raise TemplateError("the template is closed: make another")
+            raise TemplateError("the template is closed: create a new one")
 
 
 def check_environment(template: Mapping[str, str], worker: Mapping[str, str]) -> None:
@@ -245,7 +232,7 @@ def check_environment(template: Mapping[str, str], worker: Mapping[str, str]) ->
         if template.get(name) != worker.get(name):
             found, has = _shown(worker.get(name)), _shown(template.get(name))
             raise TemplateError(
-                f"{name} is {found} for the worker and {has} for its template, which read it at its start: "
+                f"{name} is {found} for the worker, but {has} for its template, which reads it at its start: "
                 "start the template with it, or run without one (--no-template)"
             )
 
@@ -258,7 +245,7 @@ def _name_of(target: Callable[..., object]) -> str:
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", "<locals>")
     if module in (None, "__main__") or "<" in name:
         raise TemplateError(
-            f"{target!r} cannot be found by a worker: it must be a function of a module, not of a script"
+            f"{target!r} cannot be imported by a worker: it must be a function of a module, not of a script"
         )
     return f"{module}:{name}"
 

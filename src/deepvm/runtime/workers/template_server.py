@@ -1,4 +1,4 @@
-"""The template's own process: preload, check, then fork a worker for every request until the owner ends.
+"""The template's process: imports modules, checks that forking is safe, and forks a worker for every request.
 
 ``main`` returns in the template when its owner has ended, and in every worker when its work is done. A worker thus ends
 as an interpreter does, with exit handlers, threads and exit code.
@@ -22,10 +22,10 @@ from typing import Any
 
 from deepvm.runtime.workers import fd_messages, fork_safety, forked_worker
 
-GRACE_S = 5.0  # for workers to end by themselves when their owner is gone
+GRACE_S = 5.0  # for workers to end by themselves when their owner has ended
 _RECEIVE_S = 30.0  # the rest of a message that has begun
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
-_DESCRIPTORS = 4  # stdin, stdout, stderr, and where to tell the worker's fate
+_DESCRIPTORS = 4  # stdin, stdout, stderr, and the pipe of reports
 
 
 def main() -> None:
@@ -34,15 +34,12 @@ def main() -> None:
     started_env = dict(os.environ)
     with socket.socket(fileno=descriptor) as owner:
         owner.set_inheritable(False)
-        if settings["first_path"] is not None and not getattr(sys.flags, "safe_path", False):
-            sys.path[0] = settings["first_path"]
+        forked_worker.put_first(settings["first_path"])
         began = time.monotonic()
         refused, torch_seed = preload(settings["preload"])
         if refused is not None:
             fd_messages.send(owner, {"refused": refused})
             return
-        gc.collect()
-        gc.freeze()  # so that a worker's garbage collector does not copy the template's pages by looking at them
         fd_messages.send(owner, {"ready": True, "import_s": time.monotonic() - began, "modules": len(sys.modules)})
         job = _Server(owner, started_env, torch_seed).serve()
     if job is not None:
@@ -59,10 +56,7 @@ def serve_forked(owner: socket.socket, first_path: str | None, torch_seed: int |
         if int(name) > 2 and int(name) != owner.fileno():
             with contextlib.suppress(OSError):
                 os.close(int(name))
-    if first_path is not None and not getattr(sys.flags, "safe_path", False):
-        sys.path[0] = first_path
-    gc.collect()
-    gc.freeze()
+    forked_worker.put_first(first_path)
     with owner:
         job = _Server(owner, dict(os.environ), torch_seed).serve()
     if job is None:
@@ -75,7 +69,7 @@ def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
     torch_seed: int | None = None
     unsupported = fork_safety.supported()
     if unsupported is not None:
-        return f"no template can be made here: {unsupported}; run without one (--no-template)", None
+        return f"templates are not supported here: {unsupported}; run without one (--no-template)", None
     for name in ("", *modules):
         if name:
             try:
@@ -85,11 +79,13 @@ def preload(modules: Sequence[str]) -> tuple[str | None, int | None]:
         found = fork_safety.problem()
         if found is not None:
             who = f"preloading {name}" if name else "Python's own start"
-            what_to_do = "leave it out of the preloaded modules, or run without a template (--no-template)"
-            return f"{who} {found}: {what_to_do}", None
+            fix = "leave it out of the preloaded modules, or run without a template (--no-template)"
+            return f"{who} {found}: {fix}", None
         torch = sys.modules.get("torch")
         if torch is not None and torch_seed is None:
             torch_seed = torch.initial_seed()
+    gc.collect()
+    gc.freeze()  # or a fork's garbage collector would copy all pages by looking at them, at its end at the latest
     return None, torch_seed
 
 
@@ -101,28 +97,26 @@ class _Server:
         self._torch_seed = torch_seed
         self._started_env = started_env
         self._preloaded_env = dict(os.environ)
-        self._report_fds: dict[int, int] = {}  # by worker, the descriptor on which its fate is told
+        self._report_fds: dict[int, int] = {}  # by worker, the pipe of its reports
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def serve(self) -> forked_worker.WorkerJob | None:
         """Return the job in a worker, and None in the template when the owner has ended."""
-        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for workers and their owner, not for us
+        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for workers and their owner
         self._child_ended = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wake = os.pipe()
         for descriptor in self._wake:
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
         while True:
-            ready = select.select([self._owner.fileno(), self._wake[0]], [], [])[0]  # until the owner asks, or is gone
+            ready = select.select([self._owner.fileno(), self._wake[0]], [], [])[0]
             if self._wake[0] in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake[0], 2**16)
                 self._reap()
             if self._owner.fileno() in ready:
                 self._owner.settimeout(_RECEIVE_S)
                 try:
                     request = fd_messages.receive(self._owner, _DESCRIPTORS)
-                except OSError:  # it went away in the middle of a message
+                except OSError:  # it ended in the middle of a message
                     request = None
                 if request is None:
                     self._end_all()
@@ -184,6 +178,9 @@ class _Server:
             os.close(descriptor)
 
     def _reap(self) -> None:
+        """Report workers that have ended."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake[0], 2**16)
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -197,11 +194,11 @@ class _Server:
                 os.close(report_fd)
 
     def _signal(self, pid: int, number: int) -> None:
-        if pid not in self._report_fds:  # it has ended, and its number may be another's by now
+        if pid not in self._report_fds:  # it has ended, and its pid may belong to a new process
             return
         try:
             os.killpg(pid, number)
-        except ProcessLookupError:  # it has not made its group yet
+        except ProcessLookupError:  # it has not created its group yet
             os.kill(pid, number)
 
     def _end_all(self) -> None:
@@ -212,11 +209,9 @@ class _Server:
             deadline = time.monotonic() + seconds
             while self._report_fds and time.monotonic() < deadline:
                 select.select([self._wake[0]], [], [], 0.05)
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake[0], 2**16)
                 self._reap()
 
 
 def _report(descriptor: int, message: dict[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+    with contextlib.suppress(BrokenPipeError):  # the owner has closed it
         os.write(descriptor, json.dumps(message).encode() + b"\n")

@@ -1,7 +1,6 @@
-"""A file set aside: no reader looks at it until it has its name.
+"""A staged file: bytes in, a file out that no reader looks at until it has its name. store.py writes checkpoints so.
 
-It is locked (flock) by its writer, so that whoever finds it unlocked knows that its writer is dead, on whichever
-machine it ran, and removes it.
+Its writer locks it (flock). An unlocked one has a dead writer, on whichever machine it ran, and is removed.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ import xxhash
 
 from deepvm.errors import Corrupt, StoreUnavailable
 from deepvm.store.base import Manifest
+from deepvm.store.chunks import as_bytes
 from deepvm.store.regular_file import open_regular
 
 WRITE_BYTES = 2**20  # larger pieces into new files were up to five times slower with fsync
@@ -27,13 +27,13 @@ MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
 
 
 class StagedFile:
-    """A file that no reader looks at, locked for as long as its writer lives."""
+    """Locked for as long as its writer lives. As a context, it is discarded if its block raises, else released."""
 
-    was: Manifest | None = None  # the checkpoint that it was, as far as nothing was written over it
+    before: Manifest | None = None  # the checkpoint that it was, as far as nothing was written over it
 
     def __init__(self, directory: Path, name: str, *, private: bool = False) -> None:
         for _ in range(100):  # a cleaner may catch a file between its creation and its lock
-            path = directory / f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
+            path = directory / _staged_name(name)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
             if lock_if_free(fd) and os.fstat(fd).st_nlink:
                 self.fd, self.path = fd, path
@@ -41,20 +41,28 @@ class StagedFile:
             os.close(fd)  # a cleaner has it: it is gone, or about to go
         raise StoreUnavailable(f"files in {directory} vanish as they are made: is something cleaning it?")
 
+    def __enter__(self) -> StagedFile:
+        return self
+
+    def __exit__(self, problem: object, *_: object) -> None:
+        if problem is None:
+            self.release()
+        else:
+            self.discard()
+
     @classmethod
-    def recycled(cls, data: Path, was: Manifest | None) -> StagedFile | None:
-        """Take a checkpoint's file out of the readers' sight, if no reader has it open or mapped, nor linked."""
+    def recycled(cls, data: Path, before: Manifest | None) -> StagedFile | None:
+        """Stage a checkpoint's file again, if no reader has it open, mapped or linked."""
         try:
             fd = open_regular(data, os.O_RDWR | os.O_NOFOLLOW)
         except (OSError, Corrupt):
             return None
         spare = cls.__new__(cls)
-        spare.fd, spare.path = fd, data.with_name(f".{data.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-        spare.was = was
+        spare.fd, spare.path, spare.before = fd, data.with_name(_staged_name(data.name)), before
         try:
             if not lock_if_free(fd):
                 raise OSError(errno.EWOULDBLOCK, "locked by another")
-            os.rename(data, spare.path)  # now nobody can open it any more, and the lease tells whether somebody has
+            os.rename(data, spare.path)  # no reader can open it any more, and the lease fails if one has it open
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
             fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
             if os.fstat(fd).st_nlink == 1:
@@ -65,19 +73,18 @@ class StagedFile:
         return None
 
     def has(self, chunk: int, offset: int, length: int, digest: int) -> bool:
-        """True if a chunk is here already: it was the same in the checkpoint that this file was, and its bytes are
-        read and hashed, since a bit may have flipped in them since."""
-        was = self.was
+        """True if the checkpoint before had the same chunk; its bytes are hashed, since a bit may have flipped."""
+        before = self.before
         return (
-            was is not None
-            and chunk < len(was.digests)
-            and was.digests[chunk] == digest
-            and was.span(chunk) == (offset, length)
+            before is not None
+            and chunk < len(before.digests)
+            and before.digests[chunk] == digest
+            and before.span(chunk) == (offset, length)
             and self._digest(offset, length) == digest
         )
 
     def _digest(self, offset: int, length: int) -> int | None:
-        """Of bytes in the file; None where it ends before them, or cannot be read."""
+        """Hash bytes of the file; return None if it ends before them, or cannot be read."""
         hasher, buffer = xxhash.xxh3_64(), memoryview(bytearray(min(length, HASHED_BYTES)))
         done = 0
         while done < length:
@@ -92,7 +99,7 @@ class StagedFile:
         return hasher.intdigest()
 
     def resize(self, size_bytes: int) -> None:
-        """Have all the room now, so that a full disk is known before the first byte."""
+        """Allocate all space now, so that a full disk is noticed before the first byte."""
         if os.fstat(self.fd).st_size > size_bytes:
             os.ftruncate(self.fd, size_bytes)
         try:
@@ -113,7 +120,7 @@ class StagedFile:
         self.path = target
 
     def release(self) -> None:
-        """The file is a reader's now."""
+        """Close the file, and keep it."""
         fd, self.fd = self.fd, -1
         os.close(fd)
 
@@ -125,11 +132,11 @@ class StagedFile:
 
 
 def remove_stale(directory: Path) -> None:
-    """Remove the files set aside by writers that are dead: nobody holds their lock."""
+    """Remove the staged files of dead writers: their lock is free."""
     for entry in os.listdir(directory):
         if not (entry.startswith(".step-") and ".tmp-" in entry):
             continue
-        with contextlib.suppress(OSError, Corrupt):  # gone meanwhile, another user's, or no file of a writer
+        with contextlib.suppress(OSError, Corrupt):  # gone meanwhile, another user's, or not a writer's
             fd = open_regular(directory / entry, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,20 +145,25 @@ def remove_stale(directory: Path) -> None:
                 os.close(fd)
 
 
+def _staged_name(name: str) -> str:
+    return f".{name}.tmp-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 def lock_if_free(fd: int) -> bool:
+    """Lock a file without waiting; return False if another process holds it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:  # a file system without locks: then nobody else can lock it either
+    except OSError as error:  # a file system without locks: then no other process can lock it either
         return error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN)
     return True
 
 
 def _batches(pieces: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """The pieces again, cut and grouped into writes of at most WRITE_BYTES."""
+    """Cut and group pieces into writes of at most WRITE_BYTES."""
     batch: list[memoryview] = []
     room = WRITE_BYTES
     for piece in pieces:
-        rest = piece.cast("B") if piece.format != "B" or piece.ndim != 1 else piece
+        rest = as_bytes(piece)
         while len(rest):
             part, rest = rest[:room], rest[room:]
             batch.append(part)
@@ -180,6 +192,6 @@ _SYNC_FILE_RANGE_WRITE = 2
 
 
 def _start_writeback(fd: int, offset: int, length: int) -> None:
-    """Let the disk write while further chunks come: saves with fsync take about half the time. A hint: fsync judges."""
+    """Let the disk write while further chunks arrive: saves with fsync take about half the time."""
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, length, _SYNC_FILE_RANGE_WRITE)

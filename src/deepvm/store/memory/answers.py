@@ -1,8 +1,9 @@
-"""What a memory node answers, checked before the store uses it. Whatever cannot be read is a StoreError."""
+"""Check what a memory node answers, for store.py: untrusted meta and bodies in, values out, or a StoreError."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from deepvm import strict_json as strict
@@ -13,23 +14,33 @@ from deepvm.store.base import MOST_STEP, check_run
 _MOST_DEPTH = 501  # a list of states
 
 
-def run_names(answer: Mapping[str, Any], node: str) -> list[str]:
+@contextmanager
+def _readable(node: str) -> Iterator[None]:
     try:
-        return [check_run(run) for run in strict.array(strict.member(answer, "runs"), "runs")]
+        yield
     except (strict.MalformedJson, UsageError) as error:
-        raise StoreError(f"memory node {node} answered what cannot be read: {error}") from None
+        raise StoreError(f"the answer of memory node {node} cannot be read: {error}") from None
+
+
+def run_names(answer: Mapping[str, Any], node: str) -> list[str]:
+    with _readable(node):
+        return [check_run(run) for run in strict.array(strict.member(answer, "runs"), "runs")]
 
 
 def step_rows(answer: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
-    """What a node answered to STEPS, checked."""
-    try:
+    """Check the answer to STEPS."""
+    with _readable(node):
         rows = strict.array(strict.member(answer, "steps"), "steps")
         for row in rows:
             strict.integer(strict.member(strict.table(row, "a step"), "step"), "step", 0, MOST_STEP)
             strict.text(strict.member(row, "state"), "state", 100)
-    except strict.MalformedJson as error:
-        raise StoreError(f"memory node {node} answered what cannot be read: {error}") from None
-    return rows
+        return rows
+
+
+def list_version(answer: Mapping[str, Any], node: str) -> int:
+    """Check the answer to STEPS; return the version of the node's list."""
+    with _readable(node):
+        return strict.integer(strict.member(answer, "version"), "version", 0, MOST_STEP)
 
 
 def rank_states(body: bytes, world_size: int, node: str) -> list[object]:

@@ -1,7 +1,7 @@
 """Group the memory of a chunk into what is handed to the kernel and hashed at once; connection.py sends the groups.
 
-Groups are made once and not at each save: between two of them the interpreter's own memory is no longer in the cache,
-so that every line which runs there is slow.
+Groups are made once and not at each save: between two of them the interpreter's own memory has left the cache, and
+every line that runs there is slow.
 """
 
 from __future__ import annotations

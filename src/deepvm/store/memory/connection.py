@@ -1,4 +1,4 @@
-"""One connection to one memory node: handshake, calls, and chunks sent without waiting for each answer."""
+"""One connection to one memory node: requests of store.py and upload.py in, answers out; chunks without waiting."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.protocol import frames
-from deepvm.protocol.addresses import split_address
-from deepvm.protocol.auth import Meeting, NoTags, Tags, of_body
+from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Frame, Kind
+from deepvm.store.base import Manifest
 from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
-from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket
+from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket, dial
 
 CONNECT_S = 10.0
 ANSWER_S = 5.0  # for the way there and back, if the request has a deadline of its own
@@ -29,8 +30,19 @@ HandOver = Callable[[int, int, Send], int]  # chunk, offset
 class Connection:
     """Not for several threads at once."""
 
-    def __init__(
-        self,
+    def __init__(self, address: str, channel: NodeSocket, token: str | None) -> None:
+        self.address, self._channel, self._token = address, channel, token
+        self.block_bytes: Any = None
+        self._requests = 0
+        self._answers = 0
+        self._outstanding = 0
+        self._held = b""  # small parts, which leave together with the next bytes
+        self._head = b""  # header and meta of the last answer
+        self._tags = Tags()  # empty until the handshake is over
+
+    @classmethod
+    def connect(
+        cls,
         address: str,
         *,
         token: str | None = None,
@@ -39,32 +51,19 @@ class Connection:
         progress_s: float = PROGRESS_S,
         pace_bytes_per_s: int | None = None,
         stalled: Callable[[str], None] | None = None,
-    ) -> None:
+    ) -> Connection:
         """Connect and authenticate. ``stalled`` is called with the address when no byte of a wait moves for a while; it
         raises StoreUnavailable to end the wait."""
-        self.address = address
-        self.block_bytes: Any = None
-        self._token = token
-        self._requests = 0
-        self._answers = 0
-        self._outstanding = 0
-        self._held = b""  # small parts, which leave together with the next bytes
-        self._head = b""  # header and meta of the last answer
-        self._tags: Tags = NoTags()  # until the handshake is over
-        self._channel = NodeSocket(
-            address,
-            split_address(address),
-            tls=tls,
-            connect_s=connect_s,
-            progress_s=min(progress_s, connect_s),
-            pace_bytes_per_s=pace_bytes_per_s,
-        )
+        sock = dial(address, tls=tls, connect_s=connect_s, pace_bytes_per_s=pace_bytes_per_s)
+        channel = NodeSocket(address, sock, progress_s=min(progress_s, connect_s))
+        connection = cls(address, channel, token)
         try:
-            self._handshake(time.monotonic() + connect_s)
-            self._channel.progress_s, self._channel.stalled = progress_s, stalled
+            connection._handshake(time.monotonic() + connect_s)
         except BaseException:
-            self.close()
+            connection.close()
             raise
+        channel.progress_s, channel.stalled = progress_s, stalled
+        return connection
 
     @property
     def broken(self) -> bool:
@@ -94,42 +93,38 @@ class Connection:
         if not _is_greeting(hello):
             raise StoreUnavailable(f"{self.address} does not greet like a memory node: {str(hello)[:100]!a}")
         self.block_bytes = hello["block_bytes"]
-        self.node_nonce, self.nonce = hello["nonce"], frames.new_nonce()
+        self.nonces = hello["nonce"], frames.new_nonce()
         if not hello["token"] and self._token is not None:
             raise AccessDenied(f"{self.address} asks for no token, though one is set: it is not a node of this cluster")
         if hello["token"] and self._token is None:
             raise AccessDenied(
                 f"memory node {self.address} asks for a token: set DEEPVM_TOKEN, or give --token-file or token="
             )
-        meeting = Meeting(
-            protocol="node", server_nonce=self.node_nonce, client_nonce=self.nonce, greeting=greeting,
-            address=self._channel.dialled,
-        )  # fmt: skip
-        proof = "" if self._token is None else meeting.proof(self._token, "client")
-        auth = {"version": frames.VERSION, "nonce": self.nonce, "address": meeting.address, "proof": proof}
+        node_nonce, nonce = self.nonces
+        address = self._channel.dialled
+        handshake = Handshake(
+            protocol="node", server_nonce=node_nonce, client_nonce=nonce, greeting=greeting, address=address
+        )
+        proof = "" if self._token is None else handshake.proof(self._token, "client")
+        auth = {"version": frames.VERSION, "nonce": nonce, "address": address, "proof": proof}
         answer, _ = self.call(Kind.AUTH, auth, timeout_s=max(0.0, deadline_s - time.monotonic()), answer_s=0.0)
         if self._token is not None:
-            if not frames.same(str(answer.get("proof")), meeting.proof(self._token, "server")):
+            if not frames.same(str(answer.get("proof")), handshake.proof(self._token, "server")):
                 raise AccessDenied(f"{self.address} does not know the token: it is not a memory node of this cluster")
-            self._tags = meeting.tags(self._token, "client")
+            self._tags = handshake.tags(self._token, "client")
 
     def open(self, run: str, *, key: str = "", session: str = "", write: bool = False) -> None:
         verifier = frames.run_verifier(run, key)
-        self.call(
-            Kind.OPEN,
-            {
-                "run": run,
-                "session": session,
-                "write": write,
-                "proof": frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce),
-                "verifier": frames.masked(verifier, self._token, self.node_nonce, self.nonce),
-            },
-        )
+        hidden = frames.masked(verifier, self._token, *self.nonces)
+        self._open(run, verifier, session=session, write=write, verifier=hidden)
 
     def open_to_read(self, run: str, verifier: str) -> None:
         """Open a run with the verifier of its key: for nodes that fetch from each other."""
-        proof = frames.proof(verifier, f"run/{run}", self.node_nonce, self.nonce)
-        self.call(Kind.OPEN, {"run": run, "session": "", "write": False, "proof": proof})
+        self._open(run, verifier, session="", write=False)
+
+    def _open(self, run: str, secret: str, **meta: Any) -> None:
+        proof = frames.proof(secret, f"run/{run}", *self.nonces)
+        self.call(Kind.OPEN, {"run": run, "proof": proof, **meta})
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -147,26 +142,20 @@ class Connection:
         deadline_s = self._channel.soon_s() if timeout_s is None else time.monotonic() + timeout_s + answer_s
         digest = xxhash.xxh3_64_intdigest(body) if body else 0
         self._send_frame(kind, meta, body, digest)
-        frame, answer, content = self._receive(deadline_s)
-        if frame.kind is Kind.ERROR:
-            frames.raise_error(answer)
+        _, answer, content = self._receive(deadline_s)
         return answer, content
 
-    def read_into(self, kind: Kind, meta: dict[str, Any], into: memoryview, digest: int) -> None:
-        """Send a request whose answer is a body of known length and digest, and receive it straight into memory,
-        verified. The frame's own digest is ignored: it may be that of bytes which were damaged before."""
+    def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
+        """Receive a chunk straight into memory and verify it. The digest of the manifest counts, not that of the frame:
+        the node's bytes may be damaged."""
         deadline_s = self._channel.soon_s()
-        self._send_frame(kind, meta, b"", 0)
-        frame, answer = self._receive_head(deadline_s)
-        if frame.kind is Kind.ERROR:
-            frames.raise_error(answer)
+        self._send_frame(Kind.GET, {"step": manifest.step, "chunk": chunk}, b"", 0)
+        frame, _ = self._receive_head(deadline_s)
         if frame.body_bytes != len(into):
             self._channel.broken = True
             raise Corrupt(f"memory node {self.address} answers with {frame.body_bytes} bytes instead of {len(into)}")
-        if self._channel.receive_hashed(into, deadline_s) != digest:
-            raise Corrupt(
-                f"chunk {meta.get('chunk')} of step {meta.get('step')} is not what was saved, at {self.address}"
-            )
+        if self._channel.receive_hashed(into, deadline_s) != manifest.digests[chunk]:
+            raise Corrupt(f"chunk {chunk} of step {manifest.step} is not what was saved, at {self.address}")
 
     # --- chunks, one after the other without waiting ------------------------------------------------------------
 
@@ -231,17 +220,9 @@ class Connection:
 
     def _take_answers(self, wait_until: float | None) -> None:
         """Take the answers that have arrived; with a deadline, wait for one."""
-        while self._outstanding:
-            if wait_until is None:
-                if not self._channel.readable():
-                    return
-                deadline_s = self._channel.soon_s()
-            else:
-                deadline_s = wait_until
-            frame, answer, _ = self._receive(deadline_s)
+        while self._outstanding and (wait_until is not None or self._channel.readable()):
             self._outstanding -= 1
-            if frame.kind is Kind.ERROR:
-                frames.raise_error(answer)
+            self._receive(wait_until or self._channel.soon_s())
             if wait_until is not None:
                 return
 
@@ -254,8 +235,8 @@ class Connection:
 
     def _send_frame(self, kind: Kind, meta: dict[str, Any] | None, body: bytes, digest: int) -> None:
         self._hold_frame(kind, meta, len(body), digest)
-        if body and self._tags.size and kind in frames.DOCUMENTS:
-            body += self._tags.next(of_body(body))
+        if kind in frames.DOCUMENTS:
+            body += self._tags.next_of_document(body)
         self._send_all(memoryview(body))
 
     def _send_all(self, data: memoryview) -> None:
@@ -273,46 +254,44 @@ class Connection:
         return max(0, count - held)
 
     def _receive(self, deadline_s: float) -> tuple[Frame, dict[str, Any], bytearray]:
+        """Receive a frame with its body; raise if it is an ERROR."""
         frame, meta = self._receive_head(deadline_s)
-        if not frame.body_bytes:
-            return frame, meta, bytearray()
-        body = bytearray(frame.body_bytes + self._tags.size)
-        self._channel.receive(memoryview(body), deadline_s)
-        tag = body[frame.body_bytes :]
-        del body[frame.body_bytes :]
-        if xxhash.xxh3_64_intdigest(body) != frame.digest:
-            self._tags.skip(1)
-            raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
-        if tag:
-            self._check(of_body(body), tag)
+        body = bytearray(frame.body_bytes)
+        if body:
+            tag = bytearray(self._tags.size)
+            self._channel.receive(memoryview(body), deadline_s)
+            self._channel.receive(memoryview(tag), deadline_s)
+            with self._breaking():
+                intact = frames.is_intact(frame, body, tag, self._tags)
+            if not intact:
+                raise Corrupt(f"an answer from memory node {self.address} arrived damaged")
         return frame, meta, body
 
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
-        start = bytearray(frames.HEADER.size + self._tags.size)
-        self._channel.receive(memoryview(start), deadline_s)
-        intact, self._channel.broken = self._channel.broken, True
-        header = start[: frames.HEADER.size]
-        frame = frames.decode_header(header)
-        if self._requests:
-            self._answers += 1
-            malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
-            if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
-                raise frames.ProtocolError(
-                    f"memory node {self.address} sent an answer that does not belong to the next request"
-                )
-        meta = bytearray(frame.meta_bytes)
-        if meta:
-            self._channel.receive(memoryview(meta), deadline_s)
-        self._head = bytes(header + meta)
-        self._check(self._head, start[frames.HEADER.size :])
-        decoded = frames.decode_meta(meta)
-        self._channel.broken = intact
-        return frame, decoded
+        with self._breaking():
+            frame, meta, self._head = frames.receive_head(
+                lambda into: self._channel.receive(into, deadline_s), self._tags
+            )
+            if self._requests:
+                self._answers += 1
+                malformed = frame.kind is Kind.ERROR and not frame.request  # answers to what the node could not read
+                if frame.kind not in _ANSWERS or (frame.request != self._answers & 0xFFFFFFFF and not malformed):
+                    raise frames.ProtocolError("an answer that does not belong to the next request")
+        if frame.kind is Kind.ERROR:
+            frames.raise_error(meta)
+        return frame, meta
 
-    def _check(self, data: bytes, tag: bytearray) -> None:
-        if not self._tags.fits(data, tag):
+    @contextmanager
+    def _breaking(self) -> Iterator[None]:
+        """Mark the connection as broken after an invalid or incomplete frame: what follows cannot be read."""
+        try:
+            yield
+        except frames.ProtocolError as error:
             self._channel.broken = True
-            raise frames.ProtocolError(f"wrong tag on an answer from {self.address}: it was changed on the way")
+            raise frames.ProtocolError(f"memory node {self.address} sent an invalid frame: {error}") from None
+        except BaseException:
+            self._channel.broken = True
+            raise
 
 
 def _is_greeting(hello: dict[str, Any]) -> bool:

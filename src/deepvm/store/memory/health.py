@@ -1,9 +1,9 @@
-"""Which memory nodes hang: one record for all who use a store, writers and readers, and forgotten once a node answers.
+"""Which memory nodes hang: stalled waits in, errors out that end them. One record for each store.
 
 A dead node is noticed at once, since its system refuses or resets the connection. A node that hangs (stopped, swapped
 out, cut off from the network) accepts connections and answers nothing. So a wait in which no byte moved for STALL_S
-asks whether the node still greets a new connection. Where it does not within GREET_S, the node is suspected: all waits
-on it end, no later one begins, and a thread in the background asks again until it greets.
+probes whether the node still greets a new connection. If it does not within GREET_S, the node is suspected: all waits
+on it end, no later one begins, and a thread in the background probes it until it greets.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ log = logging.getLogger("deepvm.store")
 STALL_S = 0.75  # without a byte: a node that is busy with a disk or waits for other ranks still greets meanwhile
 GREET_S = 2.0  # to connect and to greet: one lost packet is sent again after 1 s
 AGAIN_S = 1.0  # between two attempts in the background
-_ASK_S = 2 * GREET_S  # one question at a time for each node; the others wait for its outcome
+_PROBE_S = 2 * GREET_S  # one probe at a time for each node; others wait for its outcome
 
 
 class Health:
-    """``accept_handshake`` connects to a node and is greeted, or raises. ``spare`` nodes can be done without."""
+    """``greet`` connects to a node and is greeted, or raises. ``spare`` nodes can be done without."""
 
-    def __init__(self, accept_handshake: Callable[[str], None], *, spare: int) -> None:
-        self._greet, self._spare = accept_handshake, spare
+    def __init__(self, greet: Callable[[str], None], *, spare: int) -> None:
+        self._greet, self._spare = greet, spare
         self._hung: dict[str, str] = {}  # node -> why it is suspected
-        self._greeted: dict[str, float] = {}  # when it last was seen to live
-        self._asking: dict[str, threading.Lock] = {}
+        self._greeted: dict[str, float] = {}  # when it last greeted
+        self._probes: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -45,7 +45,7 @@ class Health:
             raise StoreUnavailable(why)
 
     def can_spare(self, node: str) -> bool:
-        """True if everything has a copy elsewhere, were this node passed over."""
+        """True if everything has a replica elsewhere, without this node and those that hang."""
         with self._lock:
             return len(self._hung.keys() | {node}) <= self._spare
 
@@ -54,31 +54,38 @@ class Health:
         if not self.can_spare(node):
             return
         with self._lock:
-            asking = self._asking.setdefault(node, threading.Lock())
-        if not asking.acquire(timeout=_ASK_S):
+            probe = self._probes.setdefault(node, threading.Lock())
+        if not probe.acquire(timeout=_PROBE_S):
             return
         try:
             self.check(node)
             if time.monotonic() - self._greeted.get(node, -STALL_S) < STALL_S:
                 return
-            try:
-                self._greet(node)
-            except StoreUnavailable as error:
-                self.suspect(node, error)
-                raise
-            except StoreError:  # it says no: it lives
-                pass
+            problem = self._probe(node)
+            if problem is not None:
+                self.suspect(node, problem)
+                raise problem
             self._greeted[node] = time.monotonic()
         finally:
-            asking.release()
+            probe.release()
+
+    def _probe(self, node: str) -> StoreUnavailable | None:
+        """Return why a node does not greet; None if it does, or refuses: then it lives."""
+        try:
+            self._greet(node)
+        except StoreUnavailable as error:
+            return error
+        except StoreError:
+            pass
+        return None
 
     def suspect(self, node: str, why: StoreError) -> None:
         with self._lock:
             if node not in self._hung:
-                log.warning("memory node %s hangs, and is passed over until it answers: %s", node, why)
+                log.warning("memory node %s hangs and is not used until it answers: %s", node, why)
             self._hung[node] = str(why)
             if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._ask_again, name="deepvm-health", daemon=True)
+                self._thread = threading.Thread(target=self._probe_hung, name="deepvm-health", daemon=True)
                 self._thread.start()
 
     def answers(self, node: str) -> None:
@@ -86,19 +93,16 @@ class Health:
             if self._hung.pop(node, None) is not None:
                 log.warning("memory node %s answers again", node)
 
-    def _ask_again(self) -> None:
+    def _probe_hung(self) -> None:
         while not self._closed.wait(AGAIN_S):
             for node in list(self._hung):
-                try:
-                    self._greet(node)
-                except StoreUnavailable as error:
-                    with self._lock:
-                        if node in self._hung:  # it may have answered somebody else meanwhile
-                            self._hung[node] = str(error)
+                problem = self._probe(node)
+                if problem is None:
+                    self.answers(node)
                     continue
-                except StoreError:  # it says no: it lives
-                    pass
-                self.answers(node)
+                with self._lock:
+                    if node in self._hung:  # another thread may have had an answer meanwhile
+                        self._hung[node] = str(problem)
             with self._lock:
                 if not self._hung:
                     self._thread = None

@@ -1,4 +1,4 @@
-"""Replicas of a checkpoint that a memory node missed: read from the other nodes, written to it again."""
+"""Write the replicas that a memory node missed: read from the other nodes, written to it. checkpoint/save calls it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from deepvm.errors import NotFound, StoreUnavailable
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
 from deepvm.store.memory.connection import Connection
-from deepvm.store.memory.upload import begin, seal_as_listed
+from deepvm.store.memory.upload import begin, publish_share, seal_share
 
 if TYPE_CHECKING:
     from deepvm.store.memory.store import MemoryStore
@@ -48,18 +47,13 @@ def repair(store: MemoryStore, run: str, step: int, attempt: int = 0) -> list[st
 def _copy_share(
     store: MemoryStore, connection: Connection, index: int, manifest: Manifest, document: bytes, attempt: int
 ) -> None:
-    nodes, step = manifest.nodes, manifest.step
-    share = {"nodes": len(nodes), "node_index": index, "replicas": manifest.replicas}
-    begin(
-        connection, step, manifest.size_bytes, manifest.chunk_bytes,
-        layout="", rank=0, world_size=1, share=share, attempt=attempt, repair=True,
-    )  # fmt: skip
-    mine = Share(nodes=len(nodes), index=index, replicas=manifest.replicas).chunks(len(manifest.digests))
+    step, share = manifest.step, manifest.share(index)
+    begin(connection, step, manifest.size_bytes, manifest.chunk_bytes, share=share, attempt=attempt, repair=True)
     buffer = memoryview(bytearray(min(manifest.chunk_bytes, manifest.size_bytes)))
-    for chunk in mine:
+    for chunk in share.chunks(len(manifest.digests)):
         data = buffer[: manifest.span(chunk)[1]]
         store.read_chunk(manifest, chunk, data)
         connection.put(step, chunk, data, manifest.digests[chunk])
         connection.finish()  # before the buffer is filled again
-    seal_as_listed(connection, manifest, mine, 0.0)
-    connection.call(Kind.PUBLISH, {"step": step, "node_index": index}, document)
+    seal_share(connection, manifest, index, 0.0)
+    publish_share(connection, step, index, document)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import xxhash
 
 from deepvm.errors import StoreUnavailable
+from deepvm.protocol.addresses import split_address
 from deepvm.protocol.auth import dialled_address
 from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 from deepvm.store.memory.health import STALL_S
@@ -24,41 +25,34 @@ _WOKEN_BYTES = 2**18  # of a chunk end a wait for it: waking for every byte woul
 _SO_MAX_PACING_RATE = getattr(socket, "SO_MAX_PACING_RATE", 47)
 
 
+def dial(address: str, *, tls: ssl.SSLContext | None, connect_s: float, pace_bytes_per_s: int | None) -> socket.socket:
+    """Connect to a memory node, or raise StoreUnavailable."""
+    host, port = split_address(address)
+    sock: socket.socket | None = None
+    try:
+        sock = socket.create_connection((host, port), timeout=connect_s)
+        tune(sock)
+        if pace_bytes_per_s is not None:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
+        return sock if tls is None else tls.wrap_socket(sock, server_hostname=host)
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        problem = f"cannot be reached: {error.strerror or error}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            problem = f"shows a certificate that is not trusted: {error.verify_message.rstrip('.')}"
+        raise StoreUnavailable(f"memory node {address} {problem}") from None
+
+
 class NodeSocket:
     """Not for several threads at once."""
 
-    def __init__(
-        self,
-        address: str,
-        peer: tuple[str, int],
-        *,
-        tls: ssl.SSLContext | None,
-        connect_s: float,
-        progress_s: float,
-        pace_bytes_per_s: int | None,
-    ) -> None:
-        self.address, self.progress_s = address, progress_s
+    def __init__(self, address: str, sock: socket.socket, *, progress_s: float) -> None:
+        self.address, self._sock, self.progress_s = address, sock, progress_s
         self.stalled: Callable[[str], None] | None = None  # called if no byte moves for a while; raises to give up
         self.broken = False  # False also if the node only refused a request
         self._full = False  # the kernel took less than it was given
-        try:
-            self._sock = socket.create_connection(peer, timeout=connect_s)
-        except OSError as error:
-            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
-        try:
-            tune(self._sock)
-            if pace_bytes_per_s is not None:
-                self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace_bytes_per_s)
-            if tls is not None:
-                self._sock = tls.wrap_socket(self._sock, server_hostname=peer[0])
-        except ssl.SSLCertVerificationError as error:
-            self._sock.close()
-            why = error.verify_message.rstrip(".")
-            raise StoreUnavailable(f"memory node {address} shows a certificate that is not trusted: {why}") from None
-        except OSError as error:
-            self._sock.close()
-            raise StoreUnavailable(f"memory node {address} cannot be reached: {error.strerror or error}") from None
-        self._tls = tls is not None
+        self._tls = isinstance(sock, ssl.SSLSocket)
         self._sock.setblocking(False)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Memory nodes as a store: ``memory://h1:7070,h2:7070?replicas=2``.
+"""Memory nodes as a store: ``memory://h1:7070,h2:7070?replicas=2`` in, checkpoints in and out.
 
 Losing a node loses nothing as long as every chunk has a replica left.
 """
@@ -10,7 +10,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
@@ -19,13 +19,14 @@ from deepvm.errors import Corrupt, NotFound, StoreError, StoreUnavailable, Usage
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.credentials import client_tls
 from deepvm.protocol.frames import Kind
-from deepvm.protocol.placement import minimum_nodes, replica_nodes
+from deepvm.protocol.placement import Share, minimum_nodes, replica_nodes
 from deepvm.store.base import Manifest, Store, check_run
-from deepvm.store.chunks import read_manifest
+from deepvm.store.chunks import check_length, read_manifest
 from deepvm.store.memory.answers import rank_states, run_names, step_rows
 from deepvm.store.memory.connection import CONNECT_S, Connection
 from deepvm.store.memory.health import GREET_S, Health
 from deepvm.store.memory.upload import MemoryWriter
+from deepvm.store.memory.watch import RunWatch
 
 log = logging.getLogger("deepvm.store")
 
@@ -51,9 +52,9 @@ class MemoryStore(Store):
         if not nodes:
             raise UsageError("a memory store needs at least one node: memory://10.0.0.9:7070")
         if not 1 <= replicas <= len(nodes):
-            raise UsageError(f"{replicas} replicas cannot be kept on {len(nodes)} memory node(s)")
+            raise UsageError(f"replicas is {replicas}: it must be from 1 to the number of memory nodes, {len(nodes)}")
         if not 1 <= connections <= 64:
-            raise UsageError(f"{connections} connections to a memory node: it takes 1 to 64")
+            raise UsageError(f"connections is {connections}: it must be from 1 to 64 for each memory node")
         for node in nodes:
             split_address(node)
         self.nodes, self.replicas, self.connections = tuple(nodes), replicas, connections
@@ -70,9 +71,9 @@ class MemoryStore(Store):
         unknown = options.keys() - {"replicas", "connections", "pace", "tls"}
         if parts.path not in ("", "/") or unknown:
             what = f"option {sorted(unknown)[0]!r}" if unknown else f"path {parts.path!r}"
-            raise UsageError(f"{url}: {what} is not known; write memory://h1:7070,h2:7070?replicas=2&connections=4")
+            raise UsageError(f"{url}: unknown {what}: write memory://h1:7070,h2:7070?replicas=2&connections=4")
         if options.get("tls") == "":
-            raise UsageError(f"{url}: tls= names no file; write tls=FILE, with the nodes' certificate in PEM form")
+            raise UsageError(f"{url}: tls= is empty: write tls=FILE, with the nodes' certificate in PEM form")
         try:
             numbers = {name: int(options[name]) for name in ("replicas", "connections", "pace") if name in options}
         except ValueError:
@@ -101,13 +102,13 @@ class MemoryStore(Store):
     # --- connections --------------------------------------------------------------------------------------------
 
     def connect(self, node: str, run: str | None, *, write: bool = False) -> Connection:
-        """A connection of its own, opened for a run. A node that hangs and can be spared is passed over at once."""
+        """Make a connection, opened for a run. A node that hangs and can be spared fails at once."""
         spare = self.health.can_spare(node)
         if spare:
             self.health.check(node)
         began = time.monotonic()
         try:
-            connection = Connection(
+            connection = Connection.connect(
                 node,
                 token=self._token,
                 tls=self._tls,
@@ -129,26 +130,32 @@ class MemoryStore(Store):
         return connection
 
     def _greet(self, node: str) -> None:
-        Connection(node, token=self._token, tls=self._tls, connect_s=GREET_S, progress_s=GREET_S).close()
+        Connection.connect(node, token=self._token, tls=self._tls, connect_s=GREET_S, progress_s=GREET_S).close()
 
     def call(
-        self, node: str, run: str | None, kind: Kind, meta: dict[str, object] | None = None
+        self,
+        node: str,
+        run: str | None,
+        kind: Kind,
+        meta: dict[str, object] | None = None,
+        *,
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, object], bytearray]:
-        return self._ask(node, run, lambda connection: connection.call(kind, meta))
+        return self._ask(node, run, lambda connection: connection.call(kind, meta, timeout_s=timeout_s))
 
     def _ask(self, node: str, run: str | None, question: Callable[[Connection], T]) -> T:
-        """Ask over a connection that is kept for the next time. One that waited idle may have died unnoticed, so a
-        failure on it is tried again on a new one; one that failed is closed, since something may be under way on it."""
+        """Call ``question`` with a connection, and keep it for the next time. An idle connection may have died
+        unnoticed, so a failure on it is retried on another. A failed one is closed: part of an answer may be left."""
         while True:
-            connection, waited = self._take(node, run)
+            connection, was_idle = self._take(node, run)
             try:
                 answer = question(connection)
             except StoreError as error:
-                if not connection.broken:  # it said no
+                if not connection.broken:  # it only refused
                     self._give_back(node, run, connection)
                     raise
                 connection.close()
-                if not waited or not isinstance(error, StoreUnavailable):
+                if not was_idle or not isinstance(error, StoreUnavailable):
                     raise
                 continue
             except BaseException:
@@ -158,11 +165,10 @@ class MemoryStore(Store):
             return answer
 
     def _take(self, node: str, run: str | None) -> tuple[Connection, bool]:
-        """A connection, and whether it waited idle."""
+        """Return a connection, and True if it was idle."""
         self.health.check(node)
         with self._lock:
-            idle = self._idle.get((node, run or ""))
-            if idle:
+            if idle := self._idle.get((node, run or "")):
                 return idle.pop(), True
         return self.connect(node, run), False
 
@@ -180,10 +186,10 @@ class MemoryStore(Store):
 
     # --- the contract -------------------------------------------------------------------------------------------
 
-    def _each(
+    def call_each(
         self, run: str | None, kind: Kind, meta: dict[str, object] | None = None
     ) -> tuple[dict[str, tuple[dict[str, object], bytearray]], StoreError | None]:
-        """The answers of the nodes that have one, and why another has none; that is raised where all have none."""
+        """Return the answers of the nodes that have one, and why another has none; raise that if all have none."""
         answers: dict[str, tuple[dict[str, object], bytearray]] = {}
         failure: StoreError | None = None
         for node in self.nodes:
@@ -196,12 +202,12 @@ class MemoryStore(Store):
         return answers, failure
 
     def runs(self) -> list[str]:
-        answers, _ = self._each(None, Kind.RUNS)
+        answers, _ = self.call_each(None, Kind.RUNS)
         return sorted({run for node, (answer, _) in answers.items() for run in run_names(answer, node)})
 
     def steps(self, run: str) -> list[int]:
-        """Steps whose manifest some node has, and whose every chunk some reachable node should have. Where there are
-        none and a node does not answer, it may have them: that is no run without checkpoints."""
+        """Return the steps whose manifest some node has, and whose every chunk some reachable node should have. If
+        none is found and a node does not answer, raise: that node may have them."""
         held, failure = self._held(run)
         whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes))
         if failure is not None and not whole:
@@ -211,21 +217,21 @@ class MemoryStore(Store):
                 log.warning("step %d of run %s is not whole while a node does not answer: %s", step, run, failure)
         return whole
 
-    def share_of(self, node: str) -> dict[str, int]:
-        """What a node is told of its part in a checkpoint."""
-        return {"nodes": len(self.nodes), "node_index": self.nodes.index(node), "replicas": self.replicas}
+    def share_of(self, node: str) -> Share:
+        """Return which chunks a node keeps of a checkpoint that is saved here."""
+        return Share(nodes=len(self.nodes), index=self.nodes.index(node), replicas=self.replicas)
 
     def uncommitted_steps(self, run: str) -> dict[int, list[str]]:
-        """Steps that were being committed when their trainer ended, and the nodes that have them; none where a node
-        does not answer, since it may have the other half."""
+        """Return the steps that were being committed when their trainer ended, and the nodes that have them; none if a
+        node does not answer, since it may have the rest."""
         held, failure = self._held(run)
         if failure is not None:
             return {}
         return {step: nodes for step, nodes in held.items() if not self._is_whole(run, step, nodes)}
 
     def _is_whole(self, run: str, step: int, holders: Sequence[str]) -> bool:
-        """Whether every chunk has a node among those that have the manifest. The manifest tells among how many nodes
-        it was shared, which need not be those of now."""
+        """True if every chunk has a node among those that have the manifest. It lists the nodes that shared it, which
+        need not be the present ones."""
         for node in holders:
             with suppress(StoreError):
                 document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
@@ -234,34 +240,27 @@ class MemoryStore(Store):
         return False
 
     def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
-        answers, failure = self._each(run, Kind.STEPS)
+        answers, failure = self.call_each(run, Kind.STEPS)
         held: dict[int, list[str]] = {}
         for node, (answer, _) in answers.items():
             for row in step_rows(answer, node):
                 held.setdefault(row["step"], []).append(node)
         return held, failure
 
-    def states(self, run: str, step: int) -> list[str]:
-        """What each reachable node says of a checkpoint: remote, spilled or durable."""
-        answers, _ = self._each(run, Kind.STEPS)
-        rows = (row for node, (answer, _) in answers.items() for row in step_rows(answer, node))
-        return [row["state"] for row in rows if row["step"] == step]
+    def watch(self, run: str) -> RunWatch:
+        return RunWatch(self, run)
 
-    def writes_on(self, run: str) -> bool:
-        """Whether the nodes write what is committed on to a disk or a durable store by themselves."""
-        answers, _ = self._each(run, Kind.STEPS)
-        return any(answer.get("writes_on") for answer, _ in answers.values())
-
-    def is_durable(self, states: Sequence[str]) -> bool:
-        """Whether, of a checkpoint that the nodes speak of so, every chunk is on a disk or in object storage."""
-        return "durable" in states or states.count("spilled") >= minimum_nodes(len(self.nodes), self.replicas)
+    def is_durable(self, states: Mapping[str, str]) -> bool:
+        """True if, by a checkpoint's states at the nodes, every chunk is on a disk or in object storage."""
+        held = list(states.values())
+        return "durable" in held or held.count("spilled") >= minimum_nodes(len(self.nodes), self.replicas)
 
     def manifest(self, run: str, step: int) -> Manifest:
         return self.newest_manifest(run, step)[0]
 
     def newest_manifest(self, run: str, step: int) -> tuple[Manifest, bytes]:
-        """Of a step that was saved twice, a node that was away the second time has the first."""
-        answers, failure = self._each(run, Kind.MANIFEST, {"step": step})
+        """Return the newest manifest: of a step saved twice, a node that missed the second save has the first."""
+        answers, failure = self.call_each(run, Kind.MANIFEST, {"step": step})
         found: list[tuple[Manifest, bytes]] = []
         for node, (_, body) in answers.items():
             try:
@@ -273,15 +272,16 @@ class MemoryStore(Store):
         return max(found, key=lambda one: one[0].created_s)
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
-        """From the first node that has it as it was saved. A copy that is not is replaced, and said so."""
+        """Read from the first node whose replica is good. Damaged replicas are replaced, with a warning."""
+        check_length(manifest, chunk, into)
         nodes = self._addresses(manifest)
-        homes = [nodes[home] for home in replica_nodes(chunk, len(nodes), manifest.replicas)]
-        others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in homes]  # may have spilled it all
+        replicas = [nodes[index] for index in replica_nodes(chunk, len(nodes), manifest.replicas)]
+        others = [node for node in dict.fromkeys((*nodes, *self.nodes)) if node not in replicas]  # may have spilled it
         damaged: list[str] = []
         failure: StoreError | None = None
-        for node in sorted([*homes, *others], key=lambda node: (self.health.is_hung(node), node in others)):
+        for node in sorted([*replicas, *others], key=lambda node: (self.health.is_hung(node), node in others)):
             try:
-                self._ask(node, manifest.run, _getting(manifest, chunk, into))
+                self._ask(node, manifest.run, lambda connection: connection.read_chunk(manifest, chunk, into))
             except StoreError as error:
                 if isinstance(error, Corrupt):
                     damaged.append(node)
@@ -294,13 +294,13 @@ class MemoryStore(Store):
         raise failure or NotFound(f"no node has chunk {chunk} of step {manifest.step}")
 
     def _addresses(self, manifest: Manifest) -> Sequence[str]:
-        """Where the nodes that share a checkpoint are now. One that was started again may listen elsewhere: then this
-        store, which names as many nodes in the same order, knows its new address."""
+        """Return the present addresses of the nodes that share a checkpoint. One that was restarted may listen
+        elsewhere: if this store lists as many nodes in the same order, it has the new address."""
         if len(manifest.nodes) != len(self.nodes):
             return manifest.nodes or self.nodes[:1]
         return [
-            was if was in self.nodes or now in manifest.nodes else now
-            for was, now in zip(manifest.nodes, self.nodes, strict=True)
+            old if old in self.nodes or new in manifest.nodes else new
+            for old, new in zip(manifest.nodes, self.nodes, strict=True)
         ]
 
     def _mend(self, node: str, manifest: Manifest, chunk: int, good: memoryview) -> None:
@@ -308,15 +308,15 @@ class MemoryStore(Store):
         what = f"chunk {chunk} of step {manifest.step} of run {manifest.run} at {node} was damaged"
         try:
             self._ask(node, manifest.run, lambda connection: connection.call(Kind.MEND, meta, bytes(good)))
-            log.warning("%s, and is replaced from a good copy", what)
+            log.warning("%s and is replaced from a good replica", what)
         except StoreError as error:
-            log.warning("%s, and cannot be replaced: %s", what, error)
+            log.warning("%s and cannot be replaced: %s", what, error)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> MemoryWriter:
-        return MemoryWriter(self, run, step, size_bytes=size_bytes, chunk_bytes=chunk_bytes)
+        return MemoryWriter(self, run, step, size_bytes=size_bytes, chunk_bytes=chunk_bytes).begin()
 
     def delete(self, run: str, step: int) -> None:
-        """On every node that answers; raises for one that does not. Takes the run from nobody who writes it."""
+        """Delete on every node that answers; raise if one does not. A session that writes the run keeps it."""
         failure: StoreError | None = None
         for node in self.nodes:
             try:
@@ -329,7 +329,7 @@ class MemoryStore(Store):
             raise failure
 
     def extras(self, connection: Connection, step: int, world_size: int, timeout_s: float) -> list[object]:
-        """Every rank's own state, as the ranks sent it to their first node."""
+        """Wait for every rank's own state, as the ranks sent it to their first node."""
         _, body = connection.call(
             Kind.EXTRAS, {"step": step, "world_size": world_size, "timeout_s": timeout_s}, timeout_s=timeout_s
         )
@@ -340,11 +340,6 @@ class MemoryStore(Store):
 
 
 def _options(query: str) -> dict[str, str]:
-    """A plus sign is itself, as in the path of a file; what is not said is not lost: ``tls=`` is not no TLS."""
+    """Parse a query. Unlike parse_qs: a plus sign is itself, as in a path, and an empty value is kept."""
     pairs = (part.partition("=") for part in query.split("&") if part)
     return {unquote(name): unquote(value) for name, _, value in pairs}
-
-
-def _getting(manifest: Manifest, chunk: int, into: memoryview) -> Callable[[Connection], None]:
-    meta, digest = {"step": manifest.step, "chunk": chunk}, manifest.digests[chunk]
-    return lambda connection: connection.read_into(Kind.GET, meta, into, digest)

@@ -1,7 +1,7 @@
-"""Chunks that come in any order and from many threads, given on in order, within a memory budget.
+"""Order chunks for an upload: in any order and from many threads in, in order out, within a memory budget.
 
-An upload is a stream, so chunks wait for the ones before them. Over the budget, whoever brings more waits; only where
-the chunk that comes next is not here yet, so that waiting could be for ever, chunks go to an unnamed file instead.
+Chunks wait for the ones before them. Over the budget, ``add`` waits. Only if the next chunk has not arrived, so that
+waiting could last for ever, chunks are spilled to an unnamed file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OrderedStream:
         return self._next
 
     def add(self, chunk: int, data: bytes) -> None:
-        """Take a chunk; waits while the budget is used up and the stream flows."""
+        """Add a chunk; wait while the budget is used up and the stream flows."""
         with self._changed:
             self._wait_for_room(chunk, len(data))
             if chunk in self._held or chunk in self._spilled or chunk < self._next:
@@ -43,15 +43,15 @@ class OrderedStream:
                 self._held[chunk] = data
                 self._held_bytes += len(data)
             else:
-                self._write_aside(chunk, data)
+                self._spill_chunk(chunk, data)
             self._changed.notify_all()
 
     def stream(self) -> Iterator[bytes]:
-        """The chunks in order; ends once sealed, raises the reason once stopped."""
+        """Yield the chunks in order; end once sealed, raise the reason once stopped."""
         for chunk in range(self._chunks):
             yield self._take(chunk)
         with self._changed:
-            self._wait(lambda: self._sealed, "its last chunk was put long ago, and nobody published it")
+            self._wait(lambda: self._sealed, "it was not published after its last chunk")
 
     def seal(self) -> None:
         with self._changed:
@@ -59,7 +59,7 @@ class OrderedStream:
             self._changed.notify_all()
 
     def stop(self, failure: BaseException) -> None:
-        """End the stream and every wait; the first reason counts."""
+        """End the stream and every wait; the first reason is kept."""
         with self._changed:
             self._failure = self._failure or failure
             self._held.clear()
@@ -90,7 +90,7 @@ class OrderedStream:
 
     def _take(self, chunk: int) -> bytes:
         with self._changed:
-            self._wait(lambda: chunk in self._held or chunk in self._spilled, f"chunk {chunk} did not come")
+            self._wait(lambda: chunk in self._held or chunk in self._spilled, f"chunk {chunk} did not arrive")
             if chunk in self._held:
                 data = self._held.pop(chunk)
                 self._held_bytes -= len(data)
@@ -100,12 +100,12 @@ class OrderedStream:
             self._changed.notify_all()
             return data
 
-    def _wait(self, ready: Callable[[], bool], otherwise: str) -> None:
+    def _wait(self, ready: Callable[[], bool], problem: str) -> None:
         if not self._changed.wait_for(lambda: self._failure is not None or ready(), self._stall_s):
-            raise StoreUnavailable(f"a checkpoint was given up: {otherwise} within {self._stall_s:g} s")
+            raise StoreUnavailable(f"the upload was abandoned: {problem} within {self._stall_s:g} s")
         self.check()
 
-    def _write_aside(self, chunk: int, data: bytes) -> None:
+    def _spill_chunk(self, chunk: int, data: bytes) -> None:
         try:
             if self._spill is None:
                 self._spill = tempfile.TemporaryFile(prefix="deepvm-upload-")  # noqa: SIM115 - lives as long as this
@@ -113,13 +113,13 @@ class OrderedStream:
             self._spill.write(data)
         except OSError as error:
             raise StoreUnavailable(
-                f"{tempfile.gettempdir()} has no room for chunks that came early ({error.strerror}): "
+                f"{tempfile.gettempdir()} has no room for chunks that arrived early ({error.strerror}): "
                 "put chunks in order, raise the memory budget, or set TMPDIR"
             ) from error
         self._spilled[chunk] = (self._spill_end, len(data))
         self._spill_end += len(data)
 
     def _read_back(self, offset: int, length: int) -> bytes:
-        assert self._spill is not None  # noqa: S101 - where it was spilled there is a file
+        assert self._spill is not None  # noqa: S101 - the chunk was spilled into it
         self._spill.seek(offset)
         return self._spill.read(length)

@@ -1,12 +1,12 @@
 """Checkpoints in object storage (S3, Google Cloud Storage, Azure): the same two names as in a directory.
 
-The bytes are one object, uploaded in parts side by side, which exists only once all parts do; the manifest is put
-last. obstore gives no hold on single parts, so chunks are streamed to it in order (see ordered_stream.py), and its own
-multipart upload cuts them. An aborted upload is removed; one whose process died leaves hidden parts, for which buckets
-have a lifecycle rule (abort incomplete multipart uploads).
+The bytes are one object, uploaded in parallel parts, which exists only once all parts do; the manifest is put last.
+obstore has no access to single parts, so chunks are streamed to it in order (ordered_stream.py), and its own multipart
+upload cuts them. An aborted upload is removed. One whose process died leaves hidden parts, for which buckets have a
+lifecycle rule (abort incomplete multipart uploads).
 
-A run belongs to one session at a time: a step saved again replaces the old one, whose manifest goes just before the
-new bytes appear. Two sessions that save the same step of one run at once are told so, and neither is taken for whole.
+A run belongs to one session at a time. A step saved again replaces the old one, whose manifest is removed just before
+the new bytes appear. If two sessions save the same step of one run at once, both fail and none counts as whole.
 """
 
 from __future__ import annotations
@@ -21,34 +21,18 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
 
-from deepvm.errors import (
-    AccessDenied,
-    Corrupt,
-    MissingExtra,
-    NotFound,
-    StoreError,
-    StoreUnavailable,
-    UsageError,
-)
+from deepvm.errors import AccessDenied, Corrupt, MissingExtra, NotFound, StoreError, StoreUnavailable, UsageError
 from deepvm.protocol.sockets import is_loopback
-from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, Store, check_run
-from deepvm.store.chunks import (
-    DATA,
-    MANIFEST,
-    UploadCheck,
-    check_length,
-    read_manifest,
-    stem,
-    verify_chunk,
-    whole_steps,
-)
+from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest, Store, check_run, is_run
+from deepvm.store.chunks import UploadCheck, as_bytes, check_length, read_manifest, truncated, verify_chunk
+from deepvm.store.file_names import DATA, MANIFEST, stem, whole_steps
 from deepvm.store.objects.ordered_stream import OrderedStream
 
 PART_BYTES = 8 * 2**20  # S3 takes 5 MiB at least; larger parts mean fewer requests and more memory
 MOST_PARTS = 9_000  # S3 takes 10,000
 MOST_CONCURRENCY = 8
 MEMORY_BYTES = 256 * 2**20
-ABORT_S = 30.0  # to remove an upload's parts; whatever is not gone by then is the lifecycle rule's
+ABORT_S = 30.0  # to remove an upload's parts; the lifecycle rule removes what is left then
 
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_REGION",
@@ -82,7 +66,7 @@ class ObjectStore(Store):
         retries: int = 5,
         stall_s: float = 300.0,
     ) -> ObjectStore:
-        """``request_s`` bounds each request, ``stall_s`` how long an upload may neither get nor give a chunk."""
+        """Open a store. ``request_s`` limits each request, ``stall_s`` how long an upload may make no progress."""
         try:
             import obstore
         except ImportError:
@@ -118,7 +102,7 @@ class ObjectStore(Store):
         with _explained(self._url):
             found = self._client.list_with_delimiter()["common_prefixes"]
         names = sorted({str(path).rstrip("/").rpartition("/")[2] for path in found})
-        return [name for name in names if _is_run(name) and self.steps(name)]
+        return [name for name in names if is_run(name) and self.steps(name)]
 
     def steps(self, run: str) -> list[int]:
         with _explained(self._url):
@@ -137,19 +121,18 @@ class ObjectStore(Store):
 
     def read_chunk(self, manifest: Manifest, chunk: int, into: memoryview) -> None:
         key = _key(manifest.run, manifest.step, DATA)
-        place = f"{self._url}/{key}"
-        buffer = into.cast("B") if into.format != "B" else into
+        place, buffer = f"{self._url}/{key}", as_bytes(into)
         offset = check_length(manifest, chunk, buffer)
-        with _explained(self._url, missing=f"{place} is gone: use another step"):
+        with _explained(self._url, missing=f"{place} is missing: use another step"):
             data = memoryview(self._client.get_range(key, start=offset, length=len(buffer)))
         if len(data) != len(buffer):
-            raise Corrupt(f"{place} ends at {offset + len(data)} of {manifest.size_bytes} bytes: use another step")
+            raise truncated(place, offset + len(data), manifest)
         buffer[:] = data
         verify_chunk(manifest, chunk, buffer, place)
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> ObjectWriter:
-        tally = UploadCheck(run, step, size_bytes, chunk_bytes)
-        return ObjectWriter(self._client, self._url, tally, memory_bytes=self._memory_bytes, stall_s=self._stall_s)
+        check = UploadCheck(run, step, size_bytes, chunk_bytes)
+        return ObjectWriter(self._client, self._url, check, memory_bytes=self._memory_bytes, stall_s=self._stall_s)
 
     def delete(self, run: str, step: int) -> None:
         for suffix in (MANIFEST, DATA):
@@ -161,30 +144,30 @@ class ObjectStore(Store):
 
 
 class ObjectWriter:
-    """One checkpoint on its way into a bucket: a thread that streams it, and the chunks that wait for their turn."""
+    """Write one checkpoint into a bucket: a thread streams it, chunks wait for their turn."""
 
-    def __init__(self, client: Any, url: str, tally: UploadCheck, *, memory_bytes: int, stall_s: float) -> None:
-        self._client, self._url, self._tally, self._stall_s = client, url, tally, stall_s
-        self._part_bytes = max(PART_BYTES, -(-tally.size_bytes // MOST_PARTS))
+    def __init__(self, client: Any, url: str, check: UploadCheck, *, memory_bytes: int, stall_s: float) -> None:
+        self._client, self._url, self._uploaded, self._stall_s = client, url, check, stall_s
+        self._part_bytes = max(PART_BYTES, -(-check.size_bytes // MOST_PARTS))
         self._concurrency = max(1, min(MOST_CONCURRENCY, memory_bytes // 2 // self._part_bytes))
         waiting_bytes = max(0, memory_bytes - (self._concurrency + 1) * self._part_bytes)
-        self._chunks = OrderedStream(tally.chunks, budget_bytes=waiting_bytes, stall_s=stall_s)
-        self._thread = threading.Thread(target=self._upload, name=f"deepvm-upload-{tally.step}", daemon=True)
+        self._chunks = OrderedStream(check.chunks, budget_bytes=waiting_bytes, stall_s=stall_s)
+        self._thread = threading.Thread(target=self._upload, name=f"deepvm-upload-{check.step}", daemon=True)
         self._start = threading.Lock()
         self._e_tag: str | None = None
 
     def put(self, chunk: int, pieces: Sequence[memoryview], digest: int) -> None:
-        self._tally.span(chunk, sum(piece.nbytes for piece in pieces))
+        self._uploaded.span(chunk, sum(piece.nbytes for piece in pieces))
         self._chunks.check()
         with self._start:
             if self._thread.ident is None:
                 self._thread.start()
         self._chunks.add(chunk, b"".join(pieces))  # the one copy: the pieces may change when this returns
-        self._tally.took(chunk, digest)
+        self._uploaded.put(chunk, digest)
 
     def publish(self, manifest: Manifest) -> None:
         self._chunks.check()
-        self._tally.check(manifest)
+        self._uploaded.check(manifest)
         # The new bytes appear when the stream ends, so a manifest of older ones must be gone before.
         with _explained(self._url), contextlib.suppress(FileNotFoundError):
             self._client.delete(_key(manifest.run, manifest.step, MANIFEST))
@@ -194,18 +177,18 @@ class ObjectWriter:
         self._chunks.stop(StoreError(f"step {manifest.step} of {manifest.run} is published already"))
 
     def abort(self) -> None:
-        self._chunks.stop(StoreError(f"step {self._tally.step} of {self._tally.run} was aborted"))
+        self._chunks.stop(StoreError(f"step {self._uploaded.step} of {self._uploaded.run} was aborted"))
         if self._thread.ident is not None:
             self._thread.join(ABORT_S)
 
     def _upload(self) -> None:
-        """Give the chunks to a multipart upload. If the stream fails, obstore removes the parts."""
+        """Stream the chunks into a multipart upload. If the stream fails, obstore removes the parts."""
         try:
             with _explained(self._url):
                 result = self._client.put(
-                    _key(self._tally.run, self._tally.step, DATA),
+                    _key(self._uploaded.run, self._uploaded.step, DATA),
                     self._chunks.stream(),
-                    use_multipart=self._tally.size_bytes > self._part_bytes,
+                    use_multipart=self._uploaded.size_bytes > self._part_bytes,
                     chunk_size=self._part_bytes,
                     max_concurrency=self._concurrency,
                 )
@@ -248,14 +231,8 @@ def _key(run: str, step: int, suffix: str) -> str:
     return f"{run}/{stem(step)}{suffix}"
 
 
-def _is_run(name: str) -> bool:
-    with contextlib.suppress(UsageError):
-        return bool(check_run(name))
-    return False
-
-
 def _plain_http_allowed() -> bool:
-    """Whether the endpoint is on this machine, where nobody listens in; elsewhere the user must allow it."""
+    """True if the endpoint is on this machine; elsewhere the user must allow HTTP without encryption."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoint = next((os.environ[name] for name in names if os.environ.get(name)), "")
     parts = urlsplit(endpoint)
@@ -277,15 +254,11 @@ _NO_CREDENTIALS = ("/latest/api/token", "/latest/meta-data", "169.254.169.254", 
 
 @contextlib.contextmanager
 def _explained(url: str, *, missing: str | None = None) -> Iterator[None]:
-    """Every failure of the client as a StoreError of one sentence, without secrets and without its debug output."""
+    """Turn every failure of the client into a StoreError of one sentence, without secrets and debug output."""
     try:
         yield
-    except (StoreError, UsageError):
-        raise
-    except FileNotFoundError as error:
-        raise _store_error(error, url, missing) from None
     except Exception as error:
-        if not type(error).__module__.startswith("obstore"):
+        if not isinstance(error, FileNotFoundError) and not type(error).__module__.startswith("obstore"):
             raise
         raise _store_error(error, url, missing) from None
 
@@ -300,7 +273,7 @@ def _store_error(error: Exception, url: str, missing: str | None) -> StoreError:
     if reason in ("NoSuchBucket", "ContainerNotFound"):
         return NotFound(f"{scheme}://{bucket} does not exist: create the bucket, or correct the URL")
     if number == 416:
-        return Corrupt(f"{url}: an object is shorter than its manifest says: use another step")
+        return Corrupt(f"{url}: an object is shorter than in its manifest: use another step")
     if isinstance(error, FileNotFoundError):
         return NotFound(missing or f"{url}: not found ({reason})")
     if number in (401, 403) or kind in ("PermissionDeniedError", "UnauthenticatedError"):

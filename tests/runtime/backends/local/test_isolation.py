@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ import pytest
 from deepvm.cli.app import run as deepvm_command
 from deepvm.errors import UsageError
 from deepvm.runtime.backends.local.backend import LocalBackend
-from deepvm.runtime.backends.local.network import Isolation, sweep
+from deepvm.runtime.backends.local.network import Network, sweep
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.supervise.run_folder import RunFolder
 from tests.support import ROOT
@@ -48,8 +47,8 @@ with socket.create_server((address, 7070)) as server:
         hub.sendall(f"{count}\\n".encode())
     hub.recv(1)
 """
-AMOUNT = 600_000
-RATE = 8_000_000  # bit/s: 0.6 s for them
+AMOUNT = 300_000
+RATE = 8_000_000  # bit/s
 
 
 def ours() -> set[str]:
@@ -68,6 +67,13 @@ def clean() -> Iterator[None]:
     assert ours() <= before
 
 
+def held_up(bits_per_s: int) -> list[int]:
+    """How often each link of this process with this bandwidth had to hold a packet back."""
+    found = json.loads(subprocess.run(["tc", "-s", "-j", "qdisc"], check=True, timeout=20, capture_output=True).stdout)
+    limited = [queue for queue in found if queue["dev"] in ours() and queue["kind"] == "tbf"]
+    return [queue["overlimits"] for queue in limited if queue["options"]["rate"] == bits_per_s // 8]
+
+
 def line(stream: socket.socket) -> str:
     got = b""
     while not got.endswith(b"\n"):
@@ -83,7 +89,7 @@ def test_machines_meet_at_the_bridge_and_their_links_are_as_slow_as_they_are_tol
     given = job(tmp_path)
     backend = LocalBackend(
         given,
-        isolate=Isolation(bandwidth_bits_per_s=RATE),
+        network=Network.create(RATE),
         command=lambda m: [sys.executable, "-I", "-S", "-c", TALK, m.name, backend.address_of(m.name)],
     )
     try:
@@ -100,11 +106,10 @@ def test_machines_meet_at_the_bridge_and_their_links_are_as_slow_as_they_are_tol
                 talking[name := line(accepted)] = accepted
                 assert address == backend.address_of(name) != backend.hub_address
             assert {change.address for change in changes(backend, 2)} == set(map(backend.address_of, talking))
-            began = time.monotonic()
             talking["worker/0"].sendall(b"serve\n")
             talking["worker/1"].sendall(f"{backend.address_of('worker/0')}\n".encode())
             assert line(talking["worker/1"]) == str(AMOUNT)
-            assert time.monotonic() - began > 0.8 * (AMOUNT * 8 / RATE)
+            assert max(held_up(RATE)) > 0
             for stream in talking.values():
                 stream.close()
             assert [change.why for change in changes(backend, 2)] == ["ended", "ended"]
@@ -117,7 +122,7 @@ def test_machines_meet_at_the_bridge_and_their_links_are_as_slow_as_they_are_tol
 @pytest.mark.usefixtures("clean")
 def test_a_machine_that_is_replaced_has_its_address_again_and_knows_its_interface(tmp_path: Path) -> None:
     code = "import os, socket; print(os.environ['GLOO_SOCKET_IFNAME'], *(n for _, n in socket.if_nameindex()))"
-    backend = LocalBackend(job(tmp_path), isolate=Isolation(), command=python(code))
+    backend = LocalBackend(job(tmp_path), network=Network.create(), command=python(code))
     try:
         addresses = []
         for end in (lambda: None, lambda: backend.down(["worker/1"]), backend.down, lambda: None):
@@ -136,8 +141,8 @@ def test_a_machine_that_is_replaced_has_its_address_again_and_knows_its_interfac
 @root
 @pytest.mark.usefixtures("clean")
 def test_two_clusters_at_once_do_not_meet(tmp_path: Path) -> None:
-    first = LocalBackend(job(tmp_path), isolate=Isolation())
-    second = LocalBackend(job(tmp_path), isolate=Isolation())
+    first = LocalBackend(job(tmp_path), network=Network.create())
+    second = LocalBackend(job(tmp_path), network=Network.create())
     try:
         assert first.hub_address.rpartition(".")[0] != second.hub_address.rpartition(".")[0]
         second.down()
@@ -154,10 +159,10 @@ def kill_a_run(folder: Path) -> None:
     import os, signal
     from pathlib import Path
     from tests.support.runtime.machines import job, machine, python
-    from deepvm.runtime.backends.local.network import Isolation
+    from deepvm.runtime.backends.local.network import Network
     from deepvm.runtime.backends.local.backend import LocalBackend
     command = python("import time; time.sleep(600)")
-    backend = LocalBackend(job(Path({str(folder)!r})), isolate=Isolation(), command=command)
+    backend = LocalBackend(job(Path({str(folder)!r})), network=Network.create(), command=command)
     backend.up([machine("worker/0")])
     os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -170,7 +175,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_nothing_else_is(tmp_p
     before = ours()
     kill_a_run(tmp_path)
     assert len(ours() - before) == 2  # a bridge; and a link and a namespace of the same name
-    backend = LocalBackend(job(tmp_path), isolate=Isolation())
+    backend = LocalBackend(job(tmp_path), network=Network.create())
     try:
         mine = ours() - before
         assert len(mine) == 1
@@ -204,12 +209,10 @@ import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 numbers = torch.ones(1_000_000)
 dist.all_reduce(numbers)
-began = time.monotonic()
-dist.all_reduce(numbers)
-print("reduced", numbers[0].item(), time.monotonic() - began, flush=True)
+print("reduced", numbers[0].item(), flush=True)
 time.sleep(600)
 """
-REDUCED = re.compile(r"reduced (\S+) (\S+)\n")  # a whole line
+REDUCED = re.compile(r"reduced (\S+)\n")  # a whole line
 
 
 @root
@@ -228,15 +231,14 @@ def test_workers_of_templates_reduce_over_their_links_and_vanish_with_their_mach
         ]  # fmt: skip
 
     given = job(tmp_path)
-    backend = LocalBackend(given, isolate=Isolation(bandwidth_bits_per_s=100_000_000), command=command)
+    backend = LocalBackend(given, network=Network.create(100_000_000), command=command)
     try:
         backend.up([machine("worker/0"), machine("worker/1")])
         for name in ("worker/0", "worker/1"):
             log = backend.folder_of(name) / "log.txt"
             wait_until(lambda log=log: REDUCED.search(log.read_text(encoding="utf-8")), "a reduction", timeout_s=90)
-            total, seconds = REDUCED.findall(log.read_text(encoding="utf-8"))[0]
-            assert float(total) == 4.0
-            assert float(seconds) > 0.25  # 4 MB at 100 Mbit/s, less a burst
+            assert REDUCED.findall(log.read_text(encoding="utf-8")) == ["2.0"]
+        assert min(held_up(100_000_000)) > 0
         before = len(marked(given))
         changes(backend, 2)
         backend.preempt("worker/1", notice_s=0)
@@ -251,27 +253,27 @@ def test_who_is_not_root_is_told_so() -> None:
     code = """
     import os
     from deepvm.errors import UsageError
-    from deepvm.runtime.backends.local.network import Isolation, Network
+    from deepvm.runtime.backends.local.network import Network
     if os.geteuid() == 0:
         os.setuid(65534)
     try:
-        Network(Isolation())
+        Network.create()
     except UsageError as error:
         print(error)
     """
     said = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60, capture_output=True, text=True
     ).stdout
-    assert said == "--isolate makes network namespaces, which only root may: run as root, or without it\n"
+    assert said == "--isolate creates network namespaces, which only root may: run as root, or without it\n"
 
 
 @root
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="--isolate needs ip and tc: install iproute2, or run without it"):
-        LocalBackend(job(tmp_path), isolate=Isolation())
+        LocalBackend(job(tmp_path), network=Network.create())
 
 
 def test_a_bandwidth_that_lets_nothing_through_is_refused() -> None:
-    with pytest.raises(UsageError, match="a bandwidth of 0 bit/s lets nothing through"):
-        Isolation(bandwidth_bits_per_s=0)
+    with pytest.raises(UsageError, match="the bandwidth is 0 bit/s: it must be at least 8000"):
+        Network.create(0)

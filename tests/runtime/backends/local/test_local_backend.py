@@ -159,23 +159,6 @@ def test_a_machine_whose_main_process_ends_is_off(start: Start, tmp_path: Path, 
     assert marked(backend.spec) == []
 
 
-def test_ten_processes_are_gone_in_an_instant(start: Start, tmp_path: Path) -> None:
-    backend = start(lambda _: [sys.executable, "-I", "-S", NASTY, "workers", str(tmp_path / "pids")])
-    took: list[float] = []
-    while not took or (min(took) >= 0.05 and len(took) < 20):  # others may have the processors
-        pids = wait_until(lambda: all_of("workers", tmp_path), "the tree")
-        began = time.monotonic()
-        backend.preempt("worker/1", notice_s=0)
-        while any(map(runs, pids)):
-            assert time.monotonic() - began < 20
-            time.sleep(0.001)
-        took.append(time.monotonic() - began)
-        wait_until(lambda: [c for c in backend.poll() if c.state == "down"], "word of it")
-        (tmp_path / "pids").unlink()
-        backend.up([WORKER])
-    assert min(took) < 0.05
-
-
 # --- notices ------------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +170,7 @@ def test_a_notice_is_there_at_once_and_the_end_when_it_said(start: Start) -> Non
     notice = FileNotices(backend.notice_file("worker/1")).poll()
     assert notice is not None
     assert notice.action == "terminate"
-    assert 0 <= notice.at_s - began - 0.4 < 1.0
-    assert backend.poll() == []
+    assert began + 0.4 <= notice.at_s <= time.time() + 0.4
     (gone,) = changes(backend, 1)
     assert told([gone]) == [("worker/1", "down", "preempted", -9)]
     assert gone.at_s >= began + 0.4
@@ -203,20 +185,20 @@ def test_no_notice_is_written_for_an_end_without_one(start: Start) -> None:
 
 def test_a_machine_that_frees_itself_at_its_notice_was_preempted(start: Start, tmp_path: Path) -> None:
     notice = tmp_path / "machines" / "worker-1" / "notice.json"
-    code = f"import os, time\nwhile not os.path.exists({str(notice)!r}): time.sleep(0.01)"
+    code = f"import os, time\nwhile not os.path.exists({str(notice)!r}): print('none', flush=True); time.sleep(0.01)"
     backend = start(python(code))
     backend.preempt("worker/1", notice_s=60)
     assert told(changes(backend, 2))[1] == ("worker/1", "down", "preempted", 0)
+    looks = log_of(backend).count("none")
     backend.up([WORKER])
-    assert not notice.exists()  # it was for the one before
     assert told(changes(backend, 1)) == [("worker/1", "up", "", None)]
-    time.sleep(0.1)
+    wait_until(lambda: log_of(backend).count("none") > looks + 1, "a second look: the notice was for the one before")
     assert backend.poll() == []
 
 
 def test_what_is_down_cannot_be_preempted_and_a_notice_is_a_time(start: Start) -> None:
     backend = start(python(STAYS))
-    with pytest.raises(UsageError, match="a notice of -1 s: it must be finite and not negative"):
+    with pytest.raises(UsageError, match="notice_s is -1: it must be finite and not negative"):
         backend.preempt("worker/1", notice_s=-1)
     backend.down()
     with pytest.raises(UsageError, match="worker/1 is down already"):
@@ -239,13 +221,16 @@ def test_a_machine_is_asked_to_stop_and_may_clean_up(start: Start) -> None:
     assert "cleaned" in log_of(backend)
 
 
-def test_one_that_does_not_stop_is_ended_in_time(start: Start, tmp_path: Path) -> None:
-    backend = start(lambda _: [sys.executable, "-I", "-S", NASTY, "workers", str(tmp_path / "pids")])
-    pids = wait_until(lambda: all_of("workers", tmp_path), "the tree")
-    began = time.monotonic()
+def test_one_that_does_not_stop_is_ended_in_time(start: Start) -> None:
+    code = """
+    import os, signal, time
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked")); print("ready", flush=True)
+    while True: time.sleep(600)
+    """
+    backend = start(python(textwrap.dedent(code)))
+    printed(backend, "ready")
     backend.down(within_s=0.3)
-    assert time.monotonic() - began >= 0.3
-    assert not any(map(runs, pids))
+    assert "asked" in log_of(backend)
     assert told(changes(backend, 2))[1] == ("worker/1", "down", "stopped", -9)
 
 
@@ -262,7 +247,7 @@ def test_only_those_that_are_named_go_down(start: Start) -> None:
 # --- tied to who started it ---------------------------------------------------------------------------------------
 
 OWNER = """
-import sys, threading, time
+import os, sys, threading, time
 from pathlib import Path
 from tests.support.runtime.machines import NASTY, job, machine
 from deepvm.runtime.backends.local.backend import LocalBackend
@@ -272,7 +257,8 @@ command = [sys.executable, "-I", "-S", NASTY, "workers", str(folder / "pids")]
 backend = LocalBackend(job(folder), command=lambda _: command)
 starter = threading.Thread(target=backend.up, args=([machine("worker/1")],))
 starter.start()
-starter.join()
+while os.path.exists(f"/proc/self/task/{{starter.native_id}}"): time.sleep(0.001)
+(folder / "alone").touch()
 time.sleep(600)
 """
 
@@ -282,7 +268,7 @@ def test_machines_outlive_the_thread_that_started_them_but_not_the_process(tmp_p
     owner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     try:
         pids = wait_until(lambda: all_of("workers", tmp_path), "the tree")
-        time.sleep(0.3)
+        wait_until((tmp_path / "alone").exists, "the end of the thread")
         assert all(map(runs, pids))
     finally:
         owner.kill()

@@ -131,11 +131,11 @@ def test_a_folder_with_any_name_is_sent(job, tmp_path):
 @pytest.mark.parametrize(
     ("cluster", "changes", "settings", "told"),
     [
-        (cluster_with(*WORKERS), {}, {}, "no on-demand machine"),
+        (cluster_with(*WORKERS), {}, {}, "the hub needs an on-demand one"),
         (cluster_with(replace(ANCHOR, region=None)), {}, {}, "names no region for anchor/0"),
-        (ANCHORED, {"run": "a b"}, {}, "cannot be called 'a b'"),
+        (ANCHORED, {"run": "a b"}, {}, "'a b' is not a valid run name on SkyPilot"),
         (ANCHORED, {"hub": "nowhere"}, {}, "HOST:PORT"),
-        (ANCHORED, {"env": {"A=B": "c"}}, {}, "no name of an environment variable"),
+        (ANCHORED, {"env": {"A=B": "c"}}, {}, "not a valid name of an environment variable"),
         (ANCHORED, {"env": {"DEEPVM_TOKEN": "c"}}, {}, "leave it out"),
         (ANCHORED, {}, {"workdir": Path("/nonexistent")}, "is not in /nonexistent"),
     ],
@@ -283,7 +283,7 @@ def test_a_market_that_has_none_says_so_at_the_next_asking(sky, job):
         "deepvm-r1-worker-0", sky.exceptions.ResourcesUnavailableError("\x1b[33mno spot\x1b[0m in us-east-1a\nmore")
     )
     assert seen(backend) == [("worker/0", "down", "lost", None)]
-    with pytest.raises(NoCapacity, match=r"no spot g4dn\.xlarge is to be had for worker/0: no spot in us-east-1a"):
+    with pytest.raises(NoCapacity, match=r"no spot capacity for g4dn\.xlarge \(worker/0\): no spot in us-east-1a"):
         backend.up([WORKERS[0]])
     backend.up([WORKERS[0]])
     backend.poll()
@@ -314,11 +314,11 @@ def test_one_answer_that_fails_ends_no_run_but_five_do(sky, job):
 def test_down_ends_everything_and_tells_what_it_could_not_end(sky, job):
     backend = SkyPilotBackend(job, ANCHORED, QUICK)
     all_up(backend, sky)
-    with pytest.raises(UsageError, match="worker/0 is up or on its way"):
+    with pytest.raises(UsageError, match="worker/0 is up or requested already"):
         backend.up([WORKERS[0]])
     with pytest.raises(UnknownName, match="worker/7"):
         backend.down(["worker/7"])
-    with pytest.raises(UsageError, match="cannot be preempted on purpose"):
+    with pytest.raises(UsageError, match="cannot be preempted"):
         backend.preempt("worker/0", notice_s=1)
     backend.down(["worker/0"], within_s=0.1)
     assert seen(backend) == [("worker/0", "down", "stopped", None)]
@@ -363,7 +363,7 @@ def test_a_missing_skypilot_says_what_to_install(monkeypatch, job):
 def test_a_skypilot_without_secrets_is_too_old(sky, job):
     sky.__version__ = "0.9.3"
     del sky.Task.update_secrets
-    with pytest.raises(UsageError, match=r"SkyPilot 0\.9\.3 keeps no secrets"):
+    with pytest.raises(UsageError, match=r"SkyPilot 0\.9\.3 writes secrets into files"):
         SkyPilotBackend(job, ANCHORED)
 
 

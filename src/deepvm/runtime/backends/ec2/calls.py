@@ -1,4 +1,4 @@
-"""Calls to AWS through boto3: with deadlines, errors in our words, and a list of those that change something."""
+"""Requests -> calls to AWS through boto3, with deadlines, plain errors, and a list of those that change something."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from deepvm.errors import MissingExtra, SourceFailed
 
 CONNECT_TIMEOUT_S = 5.0
-READ_TIMEOUT_S = 60.0  # an instant fleet answers when its machines were found
+READ_TIMEOUT_S = 60.0  # an instant fleet answers when its machines are allocated
 ATTEMPTS = 5
 CREDENTIALS = frozenset(
     {
@@ -23,7 +23,7 @@ THROTTLED = frozenset({"RequestLimitExceeded", "Throttling", "ThrottlingExceptio
 
 
 class Ec2Refused(SourceFailed):
-    """EC2 answered no. ``code`` is its own word for why."""
+    """EC2 refused a request; ``code`` is its error code."""
 
     def __init__(self, message: str, code: str) -> None:
         self.code = code
@@ -32,7 +32,7 @@ class Ec2Refused(SourceFailed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One that changes something, as it may be shown: secrets are ``***``, user data are plain text."""
+    """A call that changes something, for display: secrets are ``***``, user data are plain text."""
 
     service: str
     operation: str
@@ -48,17 +48,17 @@ class Calls:
     region: str
     endpoint_url: str | None = None
     dry_run: bool = False
-    show: Callable[[str], None] | None = None  # is called with every call that changes something
-    made: list[Call] = field(default_factory=list)  # or would have been, in a dry run
+    show: Callable[[str], None] | None = None  # receives every call that changes something
+    made: list[Call] = field(default_factory=list)  # in a dry run: those that would have been made
     _clients: dict[str, Any] = field(default_factory=dict)
 
     def read(self, service: str, operation: str, **parameters: Any) -> Any:
         if self.dry_run:
-            raise RuntimeError(f"a dry run asks nobody, and was about to {operation}")
+            raise RuntimeError(f"a dry run must not call {operation}")
         return self._call(service, operation, parameters)
 
     def rows(self, service: str, operation: str, key: str, **parameters: Any) -> list[Any]:
-        """All pages' rows."""
+        """Return the rows of all pages."""
         page = self.read(service, operation, **parameters)
         found = list(page.get(key, []))
         while page.get("NextToken"):
@@ -91,7 +91,7 @@ class Calls:
         except ClientError as error:
             raise _refused(error.response.get("Error", {}), operation.replace("_", " "), self.region) from None
         except (BotoCoreError, ResponseParserError) as error:
-            raise SourceFailed(_unasked(error, self.region)) from None
+            raise SourceFailed(_failure(error, self.region)) from None
 
     def _client(self, service: str) -> Any:
         if service not in self._clients:
@@ -112,25 +112,26 @@ class Calls:
                     service, region_name=self.region, endpoint_url=self.endpoint_url, config=config
                 )
             except (BotoCoreError, ValueError) as error:
-                raise SourceFailed(_unasked(error, self.region)) from None
+                raise SourceFailed(_failure(error, self.region)) from None
         return self._clients[service]
 
 
 def _refused(error: Mapping[str, Any], what: str, region: str) -> Ec2Refused:
-    """Messages are told only where they speak of what was asked: others can carry accounts and keys."""
+    """Return the error for a refusal. AWS's message is included only if it is about a parameter: others may contain
+    accounts and keys."""
     code = str(error.get("Code", "unknown"))[:64]
     if code in DENIED:
-        return Ec2Refused(f"AWS denied to {what} ({code}): the credentials' policy must allow it", code)
+        return Ec2Refused(f"AWS denied to {what} ({code}): allow it in the credentials' policy", code)
     if code in CREDENTIALS:
         return Ec2Refused(f"AWS did not accept the credentials ({code}): renew them, and check the clock", code)
     if code in THROTTLED:
         return Ec2Refused(f"AWS throttled {what} ({code}): try again in a minute", code)
-    spoken = code.startswith(("Invalid", "Missing", "Malformed")) and "UserData" not in code
-    told = f": {str(error.get('Message', ''))[:200].rstrip('. ')}" if spoken else ""
-    return Ec2Refused(f"AWS refused to {what} in {region} ({code}){told}", code)
+    harmless = code.startswith(("Invalid", "Missing", "Malformed")) and "UserData" not in code
+    message = f": {str(error.get('Message', ''))[:200].rstrip('. ')}" if harmless else ""
+    return Ec2Refused(f"AWS refused to {what} in {region} ({code}){message}", code)
 
 
-def _unasked(error: Exception, region: str) -> str:
+def _failure(error: Exception, region: str) -> str:
     from botocore import exceptions as known
 
     if isinstance(error, known.NoCredentialsError | known.PartialCredentialsError | known.CredentialRetrievalError):
@@ -141,4 +142,4 @@ def _unasked(error: Exception, region: str) -> str:
         return f"boto3 refused a request: {str(error)[:200]}; is it older than 1.34?"
     if isinstance(error, known.HTTPClientError | known.ConnectionError):
         return f"AWS could not be reached in {region}: check the network and the region's name"
-    return f"AWS could not be asked ({type(error).__name__}): check the AWS configuration"
+    return f"AWS could not be called ({type(error).__name__}): check the AWS configuration"

@@ -1,33 +1,32 @@
-"""What a run has on EC2, found by its tag alone, and ended: fleets, machines, disks, templates, the security group."""
+"""A run's name -> all of it on EC2 ended, found by its tag: fleets, machines, disks, templates, security group."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
 from typing import Any
 
 from deepvm.errors import SourceFailed
 from deepvm.runtime.backends.ec2.calls import Calls, Ec2Refused
-from deepvm.runtime.backends.ec2.instances import Seen, instances_of
+from deepvm.runtime.backends.ec2.instances import Ec2Instance, instances_of
 from deepvm.runtime.backends.ec2.requests import RUN_TAG, by_tag
 
-FLEETS_AT_ONCE = 25  # that one request may delete, if they are instant
+FLEETS_AT_ONCE = 25  # EC2's limit for one request with instant fleets
 PAUSE_S = 3.0
-# A fleet that is told to be one of these is as good as deleted.
+# Errors that mean that a fleet does not exist any more.
 FLEET_GONE = frozenset({"fleetIdDoesNotExist", "fleetNotInDeletableState"})
 
 STILL_USED = frozenset({"DependencyViolation", "InvalidGroup.InUse", "VolumeInUse"})
 
 
 def release(calls: Calls, run: str, *, within_s: float) -> None:
-    """End it all. SourceFailed names what is left after ``within_s``; it may be called again, from anywhere."""
+    """End everything. Raise SourceFailed with what is left after ``within_s``; it may be called again."""
     if calls.dry_run:
         _show(calls, run)
         return
     ends = time.monotonic() + within_s
     left = _delete_fleets(calls, run)
     alive = _end_instances(calls, run, ends)
-    left += [f"{seen.id} ({seen.state})" for seen in alive]
+    left += [f"{instance.id} ({instance.state})" for instance in alive]
     for row in calls.rows("ec2", "describe_launch_templates", "LaunchTemplates", Filters=by_tag(run)):
         name = row["LaunchTemplateId"]
         left += _delete(calls, "delete_launch_template", "LaunchTemplateId", name, ends)
@@ -38,13 +37,13 @@ def release(calls: Calls, run: str, *, within_s: float) -> None:
         left += _delete(calls, "delete_security_group", "GroupId", row["GroupId"], ends)
     if left:
         raise SourceFailed(
-            f"of run {run} these are still in {calls.region}: {', '.join(left)}: "
-            f"call deepvm run --down {run} again in some minutes, or delete them in the console"
+            f"run {run} still has {', '.join(left)} in {calls.region}: "
+            f"repeat deepvm run --down {run} in some minutes, or delete them in the console"
         )
 
 
 def fleets_of(calls: Calls, run: str) -> list[str]:
-    """Through the tags: EC2 lists instant fleets only to those who know their names."""
+    """Return a run's fleets, through tags: EC2 describes instant fleets only by id."""
     filters: list[dict[str, Any]] = [
         {"Name": "resource-type", "Values": ["fleet"]},
         {"Name": "key", "Values": [RUN_TAG]},
@@ -60,7 +59,7 @@ def _delete_fleets(calls: Calls, run: str) -> list[str]:
         try:
             answer = calls.change("ec2", "delete_fleets", {"FleetIds": some, "TerminateInstances": True})
         except Ec2Refused as error:
-            left += [f"{fleet} ({error.code})" for fleet in some]  # the machines must be ended all the same
+            left += [f"{fleet} ({error.code})" for fleet in some]  # the machines must be ended in any case
             continue
         for row in answer.get("UnsuccessfulFleetDeletions", []):
             code = row.get("Error", {}).get("Code", "unknown")
@@ -69,38 +68,32 @@ def _delete_fleets(calls: Calls, run: str) -> list[str]:
     return left
 
 
-def _end_instances(calls: Calls, run: str, ends: float) -> list[Seen]:
-    """Asked again each time: a fleet may have been starting one while it was deleted."""
+def _end_instances(calls: Calls, run: str, ends: float) -> list[Ec2Instance]:
+    """Terminate instances until none is left, and return the rest. Each round lists them again, since a fleet may have
+    started one while it was deleted."""
     while True:
-        alive = [seen for seen in instances_of(calls, run) if seen.state != "terminated"]
-        going = [seen.id for seen in alive if seen.state != "shutting-down"]
-        if going:
-            calls.change("ec2", "terminate_instances", {"InstanceIds": going})
+        alive = [instance for instance in instances_of(calls, run) if instance.state != "terminated"]
+        running = [instance.id for instance in alive if instance.state != "shutting-down"]
+        if running:
+            calls.change("ec2", "terminate_instances", {"InstanceIds": running})
         if not alive or time.monotonic() > ends:
             return alive
         time.sleep(min(PAUSE_S, max(0.0, ends - time.monotonic())))
 
 
 def _delete(calls: Calls, operation: str, key: str, name: str, ends: float) -> list[str]:
-    """Tried again while something still uses it. What could not be deleted, in words."""
-
-    def once() -> None:
-        calls.change("ec2", operation, {key: name})
-
-    code = _until(once, ends, again=STILL_USED)
-    return [] if code is None or ".NotFound" in code else [f"{name} ({code})"]
-
-
-def _until(what: Callable[[], None], ends: float, *, again: Iterable[str]) -> str | None:
+    """Delete a resource, and retry while something uses it. Return it with the reason if it is left."""
     while True:
         try:
-            what()
+            calls.change("ec2", operation, {key: name})
         except Ec2Refused as error:
-            if error.code not in again or time.monotonic() > ends:
-                return error.code
+            if ".NotFound" in error.code:
+                return []
+            if error.code not in STILL_USED or time.monotonic() > ends:
+                return [f"{name} ({error.code})"]
             time.sleep(min(PAUSE_S, max(0.0, ends - time.monotonic())))
         else:
-            return None
+            return []
 
 
 def _show(calls: Calls, run: str) -> None:

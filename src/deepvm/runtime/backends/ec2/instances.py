@@ -1,4 +1,4 @@
-"""A run's instances as EC2 tells them, and why one is gone."""
+"""EC2's descriptions of a run's instances and fleets -> states, reasons of an end, missing capacity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from deepvm.runtime.backends.ec2.requests import GROUP_TAG, MACHINE_TAG, by_tag,
 
 ALIVE = frozenset({"pending", "running"})
 PREEMPTED = frozenset({"Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"})
-# What fleets say where there are none to be had, or none at that price, or no more for this account.
+# Errors of fleets without capacity, at that price, or within this account's limits.
 NO_CAPACITY = frozenset(
     {
         "InsufficientInstanceCapacity", "InsufficientHostCapacity", "InsufficientCapacity", "UnfulfillableCapacity",
@@ -18,7 +18,7 @@ NO_CAPACITY = frozenset(
         "MaxFleetCountExceeded", "VcpuLimitExceeded", "InstanceLimitExceeded", "Unsupported",
     }
 )  # fmt: skip
-# The same from a fleet that goes on trying: the events of its history that tell of trouble.
+# The same for a fleet that keeps trying: the event types of its history that report a problem.
 TROUBLE = frozenset(
     {
         "allLaunchSpecsTemporarilyBlacklisted", "launchSpecTemporarilyBlacklisted", "launchSpecUnusable",
@@ -29,11 +29,11 @@ TROUBLE = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
+class Ec2Instance:
     id: str
     state: str
     group: str | None
-    machine: str | None  # from its tag, once it has one
+    machine: str | None  # from its tag, if it has one
     address: str | None
     reason: str
     launched: Any
@@ -43,15 +43,15 @@ class Seen:
         return self.state in ALIVE
 
 
-def instances_of(calls: Calls, run: str) -> list[Seen]:
-    """The oldest first. Those that ended are told by EC2 for about an hour."""
+def instances_of(calls: Calls, run: str) -> list[Ec2Instance]:
+    """Return a run's instances, oldest first. EC2 lists those that ended for about an hour."""
     reservations = calls.rows("ec2", "describe_instances", "Reservations", Filters=by_tag(run))
     rows = [row for reservation in reservations for row in reservation["Instances"]]
-    return sorted(map(_seen, rows), key=lambda seen: (seen.launched, seen.id))
+    return sorted(map(_instance, rows), key=lambda instance: (instance.launched, instance.id))
 
 
-def _seen(row: dict[str, Any]) -> Seen:
-    return Seen(
+def _instance(row: dict[str, Any]) -> Ec2Instance:
+    return Ec2Instance(
         id=row["InstanceId"],
         state=row["State"]["Name"],
         group=tag_of(row, GROUP_TAG),
@@ -62,21 +62,20 @@ def _seen(row: dict[str, Any]) -> Seen:
     )
 
 
-def why_down(seen: Seen | None, *, own: str | None, over: bool) -> str:
-    """``own``: what we did to it ourselves. ``over``: the run's total cap is reached."""
+def why_down(instance: Ec2Instance | None, *, own: str | None, over: bool) -> str:
+    """Return why an instance ended. ``own``: the reason if this process ended it; ``over``: the run's total cap is
+    reached."""
     if own is not None:
         return own
-    if seen is None:
-        return "lost"
-    if seen.reason in PREEMPTED:
+    if instance is not None and instance.reason in PREEMPTED:
         return "preempted"
-    if seen.reason == "Client.InstanceInitiatedShutdown":
-        return "ended" if over else "failed"  # before that, machines shut down only where they could not join
+    if instance is not None and instance.reason == "Client.InstanceInitiatedShutdown":
+        return "ended" if over else "failed"  # before the cap, a machine shuts itself down only if it could not join
     return "lost"
 
 
 def troubles(calls: Calls, fleet_id: str, since: Any) -> list[str]:
-    """What keeps a fleet from having all its machines, in its own words, newest last."""
+    """Return EC2's reasons why a fleet does not have all its machines, newest last."""
     answer = calls.read("ec2", "describe_fleet_history", FleetId=fleet_id, StartTime=since)
     events = [record.get("EventInformation", {}) for record in answer.get("HistoryRecords", [])]
     return [

@@ -1,4 +1,4 @@
-"""How machines are started on EC2: a security group, a launch template for each group, its fleet."""
+"""Groups of machines -> a security group, launch templates and fleets on EC2, for ``backend``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from deepvm.errors import DeepvmError, SourceFailed
 from deepvm.runtime.backends.base import NoCapacity
 from deepvm.runtime.backends.ec2.calls import Calls, Ec2Refused
-from deepvm.runtime.backends.ec2.instances import NO_CAPACITY
+from deepvm.runtime.backends.ec2.instances import NO_CAPACITY, instances_of
 from deepvm.runtime.backends.ec2.placement import Ec2Place, find_image, find_place
 from deepvm.runtime.backends.ec2.requests import (
     Ec2Group,
@@ -28,13 +28,7 @@ from deepvm.runtime.backends.ec2.user_data import user_data
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.run_spec import RunSpec
 
-ADDRESS_WITHIN_S = 60.0  # a new machine has one at once; EC2 tells of new machines some seconds later
-
-
-@dataclass(kw_only=True, slots=True)
-class Fleet:
-    id: str
-    count: int
+ADDRESS_WITHIN_S = 60.0  # EC2 describes new machines some seconds after their start
 
 
 @dataclass(slots=True)
@@ -50,14 +44,15 @@ class Launcher:
     place: Ec2Place | None = None
     security_group_id: str | None = None
     templates: dict[Ec2Group, str] = field(default_factory=dict)
-    fleets: dict[Ec2Group, Fleet] = field(default_factory=dict)  # those that maintain themselves
+    fleets: dict[Ec2Group, str] = field(default_factory=dict)  # ids of those that maintain themselves
+    capacities: dict[Ec2Group, int] = field(default_factory=dict)  # of the same fleets
     attempts: dict[Ec2Group, int] = field(default_factory=dict)
     start_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def start(
         self, group: Ec2Group, asked: Sequence[Machine], wanted: Mapping[str, Machine]
     ) -> tuple[list[str], DeepvmError | None]:
-        """An instant fleet: the instances that it started, and why they are fewer than asked for, if they are."""
+        """Start an instant fleet. Return its instances, and the error if they are fewer than requested."""
         answer = self._fleet(group, asked, wanted)
         ids = [str(found) for row in answer.get("Instances", []) for found in row.get("InstanceIds", [])]
         if group.hub and ids:
@@ -68,27 +63,24 @@ class Launcher:
         codes = sorted({str(row.get("ErrorCode", "unknown")) for row in answer.get("Errors", [])})
         if codes and not NO_CAPACITY & set(codes):
             return ids, SourceFailed(f"EC2 could not start {first.name} ({', '.join(codes)})")
-        return ids, NoCapacity(first, ", ".join(codes) or "EC2 told no reason")
+        return ids, NoCapacity(first, ", ".join(codes) or "EC2 gave no reason")
 
     def maintain(self, group: Ec2Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> None:
-        """Have a fleet that keeps as many machines running."""
-        known = self.fleets.get(group)
-        if known is None and machines:
-            answer = self._fleet(group, machines, wanted)
-            self.fleets[group] = Fleet(id=answer["FleetId"], count=len(machines))
-        elif known is not None and known.count != len(machines):
-            self.calls.change("ec2", "modify_fleet", resized(known.id, len(machines)))
-            known.count = len(machines)
+        """Create or resize the fleet that keeps these machines running."""
+        if self.capacities.get(group, 0) == len(machines):
+            return
+        if group in self.fleets:
+            self.calls.change("ec2", "modify_fleet", resized(self.fleets[group], len(machines)))
+        else:
+            self.fleets[group] = self._fleet(group, machines, wanted)["FleetId"]
+        self.capacities[group] = len(machines)
 
-    def fleet_of(self, group: Ec2Group) -> str | None:
-        known = self.fleets.get(group)
-        return None if known is None else known.id
-
-    def forget(self) -> None:
-        """It was all deleted."""
+    def reset(self) -> None:
+        """Drop what is known, after everything was deleted."""
         self.hub_instance = self.hub_address = self.security_group_id = None
         self.templates.clear()
         self.fleets.clear()
+        self.capacities.clear()
 
     def _fleet(self, group: Ec2Group, machines: Sequence[Machine], wanted: Mapping[str, Machine]) -> Request:
         attempt = self.attempts.setdefault(group, 0)
@@ -108,7 +100,7 @@ class Launcher:
         try:
             answer: Request = self.calls.change("ec2", "create_fleet", request, dry_answer=shown)
         except Ec2Refused as error:
-            self.attempts[group] += 1  # it was answered, so that the next one is another request
+            self.attempts[group] += 1  # EC2 answered: the next attempt is a new request
             if error.code in NO_CAPACITY:
                 raise NoCapacity(machines[0], error.code) from None
             raise
@@ -116,7 +108,7 @@ class Launcher:
         return answer
 
     def _most(self, group: Ec2Group, wanted: Mapping[str, Machine]) -> float | None:
-        """What of the cap the other groups leave."""
+        """Return what the other groups leave of the cap."""
         if self.settings.max_usd_per_hour is None:
             return None
         others = [machine for machine in wanted.values() if group_of(machine, self.hub) != group]
@@ -132,7 +124,7 @@ class Launcher:
                 )
                 for masked in (False, True)
             )  # fmt: skip
-            shown["LaunchTemplateData"]["UserData"] = self._user_data(group, masked=True)  # to be read by people
+            shown["LaunchTemplateData"]["UserData"] = self._user_data(group, masked=True)  # readable, not in Base64
             name = request["LaunchTemplateName"]
             answer = {"LaunchTemplate": {"LaunchTemplateId": f"<launch template {name}>"}}
             try:
@@ -140,7 +132,7 @@ class Launcher:
             except Ec2Refused as error:
                 if error.code != "InvalidLaunchTemplateName.AlreadyExistsException":
                     raise
-                # Of an attempt that ended in the middle, with another token or another hub.
+                # Left by an attempt that was interrupted, with another token or another hub.
                 self.calls.change("ec2", "delete_launch_template", {"LaunchTemplateName": name})
                 found = self.calls.change("ec2", "create_launch_template", request, shown=shown)
             self.templates[group] = found["LaunchTemplate"]["LaunchTemplateId"]
@@ -152,7 +144,7 @@ class Launcher:
             group,
             self.cluster.machines,
             name=self.hub if group.hub else f"{group.role}/auto",
-            hub_address=None if group.hub else self._address(),
+            hub_address=None if group.hub else self._hub_address(),
             package=self.settings.package,
             ends_at_s=self.ends_at_s,
             masked=masked,
@@ -185,26 +177,15 @@ class Launcher:
             self.place = find_place(self.calls, self.settings, self.cluster.machines)
         return self.place
 
-    def _address(self) -> str:
-        """Of the hub."""
-        if self.hub_address is None:
-            self.hub_address = self._ask_address(str(self.hub_instance))
-        return self.hub_address
-
-    def _ask_address(self, instance: str) -> str:
-        if self.calls.dry_run:
-            return f"<private address of {self.hub}>"
+    def _hub_address(self) -> str:
+        if self.hub_address is None and self.calls.dry_run:
+            self.hub_address = f"<private address of {self.hub}>"
         ends = time.monotonic() + ADDRESS_WITHIN_S
-        while True:
-            try:
-                rows = self.calls.rows("ec2", "describe_instances", "Reservations", InstanceIds=[instance])
-                found = [row.get("PrivateIpAddress") for reservation in rows for row in reservation["Instances"]]
-            except Ec2Refused as error:
-                if error.code != "InvalidInstanceID.NotFound":
-                    raise
-                found = []
-            if found and found[0]:
-                return str(found[0])
-            if time.monotonic() > ends:
-                raise SourceFailed(f"{instance}, which has the hub, got no address within {ADDRESS_WITHIN_S:.0f} s")
-            time.sleep(1.0)
+        while self.hub_address is None:
+            instances = instances_of(self.calls, self.spec.run)
+            self.hub_address = next((each.address for each in instances if each.id == self.hub_instance), None)
+            if self.hub_address is None:
+                if time.monotonic() > ends:
+                    raise SourceFailed(f"the hub ({self.hub_instance}) got no address in {ADDRESS_WITHIN_S:.0f} s")
+                time.sleep(1.0)
+        return self.hub_address

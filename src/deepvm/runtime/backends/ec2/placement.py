@@ -1,4 +1,4 @@
-"""Where on EC2 a run is: one zone, its subnet, and the image that its machines start from."""
+"""A run's settings and machines -> its region, zone, subnet and image on EC2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepvm.runtime.backends.ec2.calls import Calls, Ec2Refused
 from deepvm.runtime.backends.ec2.settings import Ec2Settings, image_of
 from deepvm.runtime.cluster import Cluster, Machine
 
-DRY_ROOT = "/dev/sda1"  # what Ubuntu's images call their first disk
+DEFAULT_ROOT = "/dev/sda1"  # the first disk of Ubuntu's images
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,7 @@ def region_of(settings: Ec2Settings, cluster: Cluster) -> str:
     planned = next((m.region for m in _spot_first(cluster.machines) if m.region), None)
     region = settings.region or planned
     if not region:
-        raise UsageError("neither the plan nor the settings name a region: add --region us-east-1, say")
+        raise UsageError("neither the plan nor the settings name a region: add --set region=us-east-1")
     return region
 
 
@@ -47,18 +47,16 @@ def find_place(calls: Calls, settings: Ec2Settings, machines: Sequence[Machine])
         subnets = calls.rows("ec2", "describe_subnets", "Subnets", Filters=filters)
     if not subnets:
         where = zone or calls.region
-        raise SourceFailed(f"{where} has no default subnet: name one of your own with --subnet subnet-…")
+        raise SourceFailed(f"{where} has no default subnet: add --set subnet_id=subnet-…")
     chosen = min(subnets, key=lambda row: str(row["AvailabilityZone"]))
     found = Ec2Place(zone=chosen["AvailabilityZone"], subnet_id=chosen["SubnetId"], vpc_id=chosen["VpcId"])
     if settings.zone is not None and settings.zone != found.zone:
-        raise UsageError(
-            f"{found.subnet_id} is in {found.zone}, and {settings.zone} is asked for: leave one of them out"
-        )
+        raise UsageError(f"zone is {settings.zone}, but {found.subnet_id} is in {found.zone}: leave one of them out")
     return found
 
 
 def cheapest_zone(calls: Calls, machines: Sequence[Machine]) -> str | None:
-    """Where the spot machines together cost least now; None where there are none."""
+    """Return the zone where the spot machines together cost least now; None without spot machines."""
     counts = Counter(machine.instance for machine in machines if machine.market == "spot")
     if not counts:
         return None
@@ -82,21 +80,21 @@ def cheapest_zone(calls: Calls, machines: Sequence[Machine]) -> str | None:
 
 
 def find_image(calls: Calls, settings: Ec2Settings, machine: Machine) -> tuple[str, str | None]:
-    """An AMI, and what it calls its first disk where that has to be known."""
+    """Return an AMI, and the name of its first disk if a volume size is set."""
     image = settings.image or image_of(machine, architecture_of(machine.instance))
     if calls.dry_run:
-        return image if image.startswith("ami-") else f"<the image that {image} holds>", DRY_ROOT
+        return image if image.startswith("ami-") else f"<the image that {image} holds>", DEFAULT_ROOT
     if image.startswith("/"):
         try:
             image = calls.read("ssm", "get_parameter", Name=image)["Parameter"]["Value"]
         except Ec2Refused as error:
-            raise SourceFailed(f"{error}: no image is told by {image}; name an AMI with --image ami-…") from None
+            raise SourceFailed(f"{error}: {image} names no image; add --set image=ami-…") from None
     if settings.volume_gb is None:
         return image, None
     rows = calls.read("ec2", "describe_images", ImageIds=[image])["Images"]
     if not rows:
-        raise SourceFailed(f"{image} is no image that can be used in {calls.region}")
-    return image, rows[0].get("RootDeviceName", DRY_ROOT)
+        raise SourceFailed(f"image {image} does not exist in {calls.region}: add --set image=ami-…")
+    return image, rows[0].get("RootDeviceName", DEFAULT_ROOT)
 
 
 def _spot_first(machines: Sequence[Machine]) -> list[Machine]:

@@ -1,4 +1,4 @@
-"""What EC2 is asked for, as plain values: nothing here calls anybody."""
+"""A run's groups of machines -> the parameters of requests to EC2. Pure; ``launcher`` sends them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from deepvm.errors import UsageError
 from deepvm.runtime.backends.ec2.settings import Ec2Settings
-from deepvm.runtime.cluster import Cluster, Machine, Market, RoleName
+from deepvm.runtime.cluster import Machine, Market, RoleName
 
 RUN_TAG, ROLE_TAG, GROUP_TAG, MACHINE_TAG = "deepvm:run", "deepvm:role", "deepvm:group", "deepvm:machine"
 Request = dict[str, Any]
@@ -19,12 +18,12 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ec2Group:
-    """Machines that one launch template and one fleet describe: of one role, type and market."""
+    """Machines of one role, type and market, with one launch template and one fleet."""
 
     role: RoleName
     instance: str
     market: Market
-    hub: bool = False  # the on-demand machine where all others meet is a group of its own
+    hub: bool = False  # the machine with the hub is a group of its own
 
     @property
     def name(self) -> str:
@@ -32,19 +31,8 @@ class Ec2Group:
 
     @property
     def maintained(self) -> bool:
-        """Whether EC2 replaces its machines by itself: docs/decisions/0010."""
+        """True if EC2 replaces its machines by itself: docs/decisions/0010."""
         return self.market == "spot"
-
-
-def hub_of(cluster: Cluster) -> Machine:
-    """The first on-demand machine that keeps checkpoints: no preemption takes it."""
-    fixed = [machine for machine in cluster.machines if machine.market == "on-demand"]
-    if not fixed:
-        raise UsageError(
-            f"the {cluster.architecture} plan has spot machines only: on EC2 one machine must be on-demand, "
-            "where the others meet and checkpoints survive; plan with --policy deepvm"
-        )
-    return next((machine for machine in fixed if machine.keeps), fixed[0])
 
 
 def group_of(machine: Machine, hub: str) -> Ec2Group:
@@ -53,7 +41,7 @@ def group_of(machine: Machine, hub: str) -> Ec2Group:
 
 
 def groups_of(machines: Iterable[Machine], hub: str) -> dict[Ec2Group, list[Machine]]:
-    """In the order in which they must start: the hub, what else is on-demand, spot."""
+    """Group machines in the order of their start: the hub, other on-demand machines, spot."""
     found: dict[Ec2Group, list[Machine]] = {}
     for machine in sorted(machines, key=lambda m: (m.name != hub, m.market == "spot")):
         found.setdefault(group_of(machine, hub), []).append(machine)
@@ -77,10 +65,10 @@ def tag_of(row: Mapping[str, Any], key: str) -> str | None:
 
 
 def client_token(run: str, start: str, group: Ec2Group, attempt: int, names: Sequence[str]) -> str:
-    """The same for a call that is made again because nobody knows what became of it, so that EC2 does it once.
-    ``start`` tells a run from an earlier one of its name: EC2 remembers tokens for days."""
-    told = "\n".join((run, start, group.name, str(attempt), *names))
-    return f"deepvm-{hashlib.sha256(told.encode()).hexdigest()[:40]}"
+    """Return the same token for a repeated request, so that EC2 executes it once. ``start`` differs between two runs of
+    one name: EC2 remembers tokens for days."""
+    text = "\n".join((run, start, group.name, str(attempt), *names))
+    return f"deepvm-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 
 def security_group(run: str, vpc_id: str) -> Request:
@@ -114,7 +102,7 @@ def launch_template(
         "InstanceType": group.instance,
         "SecurityGroupIds": [security_group_id],
         "UserData": base64.b64encode(user_data.encode()).decode(),
-        "InstanceInitiatedShutdownBehavior": "terminate",  # a machine that shuts itself down is paid no longer
+        "InstanceInitiatedShutdownBehavior": "terminate",  # a stopped machine would still cost money
         "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
         "TagSpecifications": [
             {"ResourceType": kind, "Tags": group_tags(run, group)}
@@ -168,7 +156,7 @@ def fleet(
             "InstanceInterruptionBehavior": "terminate",
         }
         | most,
-        "ExcessCapacityTerminationPolicy": "no-termination",  # which machine goes is said by name
+        "ExcessCapacityTerminationPolicy": "no-termination",  # machines are terminated by name
         "ReplaceUnhealthyInstances": True,
         "TerminateInstancesWithExpiration": True,
     }

@@ -1,7 +1,7 @@
-"""What a new machine on EC2 does first: it installs deepvm and joins its run. A bash script for cloud-init.
+"""A run and a group -> the bash script (user data) that installs deepvm on a new EC2 machine and joins the run.
 
-The token is in the user data. Who can read those: the account's owners, and whatever runs on the machine itself.
-It is written to a file that root alone can read, and is in no process list. None of it has run on EC2 itself yet.
+The user data contain the token. The account's owners and processes on the machine can read them. The script writes the
+token to a file of root, and shows it in no process list. None of it has run on EC2 itself yet.
 """
 
 from __future__ import annotations
@@ -16,22 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from deepvm.errors import UsageError
+from deepvm.protocol.addresses import split_address
 from deepvm.runtime.backends.ec2.requests import Ec2Group
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.run_spec import RunSpec
 
-MOST_BYTES = 16 * 1024  # of user data, as EC2 documents it; before they are encoded
+MOST_BYTES = 16 * 1024  # EC2's limit of user data, before encoding
 TORCH = "torch>=2.4,<3"
-CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # without a GPU, several GB less to download
+CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # for machines without a GPU: several GB less
 SETTINGS, FOLDER, VENV = "/etc/deepvm", "/var/lib/deepvm", "/opt/deepvm"
 MASK = "***"
-
-
-def port_of(hub: str) -> int:
-    port = hub.rpartition(":")[2]
-    if not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"the hub {hub!r} has no port: HOST:PORT is wanted")
-    return int(port)
 
 
 def script_path(spec: RunSpec) -> str:
@@ -39,7 +33,7 @@ def script_path(spec: RunSpec) -> str:
 
 
 def hub_job(spec: RunSpec, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
-    """The job as the hub reads it on its own machine."""
+    """Return the document that the hub reads on its machine."""
     env = {name: MASK if masked else value for name, value in spec.env.items()}
     return replace(spec, script=script_path(spec), env=env).to_hub_document(machines)
 
@@ -49,7 +43,7 @@ def user_data(
     group: Ec2Group,
     machines: Iterable[Machine],
     *,
-    name: str,  # of the machine; ROLE/auto takes the place of that role that the hub has free
+    name: str,  # of the machine; as ROLE/auto, the hub assigns a free name of that role
     hub_address: str | None,  # None on the hub itself
     package: str,
     ends_at_s: float | None,
@@ -64,21 +58,21 @@ def user_data(
         "set -euo pipefail",
         "umask 077",
         *_ending(ends_at_s),
-        # A machine that cannot join is of no use, and is paid: it ends, and its end can be seen from outside.
+        # A machine that cannot join costs money: it shuts down, which its supervisor detects.
         "trap 'echo \"deepvm: line $LINENO of the user data failed, this machine ends\"; shutdown -h +1' ERR",
         f"mkdir -p {SETTINGS} {FOLDER}/script",
-        _file(f"{SETTINGS}/token", token, secret=masked),
+        _file(f"{SETTINGS}/token", token, plain=masked),
         _file(script_path(spec), script),
     ]
     if group.hub:
         document = json.dumps(hub_job(spec, machines, masked=masked), indent=1)
         parts.append(_file(f"{SETTINGS}/job.json", document.encode(), plain=masked))
-    parts += [*_install(group, package), *_address(), *_services(group, port_of(spec.hub), hub, name)]
+    parts += [*_install(group, package), *_address(), *_services(group, split_address(spec.hub)[1], hub, name)]
     text = "\n".join(parts) + "\n"
     if not masked and len(text.encode()) > MOST_BYTES:
         raise UsageError(
-            f"{spec.script} has {len(script)} bytes, and what a machine must be told with it {len(text.encode())}, "
-            f"of {MOST_BYTES} that EC2 takes: put most of the code into a package, and install that with --package"
+            f"{spec.script} has {len(script)} bytes, and the user data with it {len(text.encode())} of {MOST_BYTES} "
+            "that EC2 takes: move code into a package, and install it with --set package=…"
         )
     return text
 
@@ -92,11 +86,11 @@ def _ending(ends_at_s: float | None) -> list[str]:
     ]
 
 
-def _file(path: str, content: bytes, *, secret: bool = False, plain: bool = False) -> str:
+def _file(path: str, content: bytes, *, plain: bool = False) -> str:
     quoted = shlex.quote(path)
-    if secret or plain:  # to be looked at
+    if plain:  # for a dry run
         return f"cat > {quoted} <<'DEEPVM'\n{content.decode()}\nDEEPVM"
-    packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()  # the same bytes each time
+    packed = base64.b64encode(gzip.compress(content, mtime=0)).decode()  # mtime=0: the same bytes each time
     return f"base64 -d <<'DEEPVM' | gunzip > {quoted}\n{packed}\nDEEPVM"
 
 
@@ -111,7 +105,7 @@ def _install(group: Ec2Group, package: str) -> list[str]:
 
 
 def _address() -> list[str]:
-    """This machine's own, from the instance metadata."""
+    """Read this machine's address from the instance metadata."""
     metadata = "http://169.254.169.254/latest"
     return [
         f'session=$(curl -sf -m 5 --retry 5 -X PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" {metadata}/api/token)',

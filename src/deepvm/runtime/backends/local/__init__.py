@@ -1,1 +1,1 @@
-"""Machines played on this host: process trees, and network namespaces where asked for."""
+"""Machines of a run as process trees of this host, in network namespaces with ``--isolate``."""

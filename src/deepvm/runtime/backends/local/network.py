@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from deepvm.errors import DeepvmError, UsageError
@@ -27,31 +26,29 @@ _POOLS = (ipaddress.IPv4Network("100.64.0.0/10"), ipaddress.IPv4Network("10.0.0.
 _BURST_S, _LEAST_BURST_BYTES = 0.01, 64_000  # what a link may send at once after a pause
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Isolation:
-    bandwidth_bits_per_s: int | None = None  # of each machine's link, in each direction; None: as fast as it goes
-
-    def __post_init__(self) -> None:
-        rate = self.bandwidth_bits_per_s
-        if rate is not None and rate < 8000:
-            raise UsageError(f"a bandwidth of {rate} bit/s lets nothing through: give at least 8000 bit/s")
-
-
 class Network:
-    def __init__(self, isolation: Isolation) -> None:
+    """Made by ``create``; each machine joins it."""
+
+    def __init__(self, bridge: str, subnet: ipaddress.IPv4Network, bandwidth_bits_per_s: int | None) -> None:
+        self._bridge, self._subnet, self._bandwidth_bits_per_s = bridge, subnet, bandwidth_bits_per_s
+        self._numbers: dict[str, int] = {}  # a machine keeps its address when it is replaced
+        self._joined: set[str] = set()
+        self._has_bridge = False
+
+    @staticmethod
+    def create(bandwidth_bits_per_s: int | None = None) -> Network:
+        """Create the bridge. ``bandwidth_bits_per_s`` limits each machine's link, in each direction."""
+        if bandwidth_bits_per_s is not None and bandwidth_bits_per_s < 8000:
+            raise UsageError(f"the bandwidth is {bandwidth_bits_per_s} bit/s: it must be at least 8000")
         if os.geteuid() != 0:
-            raise UsageError("--isolate makes network namespaces, which only root may: run as root, or without it")
+            raise UsageError("--isolate creates network namespaces, which only root may: run as root, or without it")
         missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
         if missing:
             raise UsageError(f"--isolate needs {' and '.join(missing)}: install iproute2, or run without it")
         sweep()
-        self._isolation = isolation
-        self._bridge = _free_name()
-        self._subnet = _free_subnet(taken=_subnets_in_use())
-        self._numbers: dict[str, int] = {}  # a machine keeps its address when it is replaced
-        self._joined: set[str] = set()
-        self._made = False
-        self._make()
+        network = Network(_free_name(), _free_subnet(taken=_subnets_in_use()), bandwidth_bits_per_s)
+        network._add_bridge()
+        return network
 
     @property
     def address(self) -> str:
@@ -68,7 +65,7 @@ class Network:
         """Return the file of the machine's namespace, and create it if needed."""
         address = self.address_of(machine)
         if machine not in self._joined:
-            self._make()
+            self._add_bridge()
             self._joined.add(machine)
             try:
                 self._link(self._name_of(machine), address)
@@ -83,7 +80,7 @@ class Network:
         _batch("ip", f"link add {name} type veth {peer}", f"link set {name} master {self._bridge} up")
         inside = f"address add {address}/{self._subnet.prefixlen} dev {INTERFACE}"
         _batch("ip", "link set lo up", inside, f"link set {INTERFACE} up", namespace=name)
-        if (rate := self._isolation.bandwidth_bits_per_s) is not None:
+        if (rate := self._bandwidth_bits_per_s) is not None:
             burst = max(_LEAST_BURST_BYTES, round(rate / 8 * _BURST_S))
             limit = f"root tbf rate {rate}bit burst {burst} latency 50ms"
             _batch("tc", f"qdisc add dev {name} {limit}")
@@ -99,10 +96,10 @@ class Network:
         for machine in list(self._joined):
             self.leave(machine)
         _remove(self._bridge)
-        self._made = False
+        self._has_bridge = False
 
-    def _make(self) -> None:
-        if self._made:
+    def _add_bridge(self) -> None:
+        if self._has_bridge:
             return
         try:  # a bridge without an address of its own takes the lowest of its ports', which change
             _batch(
@@ -114,7 +111,7 @@ class Network:
         except BaseException:
             _remove(self._bridge)
             raise
-        self._made = True
+        self._has_bridge = True
 
     def _name_of(self, machine: str) -> str:
         return f"{self._bridge}-{self._numbers[machine]}"
@@ -185,7 +182,7 @@ def _subnets_in_use() -> list[ipaddress.IPv4Network]:
 
 
 def _mac(address: str) -> str:
-    """Return a MAC address by the IP address, so that a replacement is found where its predecessor was."""
+    """Return a MAC address by the IP address, so that a replacement has the address of its predecessor."""
     return ":".join(f"{byte:02x}" for byte in (2, 0, *ipaddress.IPv4Address(address).packed))
 
 
@@ -198,7 +195,7 @@ def _run(*words: str, stdin: str = "") -> str:
     try:
         done = subprocess.run(words, check=True, capture_output=True, timeout=_COMMAND_S, input=stdin, text=True)
     except (subprocess.SubprocessError, OSError) as error:
-        said = " ".join(str(getattr(error, "stderr", "") or error).split())
+        reason = " ".join(str(getattr(error, "stderr", "") or error).split())
         what = " ".join((*words, *stdin.splitlines()))
-        raise DeepvmError(f"--isolate cannot make its network: `{what}` says {said}") from None
+        raise DeepvmError(f"--isolate cannot create its network: `{what}` failed: {reason}") from None
     return done.stdout

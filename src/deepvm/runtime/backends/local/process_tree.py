@@ -16,8 +16,8 @@ from pathlib import Path
 
 from deepvm.errors import DeepvmError, UsageError
 
-MARK = "DEEPVM_TREE"  # in the environment of a tree's processes: how to find those whose keeper was killed
-_END_S = 10.0  # SIGKILL takes milliseconds; a process that waits for a broken disk may take for ever
+MARK = "DEEPVM_TREE"  # in the environment of a tree's processes, to find them if their keeper was killed
+_END_S = 10.0  # SIGKILL takes milliseconds; a process that waits for a broken disk may never end
 _KEEPER = Path(__file__).with_name("subreaper.py")
 
 
@@ -36,7 +36,7 @@ class ProcessTree:
     ) -> None:
         """Output is appended to ``log``; ``namespace`` is the file of a network namespace."""
         if not hasattr(os, "pidfd_open"):
-            raise UsageError("process trees can only be held together by Linux: run this there, or use another --on")
+            raise UsageError("local machines need Linux: run this there, or use another --on")
         self._mark = f"{MARK}={secrets.token_hex(16)}"
         name, _, value = self._mark.partition("=")
         self._code: int | None = None
@@ -44,7 +44,7 @@ class ProcessTree:
         self._control.settimeout(_END_S)
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            os.fchmod(output, 0o600)  # one that was there before may be open to others
+            os.fchmod(output, 0o600)  # an existing file may be readable by others
             words = [str(theirs.fileno()), str(os.getpid()), str(namespace or ""), *command]
             self._keeper = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_KEEPER), *words],
@@ -89,11 +89,11 @@ class ProcessTree:
         self._send("terminate")
 
     def kill(self, *, after_s: float = 0.0) -> None:
-        """End all of it after that time, or earlier if an earlier call said so. Does not wait."""
+        """End the whole tree after that time, or earlier if an earlier call asked for it. Do not wait."""
         self._send(f"kill {after_s}")
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # the keeper may be gone, as poll() will tell
+        with contextlib.suppress(OSError):  # the keeper may have ended; poll() detects it
             self._control.sendall(f"{line}\n".encode())
 
     def _exit_code(self) -> int:
@@ -105,7 +105,7 @@ class ProcessTree:
         ended = self._keeper.wait(_END_S)
         if received:
             return int(received)
-        self._sweep()  # somebody killed the keeper, and the command died with it, but its children did not
+        self._sweep()  # the keeper was killed, and its command with it, but not their children
         return ended
 
     def _sweep(self) -> None:
@@ -126,7 +126,7 @@ def _marked(mark: bytes) -> list[int]:
         if name.isdigit():
             try:
                 environment = Path(f"/proc/{name}/environ").read_bytes()
-            except OSError:  # it has just ended, or is somebody else's
+            except OSError:  # it has just ended, or belongs to another user
                 continue
             if mark in environment.split(b"\0"):
                 found.append(int(name))

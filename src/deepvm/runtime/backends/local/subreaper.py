@@ -1,18 +1,17 @@
-"""The keeper of a process tree: starts a command and is gone when all that ever came of it is gone.
+"""A command -> its exit code, when all of its processes have ended: the keeper of a process tree.
 
-As a subreaper it becomes the parent of every process below it that loses its own, however often it forked and into
-whatever session: what has no child left here has left nothing anywhere. It ends them when its owner says so, when the
-command ends, and when the owner is no more, SIGKILLed or not.
+As a subreaper it becomes the parent of every orphan below it, whatever its session: a keeper without children has left
+no process behind. It ends them when its owner asks for it, when the command ends, and when the owner ends or is killed.
 
 Started by its file name, in an isolated interpreter (20 ms, 9 MB), so it imports nothing but the standard library:
 
     python -I -S subreaper.py CONTROL OWNER NAMESPACE COMMAND...
 
-What the tree prints comes through a pipe and is appended to this process's own output, a log: a full disk then costs
-output and not the processes that print, and of a progress bar, which rewrites its line, one state a second is kept.
+The tree's output comes through a pipe and is appended to this process's own output, a log. A full disk thus loses
+output, but ends no process. Of a progress bar, which rewrites its line, one state a second is kept.
 
-CONTROL is a socket: the owner writes ``terminate`` (SIGTERM to the command) and ``kill SECONDS`` (the end of all, then)
-in lines, and reads the command's exit code at the end. NAMESPACE is the file of a network namespace, or empty.
+CONTROL is a socket: the owner writes lines, ``terminate`` (SIGTERM to the command) or ``kill SECONDS`` (end the tree
+then), and reads the command's exit code at the end. NAMESPACE is the file of a network namespace, or empty.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ import sys
 import time
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _CLONE_NEWNET = 1, 36, 0x40000000  # prctl.h, sched.h
-_LOOK_S = 1.0  # how often to look after the owner without being told
-_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two rounds of killing; a dying process needs a moment
-_NOT_FOUND = 127  # as a shell says it
+_POLL_S = 1.0  # between two checks that the owner exists
+_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two rounds of killing; a process needs a moment to end
+_NOT_FOUND = 127  # a shell's exit code
 _LOG = 1  # the descriptor
 _UPDATE_S = 1.0  # between two states of a line that is rewritten
 _MOST_HELD = 2**16  # bytes of such a line
@@ -42,7 +41,7 @@ def main() -> None:
     os.set_inheritable(control, False)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     owner_end = os.pidfd_open(owner)  # not PDEATHSIG, which comes when the thread that started this one ends
-    if os.getppid() != owner:  # it died before, and this is another process of that number, or none
+    if os.getppid() != owner:  # it ended before, and its pid may belong to a new process
         return
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -71,11 +70,11 @@ def main() -> None:
 
 def _become(command: list[str], namespace: str, keeper: int) -> None:
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # where the keeper itself is killed
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # in case the keeper itself is killed
         if os.getppid() != keeper:
             os._exit(1)
-        os.setsid()  # a command that signals its own group does not mean its keeper
-        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and exec would hand on
+        os.setsid()  # a command that signals its own group must not reach its keeper
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, which exec would pass on
             signal.signal(number, signal.SIG_DFL)
         if namespace:
             joined = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
@@ -90,10 +89,10 @@ def _become(command: list[str], namespace: str, keeper: int) -> None:
 
 def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, output: _Output) -> int | None:
     """Wait until the tree must end. Return the command's wait status if it ended by itself."""
-    kill_at_s, heard = math.inf, b""
+    kill_at_s, rest = math.inf, b""
     while (now_s := time.monotonic()) < kill_at_s:
         sources = [control, owner_end, woken, *output.sources]
-        ready = select.select(sources, [], [], min(_LOOK_S, kill_at_s - now_s))[0]
+        ready = select.select(sources, [], [], min(_POLL_S, kill_at_s - now_s))[0]
         if woken in ready:
             os.read(woken, 4096)
         output.take(ready)
@@ -108,9 +107,9 @@ def _watch(child: int, control: int, owner: int, owner_end: int, woken: int, out
             got = os.read(control, 4096)
         except OSError:
             got = b""
-        if not got:  # the owner let go of it
+        if not got:  # the owner closed it
             return None
-        *lines, heard = (heard + got).split(b"\n")
+        *lines, rest = (rest + got).split(b"\n")
         for line in lines:
             word, _, seconds = line.partition(b" ")
             if word == b"terminate":
@@ -135,7 +134,7 @@ class _Output:
                 got = os.read(self.sources[0], _MOST_HELD)
             except BlockingIOError:
                 return
-            if not got:  # nobody prints any more
+            if not got:  # all writers have ended
                 os.close(self.sources.pop())
             self._add(got)
         elif self._held and time.monotonic() - self._updated_s >= _UPDATE_S:

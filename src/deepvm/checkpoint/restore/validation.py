@@ -1,11 +1,13 @@
-"""All of a restore that can fail, before it changes anything: every component's state is rebuilt and checked here,
-eager and lazy alike. What a component's own loading still refuses afterwards is undone."""
+"""A selection and its tensors -> rebuilt and checked states, before ``load`` or ``lazy`` changes anything.
+
+What a component's own loading still refuses afterwards is undone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,17 +21,11 @@ from deepvm.checkpoint.state.tensor_kinds import laid_out
 from deepvm.errors import Corrupt
 
 
-class Given(Protocol):
-    """Tensors by name for whoever asks for them, and those of the checkpoint that they are made of."""
-
-    borrowed: TensorViews
-
-
 def prepare(selected: Selection, tensors: Any) -> dict[str, Any]:
-    """The states of all components but modules, rebuilt and found to be theirs; those with a loading of their own come
-    first, since it may refuse them. ``tensors`` are as Given tells."""
+    """Rebuild and check the states of all components but modules. Those with a ``load_state_dict`` come first, since it
+    may refuse them. ``tensors`` are OwnedTensors or TensorsToCheck."""
     for name, own in selected.own.items():
-        _check_module(own, selected.skeleton[name], Shown(tensors.borrowed))
+        _check_module(own, selected.skeleton[name], TensorsToCheck(tensors.views))
     loaded: dict[str, Any] = {}
     values: dict[str, Any] = {}
     for name, component in selected.components.items():
@@ -43,60 +39,57 @@ def prepare(selected: Selection, tensors: Any) -> dict[str, Any]:
 def rebuilt(selected: Selection, name: str, tensors: Any) -> Any:
     component, skeleton = selected.components[name], selected.skeleton[name]
     if isinstance(component, torch.optim.Optimizer):
-        return rebuild_optimizer(component, skeleton, tensors, tensors.borrowed)
-    plain = isinstance(component, torch.Tensor)  # it is copied from
-    return rebuild(skeleton, tensors.borrowed if plain else tensors)
+        return rebuild_optimizer(component, skeleton, tensors, tensors.views)
+    copied = isinstance(component, torch.Tensor)
+    return rebuild(skeleton, tensors.views if copied else tensors)
 
 
 def _check(name: str, component: Any, state: Any, skeleton: Any) -> None:
-    """Ask components that can tell without being changed, a loader for one, whether the state is theirs."""
+    """Check a state without changing its component, as far as that is possible."""
     if hasattr(component, "check_state_dict"):
         if name.startswith(RESERVED) or not names_of_tensors(skeleton):
             component.check_state_dict(state)
     elif isinstance(component, torch.Tensor):
-        if not isinstance(state, torch.Tensor) or state.shape != component.shape:
-            raise Corrupt(f"{name} is a tensor of shape {tuple(component.shape)}, and saved is another thing")
+        _check_tensor(name, component, state)
     elif not hasattr(component, "load_state_dict"):
         check_puttable(component, state)
 
 
-def _check_module(own: Mapping[str, Any], skeleton: Any, tensors: Shown) -> None:
-    """Rebuild what is more than a tensor as it is: those were looked up when their shapes were compared."""
+def _check_tensor(name: str, live: torch.Tensor, saved: Any) -> None:
+    if not isinstance(saved, torch.Tensor) or saved.shape != live.shape:
+        found = f"shape {tuple(saved.shape)}" if isinstance(saved, torch.Tensor) else f"a {type(saved).__name__}"
+        raise Corrupt(f"{name} is a tensor of shape {tuple(live.shape)}, but the checkpoint has {found}")
+
+
+def _check_module(own: Mapping[str, Any], skeleton: Any, tensors: TensorsToCheck) -> None:
+    """Rebuild all that is not a plain tensor; the shapes of those were compared before."""
     for key, row in skeleton.get("$module", skeleton).items():
         if not isinstance(row, dict) or row.keys() != {"$tensor"}:
             found = rebuild(row, tensors)
             live = own[key]
-            if not isinstance(live, torch.Tensor) or torch.nn.parameter.is_lazy(live):
-                continue
-            if not isinstance(found, torch.Tensor) or found.shape != live.shape:
-                raise Corrupt(f"{key} is a tensor of shape {tuple(live.shape)}, and saved is another thing")
+            if isinstance(live, torch.Tensor) and not torch.nn.parameter.is_lazy(live):
+                _check_tensor(key, live, found)
 
 
-class Shown(LaidOut, Mapping[str, torch.Tensor]):
-    """Tensors whose bytes may not be here yet, to see what they are."""
+class TensorsToCheck(LaidOut, dict[str, torch.Tensor]):
+    """Tensors whose bytes may not have arrived: only their shapes and types are used."""
 
-    def __init__(self, tensors: TensorViews) -> None:
+    def __init__(self, views: TensorViews) -> None:
         super().__init__()
-        self.borrowed = tensors
+        self.views = views
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self.borrowed[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.borrowed)
-
-    def __len__(self) -> int:
-        return len(self.borrowed)
+    def __missing__(self, name: str) -> torch.Tensor:
+        return self.views[name]
 
     def laid_out(self, row: dict[str, Any]) -> torch.Tensor:
         tensor: torch.Tensor = rebuild({key: value for key, value in row.items() if key != "stride"}, self)
-        laid_out(tensor.to("meta"), row["stride"])  # or it says why not
+        laid_out(tensor.to("meta"), row["stride"])  # raises if it cannot
         return tensor
 
 
 class Undo:
-    """Gives components their attributes back where a restore fails. Loading replaces attributes, as those of torch's
-    optimizers, schedules and scalers do; what it changed within one stays."""
+    """Sets the components' attributes back if a restore fails. It assumes that loading replaces attributes, as torch's
+    optimizers, schedules and scalers do; a change within an attribute stays."""
 
     def __init__(self) -> None:
         self._before: list[tuple[dict[str, Any], dict[str, Any]]] = []

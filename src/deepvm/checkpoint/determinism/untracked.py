@@ -1,7 +1,7 @@
-"""What trains and is not in the state: an optimizer, its scheduler, a GradScaler, the order of a loader.
+"""The state and every optimizer step of the process -> sentences about what trains and is not in the state.
 
-In: the state, and every step of every optimizer of the process. Out: a sentence for each, which is logged at the first
-save and is a reason to drift for whoever restores it.
+These are optimizers, schedulers, GradScalers and the orders of loaders. ``component`` logs each sentence at the first
+save, and a restore reports it as a reason to drift.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,45 +19,47 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from deepvm.checkpoint.state import owners
 
-_FRAMES = 12  # between GradScaler.step and a hook of the optimizer that it steps
+_MOST_FRAMES = 12  # between GradScaler.step and a hook of the optimizer that it steps
+_MOST_SAMPLERS = 12  # in a loader's chain
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)  # torch's own: they have no state
 
 
-class Forgotten:
-    """Watches optimizers from its making on."""
+class Untracked:
+    """Observes all optimizers from its creation on."""
 
     def __init__(self, state: Mapping[str, Any]) -> None:
         self._state = state
-        self._seen: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
+        self._observed: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._scalers: list[weakref.ref[Any]] = []
         self._known: tuple[set[int], list[str]] = (set(), [])
-        _watch(self)
+        _observers.add(self)
+        _hook_optimizers()
 
     def close(self) -> None:
-        _watching.discard(self)
+        _observers.discard(self)
 
     def sentences(self) -> list[str]:
-        """What is forgotten, as far as optimizers have stepped."""
-        seen, found = self._known
-        if seen != self._seen.keys() or not seen:
-            optimizers = [one for ref in self._seen.values() if (one := ref()) is not None]
+        """Say what is not in the state, of the optimizers that have stepped."""
+        observed, found = self._known
+        if observed != self._observed.keys() or not observed:
+            optimizers = [one for ref in self._observed.values() if (one := ref()) is not None]
             found = [
                 *self._optimizers(optimizers),
                 *self._schedulers(optimizers),
                 *self._grad_scalers(),
                 *self._orders(),
             ]
-            self._known = set(self._seen), found
+            self._known = set(self._observed), found
         return found
 
-    def see(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped."""
-        known = self._seen.get(id(optimizer))
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Record an optimizer that has stepped, and the GradScaler that stepped it."""
+        known = self._observed.get(id(optimizer))
         if known is not None and known() is optimizer:
             return
-        self._seen[id(optimizer)] = weakref.ref(optimizer)
+        self._observed[id(optimizer)] = weakref.ref(optimizer)
         frame: Any = sys._getframe(1)
-        for _ in range(_FRAMES):
+        for _ in range(_MOST_FRAMES):
             if frame is None:
                 return
             owner = frame.f_locals.get("self")
@@ -66,7 +69,7 @@ class Forgotten:
             frame = frame.f_back
 
     def _opaque(self) -> list[Any]:
-        """Components that have a state of a kind that is not known: anything may be in it."""
+        """Return the components with a state of an unknown kind: it may contain anything."""
         known = (torch.nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, DataLoader)
         parts = [part for part in self._state.values() if hasattr(part, "state_dict")]
         return [part for part in parts if not isinstance(part, known) and not hasattr(part, "__iter__")]
@@ -102,40 +105,33 @@ class Forgotten:
         return ["a GradScaler is not in the state: after a restore it begins anew"] if scalers else []
 
     def _orders(self) -> list[str]:
-        """Of loaders that keep their position, but not the order in which it is one."""
+        """Find loaders that keep their position, but not the order of their samples."""
         found = []
         for name, part in self._state.items():
-            state_dict = getattr(type(part), "state_dict", None)  # a user's own may know more than torchdata's
-            torchdatas = isinstance(part, DataLoader) and str(getattr(state_dict, "__module__", "")).startswith(
-                "torchdata"
-            )
-            sampler = _random_sampler(part) if torchdatas else None
+            state_dict = getattr(type(part), "state_dict", None)  # a user's own may contain more than torchdata's
+            of_torchdata = str(getattr(state_dict, "__module__", "")).startswith("torchdata")
+            sampler = _random_sampler(part) if of_torchdata and isinstance(part, DataLoader) else None
             if sampler is not None:
-                kind = type(sampler).__qualname__
                 found.append(
-                    f"the order of {name!r} is drawn by torch's {kind}, which has no state: after a restore in the "
-                    "middle of an epoch other samples follow; use shuffle=True, or "
+                    f"the order of {name!r} is drawn by torch's {type(sampler).__qualname__}, which has no state: "
+                    "after a restore in the middle of an epoch other samples follow; use shuffle=True, or "
                     "torchdata.stateful_dataloader.sampler.RandomSampler, or deepvm.resumable"
                 )
         return found
 
 
-_watching: weakref.WeakSet[Forgotten] = weakref.WeakSet()
-_hooked = False
+_observers: weakref.WeakSet[Untracked] = weakref.WeakSet()
 
 
-def _watch(forgotten: Forgotten) -> None:
-    """With one hook for all, which stays: it cannot be removed while hooks are being called."""
-    global _hooked
-    _watching.add(forgotten)
-    if not _hooked:
-        _hooked = True
-        register_optimizer_step_post_hook(_stepped)
+@cache
+def _hook_optimizers() -> None:
+    """Hook all optimizers, once and for good: a hook cannot be removed while hooks are being called."""
 
+    def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for untracked in list(_observers):
+            untracked.stepped(optimizer)
 
-def _stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    for forgotten in list(_watching):
-        forgotten.see(optimizer)
+    register_optimizer_step_post_hook(stepped)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -143,14 +139,14 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _random_sampler(loader: DataLoader[Any]) -> Any:
-    """The sampler in a loader's chain of samplers that draws an order and cannot tell it."""
-    waiting: list[Any] = [loader.batch_sampler, loader.sampler]
-    for sampler in waiting:  # it grows while it is walked
+    """Return the sampler in a loader's chain that draws an order and has no state."""
+    chain: list[Any] = [loader.batch_sampler, loader.sampler]
+    for sampler in chain:  # it grows during the loop
         if hasattr(sampler, "state_dict"):
             return None
         if isinstance(sampler, _RANDOM):
             return sampler
         inner = getattr(sampler, "sampler", None)
-        if inner is not None and len(waiting) < _FRAMES:
-            waiting.append(inner)
+        if inner is not None and len(chain) < _MOST_SAMPLERS:
+            chain.append(inner)
     return None

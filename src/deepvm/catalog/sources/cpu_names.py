@@ -1,4 +1,4 @@
-"""The CPU architecture that the name of a machine type tells, by provider. No request is made here."""
+"""CPU architecture by the name of a machine type: provider, type and accelerator in, x86_64 or arm64 out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from deepvm.catalog import accelerators
 from deepvm.catalog.sources import aws_names
 
-# Standard_D4ps_v5, Standard_E8pds_v5, Standard_B2pts_v2: a p among the small letters behind the number is Arm.
+# Standard_D4ps_v5, Standard_E8pds_v5, Standard_B2pts_v2: a p in the lower-case letters after the number means Arm.
 _AZURE_ARM = re.compile(r"standard_[a-z]+\d+(?:-\d+)?[a-oq-z]*p[a-z]*(?:_|$)")
 _GCP_ARM = ("t2a-", "c4a-", "n4a-", "a4x-")  # Tau T2A, Axion, and the hosts of GB200
 _OCI_ARM = re.compile(r"(?:vm|bm)\.standard\.a\d")  # Ampere
@@ -15,7 +15,7 @@ _ARM_SUPERCHIPS = ("GH200", "GB200", "GB300")  # the G is Grace, an Arm CPU
 
 
 def architecture_of(provider: str, instance: str, accelerator: str | None) -> str | None:
-    """x86_64 or arm64; None where neither the provider's names nor the accelerator tell."""
+    """Return x86_64 or arm64; None if neither the provider's names nor the accelerator shows it."""
     gpu = None if accelerator is None else accelerators.find(accelerator)
     if gpu is not None and gpu.name in _ARM_SUPERCHIPS:
         return "arm64"

@@ -1,0 +1,40 @@
+"""The state of one save: from the saver, which makes it, through a transfer into the first store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deepvm.checkpoint.handle import SaveHandle
+from deepvm.checkpoint.snapshot.snapshot import Snapshot
+from deepvm.checkpoint.state.capture import join
+from deepvm.errors import CheckpointError
+
+STATE_FORMAT = "deepvm-state/1"
+Texts = dict[str, bytearray]  # a rank's plain values, as JSON by component
+
+
+class HeaderFull(CheckpointError):
+    """The plain values of the state need more room than the header has."""
+
+
+@dataclass(kw_only=True)
+class SaveJob:
+    handle: SaveHandle  # what the caller sees of it
+    snapshot: Snapshot
+    plain_values: Texts | str  # this rank's, or those of all ranks joined
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for the manifest
+    ends_s: float = 0.0  # the deadline, on the monotonic clock
+    nodes_down: tuple[str, ...] = ()  # memory nodes that did not receive it
+
+    def skeleton(self) -> str:
+        return self.plain_values if isinstance(self.plain_values, str) else join(self.plain_values)
+
+    def write_header(self, skeletons: Sequence[str]) -> None:
+        """Write the file's header, with the skeletons of all ranks, into staging memory."""
+        metadata = {"format": STATE_FORMAT, "skeleton": f"[{', '.join(skeletons)}]"}
+        header = self.snapshot.chunk_map.layout.header(metadata)
+        if header is None:
+            raise HeaderFull("the plain values of the state have outgrown the header: the next save makes room")
+        self.snapshot.staging.view[: len(header)] = header
