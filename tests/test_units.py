@@ -35,7 +35,7 @@ def test_what_is_not_a_size(text: str) -> None:
 def test_gpu_memory() -> None:
     assert [units.parse_gpu_gb(text) for text in ("24", "24GB", "24GiB", "24000MB", "24576MiB", "0.024TB")] == [24] * 6
     for text in ("0", "-1"):
-        with pytest.raises(UsageError, match="above zero"):
+        with pytest.raises(UsageError, match="not a size of GPU memory"):
             units.parse_gpu_gb(text)
 
 

@@ -17,7 +17,7 @@ MANIFEST = manifest_of(DATA, "run-a", 1, chunk_bytes=100)
 def full() -> UploadCheck:
     check = UploadCheck("run-a", 1, 250, 100)
     for chunk, digest in enumerate(MANIFEST.digests):
-        check.took(chunk, digest)
+        check.put(chunk, digest)
     return check
 
 
@@ -42,11 +42,11 @@ def test_a_manifest_has_to_speak_of_what_was_put() -> None:
         with pytest.raises(DeepvmError, match="cannot be published"):
             full().check(other)
     check = UploadCheck("run-a", 1, 250, 100)
-    check.took(0, MANIFEST.digests[0])
+    check.put(0, MANIFEST.digests[0])
     with pytest.raises(DeepvmError, match="2 of 3 chunks were never put, the first is 1"):
         check.check(MANIFEST)
     check = full()
-    check.took(1, 5)
+    check.put(1, 5)
     with pytest.raises(DeepvmError, match="digest of chunk 1"):
         check.check(MANIFEST)
 
