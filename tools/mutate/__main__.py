@@ -65,6 +65,7 @@ def main() -> int:
             print(f"fails without any fault, so it is not used: {test}")
         outcomes = _try_all(sampled, Selection(texts, seen), seen, texts, work, jobs)
     finally:
+        Tester.kill_all()
         shutil.rmtree(work, ignore_errors=True)
     return report(sampled, outcomes, time.monotonic() - started)
 

@@ -25,7 +25,7 @@ _PRELOAD = (
     "pytest", "numpy", "scipy.optimize", "scipy.sparse", "torch", "torch.distributed", "torch.utils.data",
     "safetensors.torch", "xxhash", "rich.console", "rich.table", "typer", "asyncio", "sqlite3", "unittest.mock",
 )  # fmt: skip
-_SET_CHILD_SUBREAPER = 36
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 _FOLDER = Path(sys.prefix).parent
 
 
@@ -68,6 +68,7 @@ def _run(request: dict[str, Any]) -> dict[str, Any]:
 def _child(request: dict[str, Any], results: Path, output: Path) -> None:
     code = 99
     try:
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         os.setsid()
         with output.open("wb") as log, Path(os.devnull).open("rb") as nothing:
             os.dup2(log.fileno(), 1)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tools.mutate import scratch
 
 
 class Tester:
     """Runs tests in a scratch copy of the tree; for one thread."""
+
+    started: ClassVar[list[Tester]] = []
 
     def __init__(self, folder: Path, *, observed: bool) -> None:
         self.folder = folder
@@ -22,6 +24,7 @@ class Tester:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
             stderr=(folder / "stderr").open("w"), start_new_session=True,
         )  # fmt: skip
+        self.started.append(self)
 
     def run(self, tests: list[str], *, limit_s: float, times: dict[str, float] | None = None) -> dict[str, Any]:
         """Run tests in this order, up to the first failure; an observed run continues after failures."""
@@ -52,3 +55,10 @@ class Tester:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    @classmethod
+    def kill_all(cls) -> None:
+        """End every test process now, in the middle of its tests; what they started ends with their pipes or later."""
+        for tester in cls.started:
+            tester._process.kill()
+            tester._process.wait()
