@@ -159,3 +159,20 @@ def test_a_summary_can_be_of_one_type_or_one_gpu():
         summarize(catalog(), gpu="T5")
     with pytest.raises(UnknownName, match=r"did you mean c5\.xlarge"):
         summarize(catalog(), instance="c5.xlarg")
+
+
+@pytest.mark.parametrize(
+    ("on_demand", "spot", "found"),
+    [
+        (0.526, 0.0526, True),
+        (0.5263, 0.0526, True),  # rounded to four digits
+        (0.526, 0.0528, False),
+        (30.0, 3.00005, True),
+        (30.0, 3.0002, False),
+        (0.01, 0.001, True),
+        (0.01, 0.00104, False),  # as near as rounding, but four percent off
+    ],
+)
+def test_spot_at_a_tenth_of_on_demand_is_a_floor_but_for_rounding(on_demand: float, spot: float, found: bool) -> None:
+    tested = catalog(on_demand=prices((0, 0, on_demand), (1, 0, 0.2)), spot=prices((0, 1, spot)))
+    assert any("10 % of on-demand" in finding.problem for finding in check(tested, today=DAY)) == found
