@@ -59,7 +59,7 @@ def test_a_second_run_of_a_name_is_refused(runs: Path) -> None:
 def test_a_folder_that_cannot_be_made_or_written_says_why(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.write_text("a file")
     monkeypatch.setenv("DEEPVM_RUNS", str(runs / "below"))
-    with pytest.raises(UsageError, match="cannot be made"):
+    with pytest.raises(UsageError, match="cannot be created"):
         RunFolder.create("a", {})
     with pytest.raises(UsageError, match="cannot be written"):
         RunFolder(runs / "a").keep({})
