@@ -94,7 +94,7 @@ def test_every_name_in_the_walks_of_architecture_exists() -> None:
     assert [name for name in named if not exists(name)] == []
 
 
-@pytest.mark.parametrize("name", ["plan.decide.nothing", "plan.nothing.plan", "plan.search.space.Space.nothing"])
+@pytest.mark.parametrize("name", ["plan.planner.nothing", "plan.nothing.plan", "plan.search.space.Space.nothing"])
 def test_a_name_that_the_tree_lacks_is_noticed(name: str) -> None:
     assert not exists(name)
     assert exists("plan.search.space.Space.best")

@@ -8,13 +8,12 @@ from contextlib import suppress
 from typing import Any
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.call_turns import NESTED, Turns, in_turn
 from deepvm.checkpoint.determinism.component import DETERMINISM, Determinism
 from deepvm.checkpoint.determinism.replay import Step, Witnesses
 from deepvm.checkpoint.ending import at_exit
 from deepvm.checkpoint.ending.unsaved import Unsaved
 from deepvm.checkpoint.handle import SaveHandle, Status
-from deepvm.checkpoint.restore.select import Restored
+from deepvm.checkpoint.restore.newest import Restored
 from deepvm.checkpoint.restore.selection import Wanted
 from deepvm.checkpoint.restore.use_order import USE_ORDER, UseOrder
 from deepvm.checkpoint.restorer import Restorer
@@ -24,6 +23,7 @@ from deepvm.checkpoint.save.save_job import SaveJob
 from deepvm.checkpoint.save.saver import Saver
 from deepvm.checkpoint.save.schedule import NoticeFile, Pace, SaveSchedule
 from deepvm.checkpoint.save.step_order import StepOrder
+from deepvm.checkpoint.serialized_calls import NESTED, Turns, in_turn
 from deepvm.checkpoint.setup import prepare, whole_step
 from deepvm.checkpoint.snapshot.snapshotter import Snapshotter
 from deepvm.checkpoint.state.own_state import StepHooks

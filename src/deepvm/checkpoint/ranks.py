@@ -1,6 +1,6 @@
 """Agreement of ranks. Input: a value of each rank. Output: all of them, or one error on every rank.
 
-meetings.py carries the values. Nothing is pickled.
+rank_agreement.py carries the values. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from deepvm.checkpoint.meetings import CREATING, Meetings, RanksDiverged, Verdict
+from deepvm.checkpoint.rank_agreement import CREATING, Meetings, RanksDiverged, Verdict
 from deepvm.errors import CheckpointError
 
 __all__ = ["CREATING", "START_S", "STEP_S", "Meetings", "RanksDiverged", "Verdict"]

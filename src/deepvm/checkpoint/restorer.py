@@ -15,8 +15,8 @@ from deepvm.checkpoint.determinism.component import Determinism
 from deepvm.checkpoint.determinism.replay import Step, replay_step
 from deepvm.checkpoint.handle import Status
 from deepvm.checkpoint.restore.lazy import LazyRestore
+from deepvm.checkpoint.restore.newest import Restored, restore_newest
 from deepvm.checkpoint.restore.prefetched import fetched_first
-from deepvm.checkpoint.restore.select import Restored, restore_newest
 from deepvm.checkpoint.restore.selection import Wanted
 from deepvm.checkpoint.snapshot.prefault import Warming
 from deepvm.checkpoint.state.own_state import write_back

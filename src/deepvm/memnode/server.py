@@ -21,8 +21,8 @@ from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
 from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
-from deepvm.protocol.auth import resolve_all
 from deepvm.protocol.credentials import server_tls
+from deepvm.protocol.handshake import resolve_all
 
 _TICK_S = 0.5
 _TOUCHED_FIRST_BYTES = 512 * 2**20  # so that a first save of this size finds warm memory; the rest follows demand

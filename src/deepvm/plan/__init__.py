@@ -1,8 +1,8 @@
 """Job, budget and catalogue in, ranked plans out. Pure: no clock, no file, no random numbers. Commands call it."""
 
-from deepvm.plan.decide import plan
 from deepvm.plan.explain import Explanation, explain
 from deepvm.plan.pareto import pareto
+from deepvm.plan.planner import plan
 from deepvm.plan.request import OBJECTIVES, POLICIES, Request
 from deepvm.plan.result import Plan, Recommendation, Role
 from deepvm.plan.sweep import Point, budgets, sweep

@@ -14,8 +14,8 @@ from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import Infeasible
 from deepvm.json_fields import json_fields
 from deepvm.plan import objectives
-from deepvm.plan.decide import plan as make_plan
-from deepvm.plan.decide import recommendation
+from deepvm.plan.planner import plan as make_plan
+from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.search.board import Board

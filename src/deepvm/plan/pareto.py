@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from deepvm.catalog import Catalog
 from deepvm.plan import objectives
-from deepvm.plan.decide import recommendation
 from deepvm.plan.infeasible import infeasible
+from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Recommendation
 from deepvm.plan.search.instances import analyse_instances

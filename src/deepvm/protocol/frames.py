@@ -6,7 +6,7 @@ A frame is a fixed header, a small JSON object (meta) and a body of bytes:
     digest u64
 
 Every length is checked against its limit before memory is taken for it. ``digest`` is xxh3-64 of the body. Where there
-is a token, tags (auth.py) follow headers, documents, and each digest in the body of PUTS; lengths do not count them.
+is a token, tags (handshake.py) follow headers, documents, and each digest in a PUTS body; lengths do not count them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import xxhash
 
 from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
-from deepvm.protocol import auth
+from deepvm.protocol import handshake
 
 MAGIC = b"DVM2"
 HEADER = struct.Struct("!4sBBHIIQQ")
@@ -38,7 +38,7 @@ MOST_DOCUMENT_BYTES = 64 * 2**20  # manifests and the like
 LEAST_BLOCK_BYTES, MOST_BLOCK_BYTES = 2**16, 8 * 2**20
 MOST_PUT = 16  # chunks of one frame
 NONCE_BYTES = 32
-VERSION = auth.VERSION
+VERSION = handshake.VERSION
 
 
 class Kind(IntEnum):
@@ -140,7 +140,7 @@ def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
 # --- receiving, at either end of a connection ---------------------------------------------------------------------
 
 
-def receive_head(receive: Callable[[memoryview], None], tags: auth.Tags) -> tuple[Frame, dict[str, Any], bytes]:
+def receive_head(receive: Callable[[memoryview], None], tags: handshake.Tags) -> tuple[Frame, dict[str, Any], bytes]:
     """Receive and check a frame's header and meta; also return them as they were sent. The body is the caller's."""
     start = bytearray(HEADER.size + tags.size)
     receive(memoryview(start))
@@ -154,7 +154,7 @@ def receive_head(receive: Callable[[memoryview], None], tags: auth.Tags) -> tupl
     return frame, decode_meta(meta), head
 
 
-def is_intact(frame: Frame, body: bytearray, tag: bytearray | memoryview, tags: auth.Tags) -> bool:
+def is_intact(frame: Frame, body: bytearray, tag: bytearray | memoryview, tags: handshake.Tags) -> bool:
     """True if a document has the digest of its frame; then its tag is checked, too."""
     if xxhash.xxh3_64_intdigest(body) != frame.digest:
         tags.skip(1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.restore.select import Restored
+from deepvm.checkpoint.restore.newest import Restored
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.memnode import MemoryNode
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from deepvm.checkpoint import Checkpointer, ResumableSampler, meetings, ranks, share_of_batch, with_final_buckets
-from deepvm.checkpoint.meetings import RanksDiverged
+from deepvm.checkpoint import Checkpointer, ResumableSampler, rank_agreement, ranks, share_of_batch, with_final_buckets
+from deepvm.checkpoint.rank_agreement import RanksDiverged
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import AtNotice, EverySeconds
 from deepvm.runtime.notices.files import write_notice
@@ -330,7 +330,7 @@ def replayed(rank: int, url: str, drawing: int) -> Told:
 
 def apart(rank: int, url: str, calls: list[str], patience_s: float) -> Told:
     """Each rank makes its own call; what it says of the others."""
-    ranks.STEP_S, meetings.WARN_S = patience_s, 0.2
+    ranks.STEP_S, rank_agreement.WARN_S = patience_s, 0.2
     work = replicated(rank)
     told: Told = {"problem": None}
     ckpt = Checkpointer(work.state, url, policy="every 2 steps", deadline_s=20)

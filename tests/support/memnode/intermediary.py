@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from deepvm.protocol.auth import TAG_BYTES
 from deepvm.protocol.frames import HEADER, decode_header
+from deepvm.protocol.handshake import TAG_BYTES
 
 Harm = Callable[[int, bytes], bytes]  # number of the frame from the client, the frame -> what is sent on
 

@@ -1,6 +1,6 @@
 """A checkpoint's skeleton and the live components -> what is restored: the saved state for each component.
 
-``select`` calls it after reading the header. ``load`` and ``lazy`` get a skeleton of only what is restored, in which
+``newest`` calls it after reading the header. ``load`` and ``lazy`` get a skeleton of only what is restored, in which
 modules' tensors have their live names.
 """
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from deepvm.runtime.cluster import Cluster
     from deepvm.runtime.run_spec import RunSpec
     from deepvm.runtime.supervise.local_run import Ended
+    from deepvm.runtime.supervise.local_supervisor import Supervisor
     from deepvm.runtime.supervise.run_folder import RunFolder
-    from deepvm.runtime.supervise.supervisor import Supervisor
 
 BACKENDS = ("local", "ec2", "skypilot")
 LOCAL, CLOUD, RUNS = "On this machine", "In a cloud", "Existing runs"

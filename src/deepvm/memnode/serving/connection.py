@@ -17,8 +17,8 @@ from deepvm.memnode.storage.budgets import Room
 from deepvm.memnode.storage.upload import Upload
 from deepvm.protocol import frames
 from deepvm.protocol.acceptor import Peer
-from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Kind
+from deepvm.protocol.handshake import Handshake, Tags
 from deepvm.strict_json import MalformedJson
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.serving.socket_io import ClientSocket
 from deepvm.memnode.storage.budgets import FREE_BYTES, Room
 from deepvm.protocol import frames
-from deepvm.protocol.auth import TAG_BYTES, Tags
 from deepvm.protocol.frames import Kind
+from deepvm.protocol.handshake import TAG_BYTES, Tags
 
 _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced length alone takes no memory
 

@@ -11,7 +11,7 @@ import time
 import xxhash
 
 from deepvm.memnode.errors import PeerGone
-from deepvm.protocol.auth import local_address
+from deepvm.protocol.handshake import local_address
 from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 
 _TICK_S = 1.0  # how often a thread that waits for its client checks its deadline

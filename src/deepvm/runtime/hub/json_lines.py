@@ -1,6 +1,6 @@
 """A socket -> messages between a machine and the hub: JSON, one a line, both sides authenticated by a token.
 
-After the handshake, every line begins with a tag (protocol/auth.py) in hexadecimal and a space.
+After the handshake, every line begins with a tag (protocol/handshake.py) in hexadecimal and a space.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import AccessDenied, DeepvmError
 from deepvm.protocol import frames
-from deepvm.protocol.auth import Handshake, Tags, dialled_address, local_address
+from deepvm.protocol.handshake import Handshake, Tags, dialled_address, local_address
 from deepvm.protocol.sockets import tune
 from deepvm.runtime.line_buffer import LineBuffer
 

@@ -22,10 +22,10 @@ from deepvm.runtime.ledger.report import Report, make_report
 from deepvm.runtime.log_tail import tail_text
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
+from deepvm.runtime.supervise.local_supervisor import Outcome, Supervisor
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 from deepvm.runtime.supervise.run_state import View
-from deepvm.runtime.supervise.supervisor import Outcome, Supervisor
 
 STATES_IN_MEMORY = 2.2  # two buffers, and the rest of their last blocks
 MOST_OF_MEMORY = 0.25  # of this host, for all memory nodes

@@ -12,7 +12,7 @@ from deepvm.catalog import Catalog, Market, Quota, library
 from deepvm.catalog.model import Prices
 from deepvm.errors import DeepvmError
 from deepvm.plan import Request
-from deepvm.plan.decide import plan as make_plan
+from deepvm.plan.planner import plan as make_plan
 from deepvm.plan.result import InstanceAnalysis, Plan, Role
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.units import format_usd

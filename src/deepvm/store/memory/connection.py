@@ -13,8 +13,8 @@ import xxhash
 
 from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
 from deepvm.protocol import frames
-from deepvm.protocol.auth import Handshake, Tags
 from deepvm.protocol.frames import Frame, Kind
+from deepvm.protocol.handshake import Handshake, Tags
 from deepvm.store.base import Manifest
 from deepvm.store.memory.buffers import BufferGroup, first_bytes, from_offset, group
 from deepvm.store.memory.socket_io import PROGRESS_S, NodeSocket, dial

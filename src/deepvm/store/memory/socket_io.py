@@ -16,7 +16,7 @@ import xxhash
 
 from deepvm.errors import StoreUnavailable
 from deepvm.protocol.addresses import split_address
-from deepvm.protocol.auth import dialled_address
+from deepvm.protocol.handshake import dialled_address
 from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
 from deepvm.store.memory.health import STALL_S
 
