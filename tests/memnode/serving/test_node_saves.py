@@ -471,6 +471,22 @@ def test_golden_bytes_of_a_published_document_stay_as_they_are(client: Client) -
     assert isinstance(Manifest.from_bytes(document), Manifest)
 
 
+def test_a_connection_that_begins_after_the_commit_evicts_nothing(node: MemoryNode, connect: Any) -> None:
+    client, late = connect(node.address, "run"), connect(node.address, "run")
+    client.save(1, content(1, SIZE))
+    client.begin(2, SIZE, attempt=5)
+    client.save_chunks(2, content(2, SIZE))
+    client.publish(manifest_of(content(2, SIZE), "run", 2))
+    late.begin(2, SIZE, attempt=5)
+    assert list(client.steps()) == [1, 2]
+    with pytest.raises(NotFound, match="BEGIN comes first"):
+        late.put(2, 0, content(2, SIZE)[:BLOCK])
+    late.begin(2, SIZE, attempt=6)  # a later attempt is another save
+    late.save_chunks(2, content(3, SIZE))
+    late.publish(manifest_of(content(3, SIZE), "run", 2))
+    assert client.read(2) == content(3, SIZE)
+
+
 def test_a_later_attempt_begins_from_nothing_and_the_earlier_one_goes_nowhere(node: MemoryNode, connect: Any) -> None:
     data = content(1, SIZE)
     first, second = connect(node.address, "run"), connect(node.address, "run")

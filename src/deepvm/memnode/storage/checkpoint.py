@@ -35,6 +35,7 @@ class Checkpoint:
         self.durable = False
         self._deleted = threading.Event()
         self.recovered = False  # from the spill directory, after a restart
+        self.saved_by: tuple[str | None, int] = (None, 0)  # session and attempt
         self.order = 0  # of commits in the run, which need not be that of the steps
         self._blocks = blocks or {}
         self.in_memory = blocks is not None  # also if its share has no chunks

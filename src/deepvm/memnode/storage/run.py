@@ -105,7 +105,8 @@ class Run:
 
     # --- uploads --------------------------------------------------------------------------------------------------
 
-    def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload:
+    def begin(self, begin: Begin, session: str | None, *, buffers: int, room_s: float) -> Upload | None:
+        """Begin or join an upload. Return None if it is committed already: some rank's last connection comes late."""
         if not self._beginning.acquire(timeout=_BEGIN_S):  # one by one: ranks that begin together reserve room once
             raise RequestRefused(
                 "busy", f"others have been beginning an upload of run {self.name!r} for {_BEGIN_S:g} s"
@@ -115,8 +116,16 @@ class Run:
         finally:
             self._beginning.release()
 
-    def _begin(self, begin: Begin, session: str | None, buffers: int, room_s: float) -> Upload:
+    def _begin(self, begin: Begin, session: str | None, buffers: int, room_s: float) -> Upload | None:
         with self.writing(session):
+            before = self.checkpoints.get(begin.step)
+            if (
+                before is not None
+                and begin.attempt
+                and not begin.repair
+                and before.saved_by == (session, begin.attempt)
+            ):
+                return None
             if begin.repair:
                 self._end_up_to(begin.attempt)
             upload = self._joined(begin)
@@ -270,6 +279,7 @@ class Run:
             self._superseded.clear()
             checkpoint = Checkpoint(self._arena, manifest, document, share=share, blocks=blocks)
             self.release_with(checkpoint)
+            checkpoint.saved_by = (session, upload.begin.attempt)
             checkpoint.order = self._order(manifest, repair=upload.begin.repair)
             self.checkpoints[step] = checkpoint
             if before is not None:
