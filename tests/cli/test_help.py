@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,12 +15,12 @@ import typer.main
 
 import deepvm
 from deepvm.catalog import files, library
-from deepvm.cli.app import app, run
+from deepvm.cli.app import COMMANDS, make_app, run
 
 
 def commands(command: Any = None, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command with the words that call it, groups included."""
-    command = typer.main.get_command(app) if command is None else command
+    command = typer.main.get_command(make_app(list(COMMANDS))) if command is None else command
     yield words, command
     for name, below in getattr(command, "commands", {}).items():
         yield from commands(below, (*words, name))
@@ -80,3 +81,22 @@ def test_dir_lists_every_public_name_and_loads_none_of_them() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     for private in ("importlib", "annotations", "TYPE_CHECKING"):
         assert f"'{private}'" not in done.stdout
+
+
+def test_the_overview_shows_each_command_s_own_help() -> None:
+    real = typer.main.get_command(make_app(list(COMMANDS))).commands  # type: ignore[attr-defined]
+    assert {name: summary for name, (_, summary) in COMMANDS.items()} == {n: c.help for n, c in real.items()}
+
+
+def test_help_loads_no_command() -> None:
+    code = "import sys; from deepvm.cli.app import run; run(['--help']); print(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
+    loaded = set(shown.splitlines()[-1].split())
+    assert not loaded & {"numpy", "deepvm.cli.plan", "deepvm.catalog"}
+
+
+def test_a_shell_completes_the_options_of_a_command() -> None:
+    words = {"_DEEPVM_COMPLETE": "complete_bash", "COMP_WORDS": "deepvm plan --budg", "COMP_CWORD": "2"}
+    program = [str(Path(sys.executable).with_name("deepvm"))]
+    done = subprocess.run(program, env={**os.environ, **words}, capture_output=True, text=True, timeout=60)
+    assert "--budget" in done.stdout

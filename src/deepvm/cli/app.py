@@ -1,7 +1,9 @@
-"""The ``deepvm`` command: words in, an exit code out. Registers the sub-commands and turns errors into one sentence."""
+"""The ``deepvm`` command: words in, an exit code out. Loads the named command and turns errors into one sentence."""
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -10,25 +12,52 @@ import typer
 from rich.markup import escape
 
 import deepvm
-from deepvm.cli import catalog, checkpoint, memory_node, plan, reproduce, sweep
 from deepvm.cli.render import print_json, stderr
-from deepvm.cli.run import command as run_plan
 from deepvm.errors import DeepvmError, Infeasible, UsageError, printable
 
-app = typer.Typer(
-    name="deepvm",
-    help="Train deep networks on spot machines without losing work or money.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("plan")(plan.command)
-app.command("sweep")(sweep.command)
-app.add_typer(catalog.app, name="catalog")
-app.add_typer(checkpoint.app, name="checkpoint")
-app.command("reproduce")(reproduce.command)
-app.command("run")(run_plan.command)
-app.command("memory-node")(memory_node.command)
+# A command's module is imported when the command is named: `deepvm --help` needs only these sentences.
+COMMANDS = {
+    "plan": ("plan", "Plan the best cluster for a budget out of spot and on-demand machines."),
+    "sweep": ("sweep", "Compare the policies over a range of budgets."),
+    "reproduce": ("reproduce", "Reproduce the paper's tables and figures, and compare them with the published ones."),
+    "run": (
+        "run.command",
+        "Train on the machines of a plan; lost ones are replaced, and training resumes from the newest checkpoint.",
+    ),
+    "memory-node": (
+        "memory_node",
+        "Keep checkpoints in this machine's memory; SIGTERM stops it after the uploads in progress.",
+    ),
+    "catalog": ("catalog", "What can be rented: list, show, update, import, check."),
+    "checkpoint": ("checkpoint", "Inspect any store of checkpoints: ls, show, verify, export, pull, rm."),
+}
+
+
+def make_app(words: Sequence[str]) -> typer.Typer:
+    """Return the application with the commands among the words loaded, and the others with their help alone."""
+    app = typer.Typer(
+        name="deepvm",
+        help="Train deep networks on spot machines without losing work or money.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    completing = "_DEEPVM_COMPLETE" in os.environ  # the shell's words are not among ours
+    for name, (module_name, summary) in COMMANDS.items():
+        if name not in words and not completing:
+            app.command(name, help=summary)(_not_loaded)
+            continue
+        module = importlib.import_module(f"deepvm.cli.{module_name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(module.command)
+    return app
+
+
+def _not_loaded() -> None:
+    raise AssertionError("a command that was not named cannot run")
 
 
 def _show_version(wanted: bool) -> None:
@@ -37,7 +66,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
@@ -54,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(words: Sequence[str]) -> int:
     try:
-        command = typer.main.get_command(app)
+        command = typer.main.get_command(make_app(words))
         _prepare(command)
         result = command(args=list(words), standalone_mode=False)
         return result if isinstance(result, int) else 0

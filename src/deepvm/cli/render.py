@@ -16,7 +16,6 @@ from rich.markup import escape
 from rich.segment import Segment
 from rich.table import Table
 
-from deepvm.catalog.model import STALE_DAYS
 from deepvm.errors import UsageError, printable
 from deepvm.units import format_days
 
@@ -78,6 +77,8 @@ def table(title: str | None = None, *headings: str) -> Table:
 
 def price_age_note(seen: date, today: date) -> str | None:
     """Return a hint if prices are too old to rely on."""
+    from deepvm.catalog.model import STALE_DAYS  # not at the top: `deepvm --help` then needs no NumPy
+
     days = (today - seen).days
     if days <= STALE_DAYS:
         return None
