@@ -47,7 +47,7 @@ demo: install
 	@DEEPVM=$(BIN)/deepvm sh examples/demo.sh
 
 test: install
-	@$(BIN)/python -m tools.coverage $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	@$(BIN)/python -m tools.coverage $(BIN)/python -m pytest --numprocesses 4 --dist worksteal
 
 chaos: install
 	@$(BIN)/python -m pytest -m chaos --numprocesses 2 --dist worksteal

@@ -17,6 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several proc
 os.environ.pop("COLUMNS", None)  # a process that runs tests beside others has 80, and rich would keep to it for good
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with whole runs, which mostly wait: no core is left with one of them at the end."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/runtime/"))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _what_earlier_modules_left_is_not_walked_again() -> None:
     """Imports (torch, moto, boto3) and their tables stay to the end; each full collection, and each look at all

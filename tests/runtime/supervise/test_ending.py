@@ -50,7 +50,7 @@ def test_ctrl_c_saves_first_loses_no_step_and_the_run_goes_on_to_a_durable_end(t
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
     # no step ends soon enough to be saved
-    words = words_for(tmp_path, "run", 1000, "--step-s", "30", options=SELDOM, workers=1)
+    words = words_for(tmp_path, "run", 1000, "--step-s", "8", options=SELDOM, workers=1)
     with running(tmp_path, words, name="run") as run:
         run.until_step(1)
         run.interrupt()
