@@ -17,7 +17,7 @@ import typer.main
 
 from deepvm.catalog import library
 from deepvm.catalog.sources import skypilot
-from deepvm.cli.app import app, run
+from deepvm.cli.app import COMMANDS, make_app, run
 from deepvm.fetch import command as fetch_command
 from tests.support import ROOT
 
@@ -48,7 +48,7 @@ def commands_of(text: str) -> Iterator[str]:
 
 def leaf_of(words: list[str]) -> tuple[Any, list[str]]:
     """The command that these words call, and the words that are left for it."""
-    command = typer.main.get_command(app)
+    command = typer.main.get_command(make_app(list(COMMANDS)))
     while words and words[0] in getattr(command, "commands", {}):
         command, words = command.commands[words[0]], words[1:]
     return command, words

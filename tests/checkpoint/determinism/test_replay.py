@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 from deepvm.checkpoint import Checkpointer, resumable
-from deepvm.cli.app import app
+from deepvm.cli.app import make_app
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.policy import EverySteps, Retention
@@ -279,13 +279,17 @@ def test_the_command_line_proves_and_disproves_offline(tmp_path: Path) -> None:
         (tmp_path / f"{name}.py").write_text(SCRIPT.format(hidden=hidden))
 
     def verify(spec: str, *more: str) -> Any:
-        return CliRunner().invoke(app, ["checkpoint", "verify", store, "--replay", f"{tmp_path / spec}", *more])
+        return CliRunner().invoke(
+            make_app(["checkpoint"]), ["checkpoint", "verify", store, "--replay", f"{tmp_path / spec}", *more]
+        )
 
     good = verify("good.py:build", "--json")
     assert good.exit_code == 0, good.output
     (document,) = json.loads(good.stdout)["checkpoints"]
     assert (document["run"], document["step"], document["replayed"]) == ("offline", 2, True)
-    both = CliRunner().invoke(app, ["checkpoint", "verify", store, "--all", "--json"])  # witnesses are checkpoints, too
+    both = CliRunner().invoke(
+        make_app(["checkpoint"]), ["checkpoint", "verify", store, "--all", "--json"]
+    )  # witnesses are checkpoints, too
     assert [row["run"] for row in json.loads(both.stdout)["checkpoints"]] == ["offline", "offline.witness"]
     assert json.loads(both.stdout)["good"]
     shown = verify("good.py:build")

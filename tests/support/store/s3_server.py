@@ -75,7 +75,7 @@ def s3_server(directory: Path) -> Iterator[S3Server]:
         "-s3",
         f"-s3.config={config}",
     ]
-    command += ["-volume.max=200", "-master.volumeSizeLimitMB=512", "-master.telemetry=false"]
+    command += ["-volume.max=5000", "-master.volumeSizeLimitMB=512", "-master.telemetry=false"]
     for option in ("master.port", "volume.port", "filer.port", "master.port.grpc", "volume.port.grpc"):
         command.append(f"-{option}={next(ports)}")
     command += [f"-filer.port.grpc={next(ports)}", f"-s3.port.grpc={next(ports)}", f"-debug.port={next(ports)}"]
