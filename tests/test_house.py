@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from tests.support import ROOT
 
 PACKAGE = ROOT / "src" / "deepvm"
 MOST_MODULES = 12
+MOST_LINES = 350
+MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in PACKAGE.rglob("*.py")})
 
 
@@ -34,6 +37,21 @@ def test_a_folder_has_a_sentence_and_at_most_twelve_modules(folder: Path) -> Non
     modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
     assert len(modules) <= MOST_MODULES
     assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))
+
+
+def test_no_module_is_long() -> None:
+    long = {path.name: lines for path in MODULES if (lines := len(path.read_text().splitlines())) > MOST_LINES}
+    assert long == {}
+
+
+def test_no_class_has_its_name_twice_in_a_room() -> None:
+    found = Counter(
+        (path.relative_to(PACKAGE).parts[0], node.name)
+        for path in MODULES
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert [place for place, count in found.items() if count > 1] == []
 
 
 def test_the_page_of_public_names_lists_what_packages_export() -> None:
