@@ -68,7 +68,7 @@ class UnknownName(UsageError):
         elif 0 < len(self.known) <= 12:
             hint = f"known: {', '.join(self.known)}"
         else:
-            hint = f"{len(self.known)} are known, none like it"
+            hint = f"{len(self.known)} are known, none like it" if self.known else "there are none yet"
         super().__init__(f"no {kind} is called {name!r}: {hint}")
 
 

@@ -100,3 +100,13 @@ def test_a_shell_completes_the_options_of_a_command() -> None:
     program = [str(Path(sys.executable).with_name("deepvm"))]
     done = subprocess.run(program, env={**os.environ, **words}, capture_output=True, text=True, timeout=60)
     assert "--budget" in done.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["catalog"], ["checkpoint"]])
+def test_without_a_command_the_help_is_shown_and_no_empty_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    shown = capsys.readouterr()
+    assert "Usage:" in shown.out
+    assert shown.err == ""

@@ -99,6 +99,8 @@ def run(words: Sequence[str]) -> int:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
+        if not message():  # the help was shown instead
+            return 2
         return _fail(message(), 2, as_json="--json" in words)  # click's own message about usage
 
 

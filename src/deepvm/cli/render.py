@@ -83,5 +83,6 @@ def price_age_note(seen: date, today: date) -> str | None:
     if days <= STALE_DAYS:
         return None
     return (
-        f"prices of {seen.isoformat()} are {format_days(days)}: deepvm catalog update --source skypilot fetches today's"
+        f"prices of {seen.isoformat()} are {format_days(days)}: "
+        "deepvm catalog update --source skypilot, then --catalog skypilot-aws, has today's"
     )

@@ -1,6 +1,7 @@
 """Stage 3's shapes of clusters: a board and node counts in, prices and clusters out. The search calls them.
 
-A new one is a class with these two methods, named by an entry point of the group ``deepvm.architectures``.
+A new one is a class with ``name``, ``summary``, ``hourly_usd`` and ``clusters``, named by an entry point of the group
+``deepvm.architectures``.
 """
 
 from __future__ import annotations

@@ -60,7 +60,9 @@ class Kind(IntEnum):
     SEAL = 26  # {"step", "timeout_s"} + body: chunk indices u32 that the node must have -> DATA: their digests u64
     PUBLISH = 27  # {"step"} and, if nodes share the chunks, {"node_index"} + body: the manifest
     ABORT = 28  # {"step"} and {"attempt"}: later attempts continue
-    STEPS = 30  # -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on"}
+    STEPS = (
+        30  # {} or {"after", "timeout_s"} -> OK {"steps": [{"step", "size_bytes", "state"}], "writes_on", "version"}
+    )
     MANIFEST = 31  # {"step"} -> DATA
     GET = 32  # {"step", "chunk"} -> DATA
     DELETE = 33  # {"step"}

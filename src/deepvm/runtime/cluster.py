@@ -83,7 +83,7 @@ def hub_of(cluster: Cluster) -> Machine:
     if not on_demand:
         raise UsageError(
             f"the {cluster.architecture} plan has spot machines only, and the hub needs an on-demand one: "
-            "plan with --policy deepvm"
+            "plan with --architecture tiering or single-anchor"
         )
     return next((machine for machine in on_demand if machine.keeps), on_demand[0])
 

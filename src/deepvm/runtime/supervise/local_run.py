@@ -99,7 +99,8 @@ def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults]:
     local = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
     if not local.keepers:
         raise UsageError(
-            f"the plan's {local.architecture} has no machine that keeps checkpoints: plan one with a memory node"
+            f"the {local.architecture} plan has no machine that keeps checkpoints: "
+            "plan with --architecture tiering or single-anchor"
         )
     return local, parse_faults(spec.preempt, local.machines, spec.seed) if spec.preempt else Faults(iter(()), [])
 

@@ -12,7 +12,7 @@ from typing import Any
 from deepvm.runtime.backends.ec2.settings import Ec2Settings
 from deepvm.runtime.cluster import Machine, Market, RoleName
 
-RUN_TAG, ROLE_TAG, GROUP_TAG, MACHINE_TAG = "deepvm:run", "deepvm:role", "deepvm:group", "deepvm:machine"
+RUN_TAG, GROUP_TAG, MACHINE_TAG = "deepvm:run", "deepvm:group", "deepvm:machine"
 Request = dict[str, Any]
 
 
