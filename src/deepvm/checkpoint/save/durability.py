@@ -118,15 +118,15 @@ class DurabilityWorker:
         """Wait until the nodes, or rank 0, have made it durable. Nodes answer when a state changes."""
         ends_s, watch = time.monotonic() + self._deadline_s, nodes.watch(self._run)
         while time.monotonic() < min(ends_s, self._ends_s) and self._committed.empty():
-            states = watch.states(step)
-            if self._ends_s < math.inf and (self._rank != 0 or not watch.writes_on):
+            if self._ends_s < math.inf and self._rank != 0:
                 return None
             if further:
                 if all(step in store.steps(self._run) for store in further):
                     return further[0].url
                 time.sleep(FURTHER_POLL_S)
                 continue
-            if not states:  # superseded by a newer one before it was written back
+            states = watch.states(step)
+            if not states or (self._ends_s < math.inf and not watch.writes_on):  # superseded, or nothing to wait for
                 return None
             if nodes.is_durable(states):
                 return nodes.url
