@@ -10,7 +10,7 @@ PIP := python -m pip --disable-pip-version-check --quiet install
 
 help:
 	@echo "make demo     install into $(VENV) and show the main job"
-	@echo "make test     install, run every test, and print the share of statements and branches that ran"
+	@echo "make test     install, run the tests, and print the share of statements and branches that ran"
 	@echo "make chaos    break things for real, for longer: kills, fuzzing, full disks"
 	@echo "make check    format, lint, types, import contract"
 	@echo "make format   rewrite the sources in the project's format"

@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from benchmarks import Measurement, Options, Result, Table, display, summary
+from benchmarks.calibration import benchmark as calibration
 from benchmarks.checkpoint import benchmark as checkpoint
 from benchmarks.checkpoint import sharing
 from benchmarks.curves import benchmark as curves
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "sharing": sharing.run,
     "recovery": recovery.run,
     "curves": curves.run,
+    "calibration": calibration.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 

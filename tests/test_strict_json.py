@@ -150,6 +150,23 @@ def test_a_manifest_that_could_not_be_read_again_is_not_made() -> None:
             make(facts)
 
 
+def test_a_document_has_at_most_a_million_values_unless_another_limit_is_given() -> None:
+    text = b"[" + b"0," * 999_999 + b"0]"
+    assert len(strict.loads(text, most_bytes=2**23)) == 1_000_000
+    with pytest.raises(strict.MalformedJson, match="values"):
+        strict.loads(b"[0," + text[1:], most_bytes=2**23)
+
+
+def test_the_facts_of_a_manifest_have_at_most_200_000_values() -> None:
+    def make(count: int) -> Manifest:
+        facts = {"a": [0] * count}
+        return Manifest(run="r", step=1, size_bytes=1, chunk_bytes=1, digests=[1], created_s=1.0, facts=facts)
+
+    assert len(make(199_998).facts["a"]) == 199_998
+    with pytest.raises(Corrupt, match="values"):
+        make(199_999)
+
+
 DTYPES = {"F32": 4, "U8": 1, "BF16": 2, "I64": 8}
 
 

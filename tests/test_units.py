@@ -94,3 +94,9 @@ def test_durations_for_users(seconds: float, text: str) -> None:
 )
 def test_ages_for_users(days: float, text: str) -> None:
     assert units.format_days(days) == text
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e308, -1e308, 2**63, math.inf, math.nan, 0])
+def test_any_number_can_be_shown(value: float) -> None:
+    for show in (units.format_bytes, units.format_seconds, units.format_usd, units.format_days):
+        assert show(value)

@@ -32,12 +32,18 @@ _LAZY = {
     "reproduce": "deepvm.paper",
 }
 
+# Packages that are attributes without an import of their own: ``deepvm.checkpoint.deterministic(7)``.
+_ROOMS = ("catalog", "checkpoint", "fetch", "memnode", "paper", "performance", "plan", "policy", "runtime", "store")
+
 if TYPE_CHECKING:
     from deepvm.catalog.library import load as load_catalog
     from deepvm.checkpoint import Checkpointer, ResumableSampler, resumable, share_of_batch
     from deepvm.paper.reproduce import reproduce
-    from deepvm.plan import Request, explain, pareto, sweep
-    from deepvm.plan import plan as make_plan
+    from deepvm.plan.explain import explain
+    from deepvm.plan.pareto import pareto
+    from deepvm.plan.planner import plan as make_plan
+    from deepvm.plan.request import Request
+    from deepvm.plan.sweep import sweep
 
 __all__ = [
     "Checkpointer",
@@ -56,10 +62,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _LAZY and name not in _ROOMS:
         raise AttributeError(f"module 'deepvm' has no attribute {name!r}")
-    module, _, attribute = _LAZY[name].partition(":")
+    module, _, attribute = _LAZY.get(name, "").partition(":")
     try:
+        if name in _ROOMS:
+            return importlib.import_module(f"deepvm.{name}")
         value = getattr(importlib.import_module(module), attribute or name)
     except ModuleNotFoundError as error:
         if error.name != "torch":

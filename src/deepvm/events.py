@@ -14,7 +14,7 @@
 | restored | trainer | step, place, seconds; fetched: it was prefetched to the trainer's machine |
 | step | trainer, rank 0 | step, seconds since the step before or since the restore, world_size |
 | worker-failed | hub | error: the workers' last output; final: they are not restarted |
-| warning | supervisor | text: a sentence for the user |
+| warning | supervisor, machine | text: a sentence for the user |
 | save | trainer, rank 0 | step, state: remote, durable, skipped or failed; stall_s, seconds, bytes, place, why |
 """
 

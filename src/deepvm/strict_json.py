@@ -36,14 +36,17 @@ def loads(
     most_bytes: int,
     most_depth: int = MOST_DEPTH,
     most_values: int = MOST_VALUES,
+    small_integers: bool = False,
 ) -> Any:
-    """Parse a document of UTF-8 JSON. NaN, infinity and lone surrogates are refused: they cannot be written again."""
+    """Parse a document of UTF-8 JSON. NaN, infinity and lone surrogates are refused: they cannot be written again. With
+    ``small_integers``, so are integers of more than 64 bits: floats cannot represent the largest ones."""
     if len(data) > most_bytes:
         raise MalformedJson(f"it has {len(data)} bytes, at most {most_bytes} are allowed")
     try:
         raw = data.encode() if isinstance(data, str) else bytes(data)
         _check_structure(raw, most_depth, most_values)
-        value = _decoder.decode(raw.decode() if not isinstance(data, str) else data)
+        decoder = _small_decoder if small_integers else _decoder
+        value = decoder.decode(raw.decode() if not isinstance(data, str) else data)
     except MalformedJson:
         raise
     except RecursionError:  # the stack was almost full before
@@ -55,7 +58,7 @@ def loads(
     return value
 
 
-def read_file(path: Path | str, *, most_bytes: int, hint: str, most_depth: int = MOST_DEPTH) -> Any:
+def read_file(path: Path | str, *, most_bytes: int, hint: str) -> Any:
     """Parse a file that a user named. UsageError if it cannot be read, MalformedFile if it is not JSON."""
     try:
         with open(path, "rb") as file:
@@ -63,7 +66,7 @@ def read_file(path: Path | str, *, most_bytes: int, hint: str, most_depth: int =
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     try:
-        return loads(data, most_bytes=most_bytes, most_depth=most_depth)
+        return loads(data, most_bytes=most_bytes)
     except MalformedJson as error:
         raise MalformedFile(path, f"{error}; {hint}") from None
 
@@ -103,7 +106,15 @@ def _refuse_constant(text: str) -> None:
     raise MalformedJson(f"{text} is not JSON")
 
 
+def _small(text: str) -> int:
+    if len(text) <= _MOST_DIGITS and abs(value := int(text)) < 2**64:
+        return value
+    raise MalformedJson(f"{brief(text)} is an integer of more than 64 bits")
+
+
+_MOST_DIGITS = 21  # with a sign
 _decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant)
+_small_decoder = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse_constant, parse_int=_small)
 
 
 def _check_encodable(value: Any) -> None:

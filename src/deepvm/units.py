@@ -62,7 +62,7 @@ def _quantity(text: str | float, factors: Mapping[str, float], what: str, exampl
 
 def format_bytes(count: float) -> str:
     """Format with decimal units and three digits: 300 MB, 1.49 GB."""
-    value, unit = float(count), "B"
+    value, unit = _as_float(count), "B"
     for larger in ("kB", "MB", "GB", "TB", "PB"):
         if abs(value) < 999.5:
             break
@@ -70,12 +70,22 @@ def format_bytes(count: float) -> str:
     return f"{value:.3g} {unit}"
 
 
+def _as_float(value: float) -> float:
+    """Return a number as a float; infinity for an integer that is too large for one."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
 def format_usd(usd: float) -> str:
     """Format with cents from $100 on, and with hundredths of a cent below, as spot prices need."""
+    usd = _as_float(usd)
     return f"${usd:,.2f}" if abs(usd) >= 100 else f"${usd:.4f}"
 
 
 def format_seconds(seconds: float) -> str:
+    seconds = _as_float(seconds)
     for below, unit_s, unit in ((1, 1e-3, "ms"), (120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
         if seconds < below:
             return f"{seconds / unit_s:.3g} {unit}"
@@ -83,6 +93,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_days(days: float) -> str:
+    days = _as_float(days)
     if days < 1:
         return "today"
     return "1 day old" if days < 2 else f"{days:.0f} days old"

@@ -114,8 +114,48 @@ def test_rates_are_those_of_whole_generations_and_never_sparse() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "link", "gbytes_per_s"),
+    [
+        ("V100", "nvlink", 300),
+        ("A100", "nvlink", 600),
+        ("A100-80GB", "nvlink", 600),
+        ("H100", "nvlink", 900),
+        ("H200", "nvlink", 900),
+        ("B200", "nvlink", 1800),
+        ("T4", "pcie", 32),
+        ("A10G", "pcie", 64),
+        ("L4", "pcie", 64),
+        ("L40S", "pcie", 64),
+        ("H100-PCIe", "pcie", 128),
+        ("MI300X", "infinity-fabric", 896),
+    ],
+)
+def test_links_between_gpus_are_as_printed(name: str, link: str, gbytes_per_s: float) -> None:
+    gpu = find(name)
+    assert gpu is not None
+    assert (gpu.link, gpu.link_gbytes_per_s) == (link, gbytes_per_s)
+
+
+def test_cards_have_the_lanes_of_a_generation_and_links_of_a_switch_are_faster() -> None:
+    # 16 lanes of PCIe 3, 4 and 5 have 32, 64 and 128 GB/s; some cards have 8, and some share 16 between their GPUs.
+    for gpu in all_accelerators():
+        if gpu.link == "pcie":
+            assert gpu.link_gbytes_per_s in (16, 32, 64, 128), gpu.name
+        else:
+            assert 200 < gpu.link_gbytes_per_s < gpu.memory_gbytes_per_s, gpu.name
+    assert all(gpu.link == "pcie" for gpu in all_accelerators() if "PCIe" in gpu.name or gpu.name.startswith("RTX"))
+
+
+@pytest.mark.parametrize(
     ("field", "value"),
-    [("tflops_16bit", 0), ("memory_gib", -1), ("memory_gbytes_per_s", float("nan")), ("name", "--")],
+    [
+        ("tflops_16bit", 0),
+        ("link", "wire"),
+        ("link_gbytes_per_s", 0),
+        ("memory_gib", -1),
+        ("memory_gbytes_per_s", float("nan")),
+        ("name", "--"),
+    ],
 )
 def test_a_row_that_cannot_be_is_refused(field: str, value: object) -> None:
     row = {

@@ -170,12 +170,12 @@ def test_missing_data_stays_missing():
         ("0.07]", "-0.07]", "above zero"),
         ("0.07]", "1e999]", "above zero"),
         ("[0.1578, 0.07]", "[0.1578]", "2 instances have 1 prices"),
-        ("[0.1578, 0.07]", '[0.1578, "dear"]', "is not a valid deepvm-catalog/1"),
+        ("[0.1578, 0.07]", '[0.1578, "dear"]', "not a valid deepvm-catalog/1"),
         ("[1, 0]", "[1, 7]", "place"),
         ("[1, 0]", "[1, -1]", "place"),
         ("[1, 0]", "[1]", "place"),
         ("[0.15, null]", "[0.15]", "one value per price"),
-        ('"seen": "2026-08-22"', '"seen": "yesterday"', "is not a valid deepvm-catalog/1"),
+        ('"seen": "2026-08-22"', '"seen": "yesterday"', "not a valid deepvm-catalog/1"),
         ('"seen": "2026-08-22"', '"seen": ["2026-08-22"]', "one day per price"),
         ('"vcpus": 128', '"vcpus": -1', "quota"),
         ('"market": "spot"', '"market": "grey"', "grey"),
@@ -219,7 +219,7 @@ def test_any_wrong_field_is_an_error_of_ours(field, value):
         files.parse(json.dumps(document), "test")
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_file_that_is_not_there_is_reported(tmp_path):
     with pytest.raises(MalformedFile, match="cannot be read"):
         library.load(tmp_path / "absent.json")
 

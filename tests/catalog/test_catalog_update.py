@@ -202,7 +202,7 @@ def test_a_broken_kept_file_is_replaced(source, tmp_path):
     assert library.load("sky").name == "sky"
 
 
-def test_a_folder_that_cannot_be_written_is_told(source, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_reported(source, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DEEPVM_HOME", str(tmp_path / "file"))
     with pytest.raises(SourceFailed, match="could not be written"):

@@ -57,7 +57,7 @@ def test_a_save_outlives_a_cut_of_two_seconds_or_fails_cleanly(tmp_path: Path, a
         assert restored(node.url) == (3, after)
 
 
-def test_a_cut_for_good_fails_the_save_within_its_deadline_and_training_goes_on(tmp_path: Path) -> None:
+def test_a_cut_for_good_fails_the_save_within_its_deadline_and_training_continues(tmp_path: Path) -> None:
     with far_nodes(tmp_path) as (node,):
         work = Work()
         work.step()

@@ -65,7 +65,7 @@ def test_three_preemptions_and_the_loss_of_all_leave_the_weights_bit_for_bit(tmp
     assert set(choices) <= {"save", "rely"}  # on a busy machine 2 s may be too little for a save
 
 
-def test_a_run_that_is_interrupted_twice_or_killed_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_run_that_is_interrupted_twice_or_killed_continues_where_it_was(tmp_path: Path) -> None:
     words = words_for(tmp_path, "run", 90, "--step-s", "0.05")
     with running(tmp_path, words, name="run") as run:
         run.until_step(22)
@@ -90,7 +90,7 @@ def test_a_run_that_is_interrupted_twice_or_killed_goes_on_where_it_was(tmp_path
     check_repeats(run.events())
 
 
-def test_survivors_go_on_smaller_and_grow_again(tmp_path: Path) -> None:
+def test_survivors_continue_smaller_and_grow_again(tmp_path: Path) -> None:
     options = ["--after-loss", "shrink", "--preempt", "at:step:30:worker/0:notice=0s"]
     run = finished(tmp_path, "run", 240, "--step-s", "0.08", options=options)
     sizes = [event.data["world_size"] for event in run.events("step")]

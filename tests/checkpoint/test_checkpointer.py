@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import enum
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import deepvm
+from deepvm import checkpoint
 from deepvm.checkpoint import Checkpointer
 from deepvm.errors import AccessDenied, CheckpointError, UsageError
 from deepvm.memnode import MemoryNode
@@ -111,6 +113,29 @@ def test_a_step_that_takes_longer_than_the_transfer_copies_nothing(node: MemoryN
         snapshot = ckpt._saver.snapshot
         training.step()
         assert snapshot is None or not any(snapshot._moved)
+
+
+def test_a_save_into_two_durable_stores_is_durable_when_both_have_it(tmp_path: Path) -> None:
+    training, urls = Training(), [f"file://{tmp_path / name}" for name in ("near", "far")]
+    with Checkpointer(training.state, urls) as ckpt:
+        far, allowed = ckpt._stores[1], threading.Event()
+        write = far.writer
+
+        def late(*words: Any, **named: Any) -> Any:
+            allowed.wait(20)
+            return write(*words, **named)
+
+        far.writer = late  # type: ignore[method-assign]
+        handle = ckpt.save(1)
+        handle.wait("remote", 20)
+        with pytest.raises(CheckpointError, match="did not become durable"):
+            handle.wait("durable", 0.3)
+        allowed.set()
+        handle.wait("durable", 20)
+        assert [open_store(url).steps("default") for url in urls] == [[1], [1]]
+    found, state = restored(urls[1])
+    assert found == 1
+    assert equal(state, training.truth())
 
 
 def test_any_safetensors_reader_opens_every_store(node: MemoryNode, tmp_path: Path) -> None:
@@ -247,7 +272,7 @@ def test_the_state_may_grow_and_change_shape(node: MemoryNode) -> None:
                 assert equal(reader.state["holder"], holder)
 
 
-def test_a_checkpoint_of_another_model_changes_nothing_and_is_told(node: MemoryNode) -> None:
+def test_a_checkpoint_of_another_model_changes_nothing_and_is_reported(node: MemoryNode) -> None:
     with Checkpointer({"model": torch.nn.Linear(3, 3)}, f"memory://{node.address}") as ckpt:
         ckpt.save(0).wait("remote", 20)
     other = torch.nn.Sequential(torch.nn.Linear(3, 4))
@@ -273,7 +298,7 @@ def test_enumerations_are_kept_as_their_values(node: MemoryNode) -> None:
         assert ckpt.state == {"mode": 3, "place": "here"}
 
 
-def test_another_optimizer_is_told_before_anything_is_changed(node: MemoryNode) -> None:
+def test_another_optimizer_is_reported_before_anything_is_changed(node: MemoryNode) -> None:
     model = torch.nn.Linear(3, 3)
     with Checkpointer(
         {"model": model, "optimizer": torch.optim.SGD(model.parameters())}, f"memory://{node.address}"
@@ -408,3 +433,22 @@ def test_a_save_that_was_waited_for_is_not_in_the_way_of_the_next(tmp_path: Path
             handle = ckpt.save(step)
             handle.wait("remote", 20)
     assert ckpt.status().skipped == 0
+
+
+def test_a_name_of_an_earlier_version_still_works_with_a_warning_and_an_unknown_one_is_no_attribute() -> None:
+    with pytest.warns(DeprecationWarning, match=r"deepvm\.checkpoint\.settled is now called with_final_buckets"):
+        assert checkpoint.settled is checkpoint.with_final_buckets
+    with pytest.warns(DeprecationWarning, match="Determined is now called DeterminismReport"):
+        assert checkpoint.Determined is checkpoint.DeterminismReport
+    with pytest.raises(AttributeError, match=r"module 'deepvm\.checkpoint' has no attribute 'absent'"):
+        _ = checkpoint.absent
+
+
+def test_the_time_that_saves_held_up_training_adds_up(tmp_path: Path) -> None:
+    with Checkpointer({"x": torch.ones(1000)}, f"file://{tmp_path}", on_error="raise") as ckpt:
+        handles = []
+        for step in (1, 2):
+            handles.append(ckpt.save(step))
+            handles[-1].wait("remote", 20)
+    assert all(handle.stall_s > 0 for handle in handles)
+    assert ckpt.status().stall_s == pytest.approx(sum(handle.stall_s for handle in handles))

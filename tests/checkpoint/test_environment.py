@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ VARIABLES = ("DEEPVM_STORE", "DEEPVM_RUN", "DEEPVM_POLICY")
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -61,16 +63,35 @@ def test_without_an_environment_the_run_is_default_and_saved_every_minute(tmp_pa
 
 
 @pytest.mark.parametrize("empty", [None, "", " "])
-def test_no_store_anywhere_is_told_with_the_variables_name(monkeypatch: pytest.MonkeyPatch, empty: str | None) -> None:
+def test_no_store_anywhere_is_reported_with_the_variables_name(
+    monkeypatch: pytest.MonkeyPatch, empty: str | None
+) -> None:
     if empty is not None:
         monkeypatch.setenv("DEEPVM_STORE", empty)
     with pytest.raises(UsageError, match="set DEEPVM_STORE"):
         Checkpointer(state())
 
 
-def test_a_policy_that_nobody_understands_is_told_with_the_variables_name(
+def test_a_policy_that_nobody_understands_is_reported_with_the_variables_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DEEPVM_POLICY", "now and then")
     with pytest.raises(UsageError, match=r"DEEPVM_POLICY.*now"):
         Checkpointer(state(), str(tmp_path))
+
+
+def test_a_space_in_a_path_is_not_taken_for_two_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEEPVM_STORE", f"file://{tmp_path}/my runs")
+    with pytest.raises(UsageError, match="DEEPVM_STORE has 'runs', which is not a URL: spaces separate stores"):
+        Checkpointer(state())
+    monkeypatch.setenv("DEEPVM_STORE", f"file://{tmp_path}/my%20runs")
+    with Checkpointer(state()) as ckpt:
+        ckpt.save(1).wait("durable", 20)
+    assert (tmp_path / "my runs").is_dir()
+
+
+@pytest.mark.parametrize("name", ["checkpoint.deterministic", "checkpoint.dcp.DeepvmWriter", "policy.EverySteps"])
+def test_packages_are_attributes_without_an_import_of_their_own(name: str) -> None:
+    code = f"import deepvm; print(deepvm.{name})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize("name", [pytest.param("digits.py", marks=pytest.mark.chaos), "characters.py"])
-def test_a_killed_example_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_a_killed_example_continues_bit_for_bit(name: str, tmp_path: Path) -> None:
     words = ("--steps", "24", "--batch", "16", "--seed", "3", "--save-weights")
     script, policy = EXAMPLES / name, {"DEEPVM_POLICY": "every 4 steps"}
     undisturbed = tmp_path / "undisturbed.safetensors"

@@ -124,6 +124,15 @@ def test_every_ranks_own_state_is_in_files_too(tmp_path: Path) -> None:
     assert [one["position"]["index"] for one in found] == [1, 10]
 
 
+@pytest.mark.parametrize("tiers", [1, 2])
+def test_a_rank_does_not_take_the_older_save_of_a_step_for_the_new_one(
+    tmp_path: Path, two_nodes: list[Node], tiers: int
+) -> None:
+    stores = [url_of(two_nodes[:1]), f"file://{tmp_path / 'kept'}"][-tiers:]
+    told = run_ranks(2, tmp_path, rank_processes.save_a_step_again, stores, str(tmp_path))
+    assert [one["early"] for one in told] == [False, False]
+
+
 def test_three_ranks_of_ddp_resume_bit_for_bit_where_their_buckets_are_settled(
     tmp_path: Path, two_nodes: list[Node]
 ) -> None:
@@ -151,7 +160,7 @@ RULE = "every rank creates the Checkpointer and calls restore(), step(), save() 
 def test_ranks_that_are_not_at_the_same_call_say_so_in_one_sentence(
     tmp_path: Path, two_nodes: list[Node], calls: list[str], said: str | None
 ) -> None:
-    told = run_ranks(2, tmp_path, rank_processes.apart, url_of(two_nodes[:1]), calls, 1.0)
+    told = run_ranks(2, tmp_path, rank_processes.diverge, url_of(two_nodes[:1]), calls, 1.0)
     found = [one["problem"] for one in told if one["problem"] is not None]
     assert found, told
     for problem in found:

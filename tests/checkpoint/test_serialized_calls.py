@@ -96,6 +96,16 @@ def _steps(url: str) -> list[int]:
         store.close()
 
 
+def test_each_save_is_an_attempt_of_its_own_also_of_a_step_that_is_saved_again(store: str) -> None:
+    with Checkpointer({"model": layers()}, store, policy="1000000 steps", on_error="raise") as ckpt:
+        attempts = []
+        for step in (1, 2, 2):
+            handle = ckpt.save(step)
+            handle.wait("remote", WAIT_S)
+            attempts.append(handle.attempt)
+    assert attempts == [1, 2, 3]
+
+
 def test_a_save_within_a_save_is_skipped_and_says_why(store: str) -> None:
     handles: list[Any] = []
 

@@ -90,7 +90,7 @@ def test_restore_and_first_step_are_seen_and_the_hook_goes(tmp_path: Path) -> No
     assert ckpt.timeline().total_s == stages["first step"].ended_s
 
 
-def test_without_an_optimizer_the_first_step_is_the_one_that_is_told(tmp_path: Path) -> None:
+def test_without_an_optimizer_the_first_step_is_the_one_that_is_reported(tmp_path: Path) -> None:
     with Checkpointer({"n": 1}, f"file://{tmp_path}", run="timeline", policy="every 1000s") as ckpt:
         assert "first step" not in str(ckpt.timeline())
         ckpt.step(1)
@@ -133,7 +133,7 @@ print(json.dumps(ckpt.timeline().to_json()))
         ),
     ],
 )
-def test_what_a_program_does_before_is_told_apart_as_far_as_anybody_can(
+def test_what_a_program_does_before_is_distinguished_as_far_as_possible(
     tmp_path: Path, imports: str, told: str, names: list[str]
 ) -> None:
     code = PROGRAM.format(imports=imports, told=told, place=tmp_path)
@@ -159,7 +159,7 @@ def tell_timeline(pipe: Connection, place: str) -> None:
 def test_a_forked_process_counts_from_its_fork(tmp_path: Path) -> None:
     began = time.monotonic()
     child = Forked(tell_timeline, str(tmp_path))
-    document = child.hear()
+    document = child.receive()
     child.kill()
     assert document["total_s"] < time.monotonic() - began + 0.02  # the template's import of torch is not counted
     assert "import" not in [stage["name"] for stage in document["stages"]]

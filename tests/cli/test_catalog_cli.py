@@ -64,7 +64,7 @@ def test_a_broken_catalogue_does_not_hide_the_others(deepvm, as_json):
     assert "aws-2026-08" in deepvm("list").out
     last = as_json("list")["catalogs"][-1]
     assert last["name"] == "broken"
-    assert "is not valid JSON" in last["problem"]
+    assert "not valid JSON" in last["problem"]
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
@@ -168,6 +168,16 @@ def test_a_second_import_tells_what_changed(deepvm, vms):
     assert "$0.0700 -> $0.1400 (+100%)" in shown
 
 
+def test_of_many_prices_that_changed_eight_are_shown_and_all_are_counted(deepvm, vms):
+    rows = [f"c5.{n}xlarge,,,4,8,,0.17,0.07,us-east-1,a" for n in range(1, 12)]
+    vms.write_text("\n".join((HEADER, *rows)))
+    deepvm("import", vms, "--name", "sky")
+    vms.write_text(vms.read_text().replace("0.07", "0.14"))
+    shown = deepvm("import", vms, "--name", "sky").out
+    assert "11 prices changed" in shown
+    assert shown.count("$0.0700 -> $0.1400") == 8
+
+
 def test_names_with_markup_are_shown_as_they_are(deepvm, tmp_path):
     path = tmp_path / "odd.csv"
     path.write_text(f"{HEADER}\nc5.[red]large[/],,,4,8,,0.17,0.07,us-[bold]east,a\n")
@@ -187,7 +197,7 @@ def test_check_leaves_with_one_where_a_plan_would_be_wrong(deepvm, as_json):
     assert as_json("check", "aws-2026-08")["name"] == "aws-2026-08"
 
 
-def test_a_failed_update_is_told_in_one_sentence(deepvm, monkeypatch, tmp_path):
+def test_a_failed_update_is_reported_in_one_sentence(deepvm, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in [n for n in os.environ if n.startswith("AWS_") and n != "AWS_EC2_METADATA_DISABLED"]:
         monkeypatch.delenv(name)

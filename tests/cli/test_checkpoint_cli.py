@@ -114,7 +114,7 @@ def test_pull_copies_the_newest(kept: Path, tmp_path: Path, ask: Ask) -> None:
     assert read(FileStore(tmp_path / "other"), "resnet", 10) == safetensors_payload()
 
 
-def test_rm_asks_unless_told(kept: Path, ask: Ask) -> None:
+def test_rm_asks_unless_confirmed_by_an_option(kept: Path, ask: Ask) -> None:
     code, document = ask("rm", kept, "--run", "resnet", "--step", 5)
     assert (code, "--yes" in document["error"]["message"]) == (2, True)
     code, document = ask("rm", kept, "--run", "resnet", "--step", 5, "--yes")
@@ -122,7 +122,7 @@ def test_rm_asks_unless_told(kept: Path, ask: Ask) -> None:
     assert ask("rm", kept, "--run", "resnet", "--step", 5, "--yes")[0] == 1
 
 
-def test_questions_without_an_answer_are_told_in_a_sentence(kept: Path, ask: Ask) -> None:
+def test_questions_without_an_answer_are_reported_in_a_sentence(kept: Path, ask: Ask) -> None:
     save(FileStore(kept), payload(10), "second", 1)
     for words, code, text in (
         (["show", kept], 2, "choose one with --run (resnet, second)"),

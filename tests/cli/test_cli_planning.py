@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,49 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
     assert max(len(line) for line in done.stdout.splitlines()) <= 60
     assert "2026-08-22" in done.stdout
     assert "after a loss" in " ".join(done.stdout.split())
+    assert "$1/h more buys nothing" in " ".join(done.stdout.split())
+
+
+def test_what_a_dollar_more_would_buy_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--budget", "2", "--catalog", "paper-virtual", "--explain"]) == 0
+    assert re.search(r"\$1/h more \+\d+\.\d%, with \d+ × ", " ".join(capsys.readouterr().out.split()))
+
+
+def test_a_plan_says_where_it_was_written_if_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--budget", "2", "--catalog", "paper-virtual"]
+    assert run(words) == 0
+    assert "written to" not in capsys.readouterr().out
+    assert run([*words, "-o", str(tmp_path / "plan.json")]) == 0
+    assert f"written to {tmp_path / 'plan.json'}" in capsys.readouterr().out
+
+
+def test_types_that_a_plan_leaves_out_are_counted_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, reason in (([], ""), (["--min-gpu-memory", "20"], "GPU")):
+        assert run(["plan", "--budget", "3", "--catalog", "paper-aws-2023", *words]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert bool(re.search(rf"left out: \d+ .*{reason}", shown)) == bool(words), shown
+
+
+def test_a_quota_whose_raise_would_help_is_explained_with_what_it_buys(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan --budget 3 --catalog paper-aws-2023 --quota G:spot=16 --explain"
+    assert run(words.split()) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"quota raising G spot from 16 to \d+ vCPUs buys \+\d+\.\d%", shown), shown
+
+
+def test_a_batch_limit_is_planned_swept_and_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    limit = "--batch 32 --global-batch 128 --gpu T4 --json"
+    assert run(f"plan --budget 20 --explain {limit}".split()) == 0
+    document = json.loads(capsys.readouterr().out)
+    best = document["recommendations"][0]
+    assert document["request"]["global_batch"] == 128
+    assert best["curves"][0]["model"] == "limited-batch"
+    assert best["nodes"] < 20
+    assert "samples on each of" in document["explanation"]["batch"]
+    assert document["explanation"]["links"][0].startswith(f"{best['roles'][0]['instance']}: ")
+    assert run(f"sweep --from 20 --to 20 --step 1 --policy deepvm {limit}".split()) == 0
+    (point,) = json.loads(capsys.readouterr().out)["points"]
+    assert (point["count"], point["performance"]) == (best["nodes"], best["performance"])
 
 
 @pytest.mark.parametrize(
@@ -98,6 +142,13 @@ def test_the_four_stages_are_shown_and_fit_a_narrow_terminal(capsys: pytest.Capt
         ("plan --budget 3 --quota G/Q9:spot=16", 2, "called 'Q9'"),
         ("plan --budget 3 --min-gpu-memory big", 2, "write it like 24 or 24GB"),
         ("plan --budget 3 --min-gpu-memory 0", 2, "above zero"),
+        ("plan --budget 3 --global-batch 64", 2, "--global-batch needs --batch too"),
+        ("plan --budget 3 --batch 8 --global-batch 0", 2, "global_batch is 0: it must be 1 or more"),
+        ("plan --budget 3 --batch 8 --global-batch -8", 2, "it must be 1 or more"),
+        (f"plan --budget 3 --batch 8 --global-batch 1{'0' * 400}", 2, "most samples"),
+        ("plan --budget 3 --batch 8 --global-batch 64 --mixed", 2, "cannot be combined"),
+        ("plan --budget 99 --gpu A100 --batch 8 --global-batch 4", 3, "no cluster meets --global-batch 4"),
+        ("sweep --to 1 --global-batch 64", 2, "--global-batch needs --batch too"),
         ("plan --budget 3 --budget 4", 2, "--budget is given 2 times: it takes one value"),
         ("catalog update --source aws --region us-east-1 --region us-west-2", 2, "--region is given 2 times"),
         ("checkpoint ls file:///nowhere --run a --run b", 2, "--run is given 2 times"),
@@ -125,7 +176,7 @@ def test_errors_under_json_are_one_document_too(capsys: pytest.CaptureFixture[st
     ("text", "line"),
     [('{\n"format": "deepvm-catalog/1",\n oops}', "line 3"), ("{}", "format"), ('{"format": "other/9"}', "other/9")],
 )
-def test_a_malformed_catalogue_is_told_with_its_place(
+def test_a_malformed_catalogue_is_reported_with_its_place(
     text: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.json"
@@ -134,7 +185,7 @@ def test_a_malformed_catalogue_is_told_with_its_place(
     assert line in capsys.readouterr().err
 
 
-def test_a_plan_is_written_to_a_file_and_a_bad_place_is_told(
+def test_a_plan_is_written_to_a_file_and_a_bad_place_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "plan.json"

@@ -112,7 +112,14 @@ def test_errors_show_control_characters_as_escapes() -> None:
 
 def test_the_status_of_a_hostile_node_is_shown_and_steers_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     """A node that answers STATUS with anything: numbers that are text, names that are escapes, markup."""
-    status = {"used_bytes": NASTY, "uptime_s": [NASTY], "runs": None, NASTY: True, "bytes_in": 2**80, "idle_s": -1e300}
+    status = {
+        "used_bytes": NASTY,
+        "uptime_s": [NASTY],
+        "runs": None,
+        NASTY: True,
+        "bytes_in": 2**63 - 1,
+        "idle_s": -1e300,
+    }
     hello = {"version": frames.VERSION, "block_bytes": 2**16, "nonce": "0" * 64, "token": False}
     words = frames.encode(Kind.HELLO, 0, hello) + frames.encode(Kind.OK, 1, {}) + frames.encode(Kind.OK, 2, status)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -20,11 +20,12 @@ from deepvm.catalog.sources import skypilot
 from deepvm.cli.app import COMMANDS, make_app, run
 from deepvm.fetch import command as fetch_command
 from tests.support import ROOT
+from tests.support.simulate.markets import write_traces
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("deepvm", "deepvm-fetch", "python", "make")
 # What these do needs machines, a training script or a shell of one's own: their words are parsed and checked, no more.
-PARSED = ("run", "memory-node", "checkpoint", "--install-completion")
+PARSED = ("run", "calibrate", "memory-node", "checkpoint", "--install-completion")
 VMS = (
     b"InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
     b"g4dn.xlarge,T4,1,4,16,,0.526,0.2,us-east-1,use1-az1\n"
@@ -134,6 +135,7 @@ def aws(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setenv("DEEPVM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -149,6 +151,7 @@ def test_every_command_of_the_readme_works_in_the_order_of_reading(
 ) -> None:
     found = [words for line in commands_of(DOCUMENTS[0].read_text()) if (words := words_of(line))[0] == "deepvm"]
     assert len(found) >= 15
+    write_traces(scratch / "traces")
     failed = {}
     for _, *words in found:
         if words[-1] == "...":  # and whatever else the reader wants

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deepvm.fetch import segment
+from deepvm.fetch import segment_files
 from deepvm.memnode import MemoryNode
 from tests.support.fetcher import MIB, Fetcher
 
@@ -20,9 +20,9 @@ def run() -> Iterator[str]:
     """A run of this test's own; afterwards nothing of it is left in shared memory."""
     name = f"test-{os.getpid()}-{next(_numbers)}"
     yield name
-    left = segment.default_path(name).exists()
-    segment.default_path(name).unlink(missing_ok=True)
-    assert not left, f"{segment.default_path(name)} was left behind"
+    left = segment_files.default_path(name).exists()
+    segment_files.default_path(name).unlink(missing_ok=True)
+    assert not left, f"{segment_files.default_path(name)} was left behind"
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deepvm.errors import AccessDenied, Corrupt
-from deepvm.fetch import segment
+from deepvm.errors import AccessDenied, Corrupt, StoreUnavailable
+from deepvm.fetch import segment, segment_files
+from deepvm.fetch.fetched_store import fetched_before
 from deepvm.fetch.segment_reader import find_segment
 from deepvm.fetch.segment_writer import SegmentWriter
 from deepvm.memnode import MemoryNode
@@ -35,7 +36,7 @@ def test_it_loads_no_torch_and_nothing_else_that_is_heavy() -> None:
 def test_only_its_user_can_read_what_it_fetched(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     assert stat.S_IMODE(fetcher.path.stat().st_mode) == 0o600
     assert stat.S_IMODE(fetcher.path.parent.stat().st_mode) == 0o700
     assert f"deepvm-{os.getuid()}/{run}" in str(fetcher.path)
@@ -46,7 +47,7 @@ def test_a_segment_that_others_could_have_written_is_not_used(
 ) -> None:
     truth = save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     fetcher.path.chmod(0o666)
     assert restore(url, run) == (1, truth[1])
     assert "is not this user's alone" in caplog.text
@@ -56,17 +57,75 @@ def test_a_segment_that_others_could_have_written_is_not_used(
 def test_a_folder_that_others_could_write_to_is_refused(
     url: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(segment_files, "SHARED_MEMORY", tmp_path)
     folder = tmp_path / f"deepvm-{os.getuid()}"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     with pytest.raises(AccessDenied, match="not this user's alone"):
-        segment.make_folder(folder)
+        segment_files.make_folder(folder)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder in a /dev/shm of this test's own, which does not exist yet."""
+    memory = tmp_path / "shm"
+    memory.mkdir()
+    monkeypatch.setattr(segment_files, "SHARED_MEMORY", memory)
+    return segment_files.shared_folder()
+
+
+def _make_private_file(path: Path, data: bytes = b"secret") -> Path:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o600)
+    _make_old(path)
+    return path
+
+
+def test_a_link_in_shared_memory_is_not_followed_to_the_user_s_own_files(
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = _make_private_file(tmp_path / "home" / "id_ed25519")
+    old_segment = _make_private_file(tmp_path / "home" / "old", segment.MAGIC)
+    shared.symlink_to(key.parent)
+    with pytest.raises(AccessDenied, match="not this user's alone"):
+        find_segment("job")
+    assert fetched_before([], "job") is None
+    assert "is not used" in caplog.text
+    segment_files.remove_orphans(but="job")
+    segment_files.remove(shared / "old")
+    for name in ("job", "old"):
+        with pytest.raises(AccessDenied, match="not this user's alone"):
+            SegmentWriter(shared / name)
+    assert key.read_bytes() == b"secret"
+    assert old_segment.exists()
+
+
+def test_only_segments_are_removed_from_the_user_s_folder(shared: Path) -> None:
+    note = _make_private_file(shared / "note")
+    orphan, empty = _make_private_file(shared / "orphan", segment.MAGIC), _make_private_file(shared / "empty", b"")
+    assert find_segment("job") is None
+    assert note.exists()
+    assert not orphan.exists()
+    assert not empty.exists()
+
+
+def test_a_file_that_is_not_a_segment_is_neither_read_nor_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = _make_private_file(tmp_path / "note")
+    monkeypatch.setenv(segment.PATH_VARIABLE, str(note))
+    with pytest.raises(Corrupt):
+        find_segment("job")
+    with pytest.raises(StoreUnavailable, match="is not a segment"):
+        SegmentWriter(note)
+    segment_files.remove(note)
+    assert note.read_bytes() == b"secret"
 
 
 def test_no_checkpoint_is_nothing_to_fetch_and_no_failure(url: str, run: str, fetch: Fetch) -> None:
     fetcher = fetch(url)
-    assert fetcher.told()["step"] is None
+    assert fetcher.result()["step"] is None
     code, said = fetcher.end()
     assert (code, "nothing to fetch" in said) == (0, True)
 
@@ -77,7 +136,7 @@ def test_a_step_that_is_asked_for_is_fetched_or_missed_aloud(url: str, run: str,
     code, said = fetcher.end()
     assert code == 1
     assert f"no store has step 5 of run {run}" in said
-    assert fetch(url, "--step", "1").told()["step"] == 1
+    assert fetch(url, "--step", "1").result()["step"] == 1
     assert restore(url, run, step=1) == (1, truth[1])
 
 
@@ -93,10 +152,10 @@ def test_the_wrong_token_fails_at_once_and_leaves_nothing(
     assert code == 1
     assert "token" in said
     assert not fetcher.path.exists()
-    assert fetch(url, token="the right one").told()["step"] == 1
+    assert fetch(url, token="the right one").result()["step"] == 1
 
 
-def test_too_little_room_is_said_before_anything_is_read(run: str, fetch: Fetch, tmp_path: Path) -> None:
+def test_too_little_room_is_reported_before_anything_is_read(run: str, fetch: Fetch, tmp_path: Path) -> None:
     truth = save(f"file://{tmp_path}", run, 1)
     store = open_store(f"file://{tmp_path}")
     manifest = store.manifest(run, 1)
@@ -121,7 +180,7 @@ def test_too_little_room_is_said_before_anything_is_read(run: str, fetch: Fetch,
 def test_what_nobody_takes_goes_when_its_time_is_up(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
     fetcher = fetch(url, "--keep-s", "300ms")
-    fetcher.told()
+    fetcher.result()
     assert fetcher.path.exists()
     assert fetcher.end()[0] == 0
     assert not fetcher.path.exists()
@@ -130,13 +189,13 @@ def test_what_nobody_takes_goes_when_its_time_is_up(url: str, run: str, fetch: F
 def test_one_fetcher_at_a_time_and_a_dead_one_s_place_is_taken(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
     first = fetch(url)
-    first.told()
+    first.result()
     code, said = fetch(url).end()
     assert code == 1
     assert "another fetcher" in said
     first.kill()
     assert first.path.exists()
-    assert fetch(url).told()["step"] == 1
+    assert fetch(url).result()["step"] == 1
     found = opened(run)
     assert found.read_head().whole_s > 0
     found.close()
@@ -145,7 +204,7 @@ def test_one_fetcher_at_a_time_and_a_dead_one_s_place_is_taken(url: str, run: st
 def test_the_next_fetcher_removes_what_a_killed_one_of_another_run_left(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
     killed = fetch(url)
-    killed.told()
+    killed.result()
     killed.kill()
     _make_old(killed.path)
     assert killed.path.exists()
@@ -163,7 +222,7 @@ def test_a_trainer_removes_what_killed_fetchers_left(url: str, run: str, fetch: 
     killed, living = fetch(url), Fetcher(f"{run}-living", url)
     try:
         for fetcher in (killed, living):
-            fetcher.told()
+            fetcher.result()
         killed.kill()
         for fetcher in (killed, living):
             _make_old(fetcher.path)
@@ -176,7 +235,7 @@ def test_a_trainer_removes_what_killed_fetchers_left(url: str, run: str, fetch: 
 
 
 def test_a_segment_whose_fetcher_was_killed_before_it_chose_goes_with_its_trainer(run: str) -> None:
-    filling = SegmentWriter(segment.default_path(run))
+    filling = SegmentWriter(segment_files.default_path(run))
     path = filling.path
     os.close(filling._fd)  # as if it was killed
     assert path.exists()
@@ -191,7 +250,7 @@ def _make_old(path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["nonsense://x"], ["--keep-s", "0", "file:///nowhere"], ["--run", "../up", "file:///nowhere"], []]
 )
-def test_bad_usage_is_told_with_exit_code_2(run: str, fetch: Fetch, words: list[str]) -> None:
+def test_bad_usage_is_reported_with_exit_code_2(run: str, fetch: Fetch, words: list[str]) -> None:
     assert fetch(*words).end()[0] == 2
 
 

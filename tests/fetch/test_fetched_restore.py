@@ -40,7 +40,7 @@ def test_what_was_fetched_is_restored_bit_for_bit_and_then_removed(
 ) -> None:
     truth = save(url, run, 1, 2)
     fetcher = fetch(url)
-    told = fetcher.told()
+    told = fetcher.result()
     assert (told["run"], told["step"], told["store"], told["passed_over"]) == (run, 2, url, [])
     assert told["path"] == str(fetcher.path)
     with caplog.at_level(logging.INFO):
@@ -133,7 +133,7 @@ def test_a_damaged_chunk_comes_from_its_other_copy(node_of: NodeOf, run: str, fe
     truth = save(url, run, 1)
     flip_a_byte(nodes[0], 2, 1)
     fetcher = fetch(url)
-    assert fetcher.told()["step"] == 1
+    assert fetcher.result()["step"] == 1
     assert restore(url, run) == (1, truth[1])
     assert "was damaged" in fetcher.end()[1]
 
@@ -145,7 +145,7 @@ def test_a_chunk_that_no_node_has_whole_comes_from_the_next_store(
     stores = [f"memory://{node.address}", f"file://{tmp_path}"]
     truth = save(stores, run, 1, durable=True)
     flip_a_byte(node, 2, 1)
-    told = fetch(*stores).told()
+    told = fetch(*stores).result()
     assert told["step"] == 1
     assert told["store"] == ", ".join(stores)
     assert "chunk 2" in told["passed_over"][0]
@@ -159,7 +159,7 @@ def test_an_older_checkpoint_is_fetched_where_the_newest_is_damaged_everywhere(
     url = f"memory://{node.address}"
     truth = save(url, run, 1, 2)
     flip_a_byte(node, 2, 2)
-    told = fetch(url).told()
+    told = fetch(url).result()
     assert told["step"] == 1
     assert "step 2" in told["passed_over"][0]
     assert restore(url, run) == (1, truth[1])
@@ -168,7 +168,7 @@ def test_an_older_checkpoint_is_fetched_where_the_newest_is_damaged_everywhere(
 def test_a_stale_segment_does_not_come_before_a_newer_checkpoint(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
     fetcher = fetch(url)
-    assert fetcher.told()["step"] == 1
+    assert fetcher.result()["step"] == 1
     truth = save(url, run, 2, seed=5)
     assert restore(url, run) == (2, truth[2])
     assert not fetcher.path.exists()  # of no more use
@@ -178,7 +178,7 @@ def test_a_segment_of_a_run_that_was_begun_anew_is_not_used(
     url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(url, run, 7)
-    fetch(url).told()
+    fetch(url).result()
     (store,) = open_stores(url)
     store.delete(run, 7)
     store.close()
@@ -189,7 +189,7 @@ def test_a_segment_of_a_run_that_was_begun_anew_is_not_used(
 
 def test_a_segment_of_the_same_step_with_other_bytes_is_not_used(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
-    fetch(url).told()
+    fetch(url).result()
     truth = save(url, run, 1, seed=5)
     assert restore(url, run) == (1, truth[1])
 
@@ -198,7 +198,7 @@ def test_what_was_fetched_outlives_the_store_it_came_from(node_of: NodeOf, run: 
     node = node_of()
     url = f"memory://{node.address}"
     truth = save(url, run, 1)
-    fetch(url).told()
+    fetch(url).result()
     work = Work(seed=99)
     with Checkpointer(work.state, url, run=run) as ckpt:
         node.stop(now=True)
@@ -210,7 +210,7 @@ def test_what_a_dead_trainer_may_have_written_to_is_verified_again(
     url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
 ) -> None:
     truth = save(url, run, 1)
-    fetch(url).told()
+    fetch(url).result()
     stores = open_stores(url)
     dead = fetched_before(stores, run)
     assert dead is not None
@@ -228,7 +228,7 @@ def test_two_ranks_of_a_machine_both_take_it_and_the_second_removes_it(
 ) -> None:
     truth = save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     for rank in (1, 0):
         assert fetcher.path.exists()
@@ -243,7 +243,7 @@ def test_two_ranks_of_a_machine_both_take_it_and_the_second_removes_it(
 def test_a_restore_that_fails_leaves_the_segment_for_the_next_try(url: str, run: str, fetch: Fetch) -> None:
     truth = save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     other = Work(width=32)
     with Checkpointer(other.state, url, run=run) as ckpt, pytest.raises(Exception, match="another model"):
         ckpt.restore()
@@ -256,7 +256,7 @@ def test_the_environment_names_another_place_or_none(
 ) -> None:
     truth = save(url, run, 1)
     place = tmp_path / "segment"
-    fetch(url, "--into", str(place)).told()
+    fetch(url, "--into", str(place)).result()
     monkeypatch.setenv(segment.PATH_VARIABLE, "")
     assert restore(url, run) == (1, truth[1])
     assert place.exists()
@@ -279,7 +279,7 @@ def test_the_bytes_can_be_used_in_place_and_changed(
 ) -> None:
     save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     stores = open_stores(url)
     store = fetched_before(stores, run)
@@ -354,10 +354,10 @@ def test_a_rank_without_a_segment_speaks_for_those_that_have_one(url: str, run: 
     stores[0].close()
 
 
-def test_a_told_end_is_an_orderly_end(url: str, run: str, fetch: Fetch) -> None:
+def test_a_requested_end_is_an_orderly_end(url: str, run: str, fetch: Fetch) -> None:
     save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     fetcher.process.send_signal(signal.SIGTERM)
     assert fetcher.end()[0] == 0
     assert not fetcher.path.exists()
@@ -368,7 +368,7 @@ def test_the_optimizer_s_state_stays_where_it_was_fetched_and_the_rest_is_given_
 ) -> None:
     truth = save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     fd = os.open(fetcher.path, os.O_RDONLY)
     before = os.fstat(fd).st_blocks
     work = Work(seed=99)
@@ -393,7 +393,7 @@ def test_a_lazy_restore_takes_what_was_fetched_and_lets_go_of_it_at_the_end(
 ) -> None:
     truth = save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     work = Work(seed=99)
     with Checkpointer(work.state, url, run=run) as ckpt, caplog.at_level(logging.INFO):
         assert ckpt.restore(lazy=True) == 1
@@ -409,7 +409,7 @@ def test_another_job_of_the_same_run_s_name_leaves_the_segment_alone(
 ) -> None:
     truth = save(url, run, 1)
     fetcher = fetch(url)
-    fetcher.told()
+    fetcher.result()
     other = f"memory://{node_of().address}"
     others = save(other, run, 1, seed=5)
     assert restore(other, run) == (1, others[1])
@@ -418,3 +418,7 @@ def test_another_job_of_the_same_run_s_name_leaves_the_segment_alone(
     with caplog.at_level(logging.INFO):
         assert restore(url, run) == (1, truth[1])
     assert "from fetched:" in caplog.text
+
+
+def test_what_is_fetched_into_shared_memory_is_not_durable(run: str) -> None:
+    assert not FetchedStore(None, (), run).durable

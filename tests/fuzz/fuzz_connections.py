@@ -28,7 +28,7 @@ from deepvm.store.chunks import read_manifest
 from deepvm.store.memory.answers import list_version, rank_states, run_names, step_rows
 from deepvm.store.memory.connection import Connection
 from deepvm.strict_json import MalformedJson
-from tests.fuzz.fuzz_documents import Target, check_told, manifest
+from tests.fuzz.fuzz_documents import Target, check_message, manifest
 from tests.support.memnode.client import BLOCK, Client, content, digest_of, manifest_of
 
 TOKEN = "secret"
@@ -58,7 +58,7 @@ def one_frame(data: bytes) -> None:
         assert frame.meta_bytes <= wire.MOST_META_BYTES
         assert wire.decode_meta(data[wire.HEADER.size :]) is not None
     except wire.ProtocolError as error:
-        check_told(error)
+        check_message(error)
     with contextlib.suppress(wire.ProtocolError):
         wire.decode_meta(data)
 
@@ -81,7 +81,7 @@ def one_answer(data: bytes) -> None:
         try:
             read()
         except StoreError as error:
-            check_told(error)
+            check_message(error)
 
 
 def answers() -> list[bytes]:
@@ -171,7 +171,7 @@ def without_waiting(meta: dict[str, Any]) -> dict[str, Any]:
 
 def one_request(data: bytes) -> None:
     """Straight into what handles requests, as a connection does that has the run open."""
-    handled = Requests(node(), NONCE, NONCE)
+    handled = Requests(node(), NONCE, NONCE, is_gone=lambda: False)
     verifier = wire.run_verifier("fuzz", "key")
     proof = wire.proof(verifier, "run/fuzz", NONCE, NONCE)
     handled.answer(Kind.OPEN, {"run": "fuzz", "session": "s1", "write": True, "proof": proof}, b"")
@@ -250,7 +250,7 @@ def ask_bad_node(words: bytes) -> None:
             read_manifest(bytes(connection.call(Kind.MANIFEST, {"step": 12})[1]), "run-a", 12, "n:1")
             connection.read_chunk(manifest(), 0, memoryview(bytearray(128)))
     except DeepvmError as error:
-        check_told(error)
+        check_message(error)
         if "did not answer in time" in str(error):
             raise AssertionError("it waited for what cannot come") from error
     check_threads()

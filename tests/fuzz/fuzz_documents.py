@@ -32,7 +32,7 @@ class Target:
     runs: int
 
 
-def check_told(error: DeepvmError) -> None:
+def check_message(error: DeepvmError) -> None:
     """That an error can be shown to anybody."""
     text = str(error)
     assert text, "an error without a word"
@@ -51,7 +51,7 @@ def one_manifest(data: bytes) -> None:
     try:
         found = Manifest.from_bytes(data)
     except Corrupt as error:
-        check_told(error)
+        check_message(error)
         return
     numbers = (found.step, found.size_bytes, found.chunk_bytes, found.world_size, found.replicas)
     assert {type(number) for number in numbers} == {int}, numbers
@@ -85,7 +85,7 @@ def one_header(data: bytes) -> None:
     try:
         found = parse_header(data, len(data))
     except Corrupt as error:
-        check_told(error)
+        check_message(error)
     else:
         end = 8 + int.from_bytes(data[:8], "little")
         assert end + sum(tensor.size_bytes for tensor in found.tensors) == len(data)
@@ -134,7 +134,7 @@ def one_plan(data: bytes) -> None:
     try:
         found = load_cluster(f"/proc/self/fd/{plan_file()}")
     except UsageError as error:
-        check_told(error)
+        check_message(error)
         return
     assert len(found.machines) <= 10_000
     assert found.hourly_usd >= 0

@@ -131,7 +131,7 @@ def test_the_token_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
         (["--status", "127.0.0.1:1"], 1, "cannot be reached: Connection refused"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(
+def test_what_cannot_be_done_is_reported_in_one_sentence(
     words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert app.run(["memory-node", *words]) == code
@@ -141,7 +141,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence(
     assert len(told.strip().splitlines()) == 1
 
 
-def test_a_port_in_use_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         assert app.run(["memory-node", "--listen", address, "--capacity", "16MB"]) == 1

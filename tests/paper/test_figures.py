@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from deepvm.errors import MissingExtra, UsageError
-from deepvm.paper.figures import draw_sweep
+from deepvm.paper.figures import draw_sweep, draw_table, draw_transmission
 from deepvm.paper.sweeps import Sweeps
+from deepvm.paper.transmission import make_transmission
 from deepvm.plan import Point
 
 STARTS = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
@@ -43,13 +44,13 @@ def test_few_points_or_none_still_make_a_figure(points: list[Point], tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["sweep.jpg", "sweep", "sweep.svg.txt"])
-def test_an_unknown_suffix_is_told_with_the_known_ones(name: str, tmp_path: Path) -> None:
+def test_an_unknown_suffix_is_reported_with_the_known_ones(name: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"\.svg, \.png, \.pdf"):
         draw_sweep(POINTS, tmp_path / name, title="")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_path_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written") as told:
         draw_sweep(POINTS, tmp_path / "nowhere" / "sweep.svg", title="")
     assert "\n" not in str(told.value)
@@ -75,10 +76,25 @@ def test_figures_are_imported_without_matplotlib_and_drawn_without_pyplot(tmp_pa
     script = f"""
 import sys
 from pathlib import Path
-from deepvm.paper.figures import draw_sweep
+from deepvm.paper.figures import draw_sweep, draw_table
 from deepvm.plan import Point
 assert "matplotlib" not in sys.modules
 draw_sweep([Point(policy="deepvm", budget_usd=1.0, performance=1.0)], Path({str(tmp_path / "x.svg")!r}), title="")
 assert "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_a_table_is_drawn_with_its_title_and_cells(tmp_path: Path) -> None:
+    path = tmp_path / "table.svg"
+    draw_table("Table IV", ("name", "price"), [("first", "1.5"), ("second", "2.5")], [path])
+    text = path.read_text()
+    assert all(f"<!-- {cell} -->" in text for cell in ("Table IV", "name", "second", "2.5"))
+
+
+def test_the_axes_of_a_figure_say_what_they_are_of(tmp_path: Path) -> None:
+    path = tmp_path / "transmission.svg"
+    draw_transmission(make_transmission(), [path])
+    text = path.read_text(encoding="utf-8")
+    for words in ("memory nodes", "seconds"):
+        assert f"<!-- {words} -->" in text

@@ -89,7 +89,7 @@ def test_of_equal_worth_the_cheaper_cluster_wins(virtual: published.Setting) -> 
     assert same == sorted(same)
 
 
-def test_an_unknown_policy_is_told_with_the_nearest(virtual: published.Setting) -> None:
+def test_an_unknown_policy_is_reported_with_the_nearest(virtual: published.Setting) -> None:
     with pytest.raises(UnknownName, match="cost-first"):
         published.recommend(virtual, 1.0, "cost-frist")
 

@@ -10,21 +10,24 @@ from pathlib import Path
 
 import pytest
 
+from deepvm.catalog import load
 from deepvm.cli.app import run
 from deepvm.errors import MissingExtra, UsageError
 from deepvm.paper import Reproduction, reference, reproduce
+from deepvm.paper.clusters import make_rows
+from deepvm.paper.reproduce import _Folder
 from deepvm.paper.sweeps import Sweeps
 
-FIGURES = (
-    "table-iv",
-    "figure-3-published",
-    "figure-3-text",
-    "figure-3-throughput",
-    "optimum",
-    "figure-4",
-    "scaling",
-    "transmission",
-)
+FIGURES = {  # name: width and height, in points
+    "table-iv": (988.56, 228.96),
+    "figure-3-published": (604.8, 331.2),
+    "figure-3-text": (604.8, 331.2),
+    "figure-3-throughput": (604.8, 331.2),
+    "optimum": (604.8, 302.4),
+    "figure-4": (748.8, 345.6),
+    "scaling": (806.4, 338.4),
+    "transmission": (561.6, 316.8),
+}
 
 
 def read(made: Reproduction, name: str) -> list[dict[str, str]]:
@@ -36,6 +39,7 @@ def read(made: Reproduction, name: str) -> list[dict[str, str]]:
 def test_every_figure_is_a_drawing_a_picture_and_a_table(name: str, made: Reproduction) -> None:
     root = ElementTree.parse(made.out / f"{name}.svg").getroot()  # noqa: S314 - our own file
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert (root.get("width"), root.get("height")) == tuple(f"{points:g}pt" for points in FIGURES[name])
     assert len(root.findall(".//{http://www.w3.org/2000/svg}path")) > 10
     picture = (made.out / f"{name}.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
@@ -47,6 +51,11 @@ def test_all_files_are_listed_and_nothing_else_is_written(made: Reproduction) ->
     assert sorted(made.files) == sorted(made.out.iterdir())
 
 
+def test_a_table_may_have_a_single_row(tmp_path: Path) -> None:
+    _Folder(tmp_path, None).table("one", [{"name": "a", "usd": 1.5}])
+    assert (tmp_path / "one.csv").read_text() == "name,usd\na,1.5\n"
+
+
 def test_table_iv_is_the_published_one(made: Reproduction) -> None:
     rows = read(made, "table-iv")
     assert [row["configuration"] for row in rows] == [was.name for was in reference.TABLE_IV]
@@ -54,6 +63,12 @@ def test_table_iv_is_the_published_one(made: Reproduction) -> None:
         assert row["cluster_ours"] == row["cluster_published"]
         assert float(row["hourly_usd_ours"]) == pytest.approx(was.hourly_usd, abs=5e-5)
         assert float(row["total_usd_predicted"]) == pytest.approx(was.total_usd, rel=0.12)
+
+
+def test_every_row_of_table_iv_is_planned_with_the_published_machines() -> None:
+    for row in make_rows(load("paper-aws-2023")):
+        was = row.published
+        assert (row.gpu, row.gpu_count, row.cpu, row.cpu_count) == (was.gpu, was.gpu_count, was.cpu, was.cpu_count)
 
 
 def test_everything_of_the_published_method_comes_out_the_same(made: Reproduction) -> None:
@@ -102,7 +117,7 @@ def test_the_comparison_is_written_as_it_was_returned(made: Reproduction) -> Non
             str(c.ours),
         )
     markdown = (made.out / "comparison.md").read_text(encoding="utf-8")
-    assert markdown.count("\n| ") == len(rows) + 4  # a heading for each part
+    assert markdown.count("\n| ") == len(rows) + 5  # a heading for each part
 
 
 def test_the_command_prints_one_json_document_and_a_second_run_writes_the_same_bytes(
@@ -118,7 +133,7 @@ def test_the_command_prints_one_json_document_and_a_second_run_writes_the_same_b
         assert first.read_bytes() == again[first.name], first.name
 
 
-def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path) -> None:
+def test_a_file_where_the_folder_should_be_is_reported(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(UsageError, match="--out"):
         reproduce(tmp_path / "taken")

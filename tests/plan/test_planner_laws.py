@@ -10,8 +10,9 @@ from hypothesis import given, settings
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
-from deepvm.errors import Infeasible
+from deepvm.errors import Infeasible, UsageError
 from deepvm.plan import POLICIES, Request
+from deepvm.plan.sweep import MOST_BUDGETS, budgets
 from tests.support.small_markets import TOLERANCE_USD, every_cluster, markets, objective_score, requests
 
 laws = settings(max_examples=100, deadline=None)
@@ -132,3 +133,9 @@ def test_mixing_types_is_never_worse_and_keeps_every_constraint(catalog: Catalog
             and quota.region in (None, r.region)
         )
         assert used <= quota.vcpus
+
+
+def test_a_sweep_may_have_as_many_budgets_as_it_says_and_no_more() -> None:
+    assert len(budgets(0, MOST_BUDGETS - 1, 1)) == MOST_BUDGETS
+    with pytest.raises(UsageError, match=r"a sweep of 100001 budgets is too long \(at most 100000\)"):
+        budgets(0, MOST_BUDGETS, 1)

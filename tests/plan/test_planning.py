@@ -86,6 +86,31 @@ def test_a_price_equal_to_the_budget_fits_in_spite_of_rounding() -> None:
         planning.plan(market, Request(budget_usd=0.3 - 2e-6))
 
 
+def test_an_on_demand_quota_for_one_machine_is_enough_for_an_anchor() -> None:
+    for vcpus, architectures in ((4, ["single-anchor"]), (3, [])):
+        market = small_catalog(
+            [gpu("g")],
+            [(0, 0, 1.0)],
+            [(0, 0, 0.1)],
+            quotas=(Quota(families=("G",), market=Market.ON_DEMAND, vcpus=vcpus),),
+        )
+        request = Request(budget_usd=3, architectures=("single-anchor", "all-spot"), checkpoint_bytes=0)
+        found = [best.architecture for best in planning.plan(market, request).architectures]
+        assert found == [*architectures, "all-spot"]
+
+
+def test_each_architecture_is_shown_with_its_own_best_cluster() -> None:
+    market = small_catalog([gpu("g"), cpu("c")], [(0, 0, 1.0), (1, 0, 0.2)], [(0, 0, 0.1)])
+    names = ("tiering", "single-anchor", "all-spot", "all-on-demand")
+    found = planning.plan(market, Request(budget_usd=3, architectures=names, max_nodes=2)).architectures
+    assert [(best.architecture, best.hourly_usd) for best in found] == [
+        ("tiering", pytest.approx(0.4)),
+        ("single-anchor", pytest.approx(1.1)),
+        ("all-spot", pytest.approx(0.2)),
+        ("all-on-demand", pytest.approx(2.0)),
+    ]
+
+
 def test_checkpoints_larger_than_one_memory_node_are_spread_over_several() -> None:
     market = small_catalog([gpu("g"), cpu("c", memory_gib=10.0)], [(1, 0, 0.1)], [(0, 0, 0.1)])
     best = planning.plan(market, Request(budget_usd=1, checkpoint_bytes=12 * 2**30, buffers=2, checkpoint_every_s=600))
@@ -123,7 +148,7 @@ def test_memory_nodes_stay_in_the_workers_zone_unless_the_region_is_allowed() ->
         ({"sustained_gbps": None, "vcpus": None}, {}, "bandwidth"),
     ],
 )
-def test_what_is_left_out_is_told_with_its_reason(
+def test_what_is_left_out_is_reported_with_its_reason(
     facts: dict[str, object], wanted: dict[str, object], reason: str
 ) -> None:
     good = {"architecture": wanted.get("cpu", "x86_64")}
@@ -155,7 +180,7 @@ def test_several_regions_and_zones_widen_the_choice_and_no_more() -> None:
         where(region=("r1", "mars"))
 
 
-def test_missing_bandwidth_is_estimated_and_said_so() -> None:
+def test_missing_bandwidth_is_estimated_and_marked() -> None:
     market = small_catalog([gpu("g", sustained_gbps=None, eflops=None), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.3)])
     best = planning.plan(market, Request(budget_usd=1)).recommendations[0]
     assert best.estimates == ("eFLOPS of g", "bandwidth of g")

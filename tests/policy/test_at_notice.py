@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepvm.errors import UsageError
-from deepvm.policy import AtNotice, Moment, NoticeDecision, NoticePolicy, at_notice, expected_save_s
+from deepvm.policy import AtNotice, Moment, NoticeDecision, NoticePolicy, at_notice
 
 WORTH = ("rely", "finish", "save")
 lefts = st.floats(0, 300)
@@ -116,14 +116,6 @@ def test_seconds_left_are_weighed_against_a_save_of_ten_seconds(
     assert words in found.why
 
 
-def test_the_slower_of_two_measurements_is_expected() -> None:
-    assert expected_save_s(state_bytes=10**9, bytes_per_s=1e8) == 10
-    assert expected_save_s(state_bytes=10**9, bytes_per_s=1e8, took_s=3) == 10
-    assert expected_save_s(state_bytes=10**9, bytes_per_s=1e8, took_s=12) == 12
-    assert expected_save_s(took_s=3) == 3
-    assert expected_save_s(state_bytes=10**9) is expected_save_s(bytes_per_s=1e9) is expected_save_s() is None
-
-
 def test_senseless_policies_cannot_be_made() -> None:
     for settings in ({"margin": 0.9}, {"margin": math.nan}, {"keep_s": -1.0}, {"keep_s": math.inf}):
         with pytest.raises(UsageError):
@@ -151,7 +143,6 @@ def test_a_save_that_cannot_be_finished_is_not_begun() -> None:
     assert AtNotice().due(dataclasses.replace(NOTICED, save_took_s=70))
     assert not AtNotice().due(dataclasses.replace(NOTICED, save_took_s=90))
     assert not AtNotice().due(dataclasses.replace(NOTICED, save_cost_s=90))  # it takes that much at least
-    assert not AtNotice().due(dataclasses.replace(NOTICED, state_bytes=9 * 10**9, bytes_per_s=1e8))
     assert AtNotice(policy=NoticePolicy(margin=1)).due(dataclasses.replace(NOTICED, save_took_s=90))
 
 

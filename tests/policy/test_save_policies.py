@@ -17,9 +17,11 @@ from deepvm.policy import (
     EverySeconds,
     EverySteps,
     Moment,
+    NoticePolicy,
     Retention,
     SavePolicy,
     YoungDaly,
+    YoungDalyByAge,
     daly_interval_s,
     parse_policy,
 )
@@ -30,9 +32,45 @@ leaves = st.one_of(
     st.builds(EverySeconds, st.floats(1e-3, 1e6)),
     st.just(YoungDaly()),
     st.just(AtNotice()),
+    st.builds(
+        lambda share, short, ratio: YoungDalyByAge(short_share=share, short_s=short, long_s=short * ratio),
+        st.floats(0, 1),
+        st.floats(1, 1e5),
+        st.floats(1, 100),
+    ),
 )
 conjunctions = st.one_of(leaves, st.lists(leaves, min_size=2, max_size=3).map(lambda ps: AllOf(*ps)))
 policies = st.one_of(conjunctions, st.lists(conjunctions, min_size=2, max_size=3).map(lambda ps: AnyOf(*ps)))
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+
+
+@st.composite
+def young_dalys(draw: st.DrawFn) -> YoungDaly:
+    least_s, most_s = sorted((draw(positive), draw(positive)))
+    hazard = draw(st.none() | st.floats(0, allow_infinity=False))
+    return YoungDaly(hazard_per_s=hazard, fallback_s=draw(positive), least_s=least_s, most_s=most_s)
+
+
+any_leaves = st.one_of(
+    st.builds(EverySteps, st.integers(1)),
+    st.builds(EverySeconds, positive),
+    st.just(YoungDaly()),
+    st.builds(YoungDaly, hazard_per_s=st.floats(0, allow_infinity=False)),
+    young_dalys(),
+    st.just(AtNotice()),
+    st.builds(
+        AtNotice,
+        st.floats(0, exclude_min=True),
+        st.builds(NoticePolicy, margin=st.floats(1, allow_infinity=False), keep_s=st.floats(0, allow_infinity=False)),
+    ),
+)
+any_policies = st.recursive(  # all that can be made
+    any_leaves,
+    lambda parts: st.builds(
+        lambda kind, of: kind(*of), st.sampled_from([AnyOf, AllOf]), st.lists(parts, min_size=1, max_size=3)
+    ),
+    max_leaves=12,
+)
 
 
 @st.composite
@@ -68,8 +106,8 @@ def test_composition_is_flat(a: SavePolicy, b: SavePolicy, c: SavePolicy) -> Non
     assert (a & b) & c == a & (b & c) == AllOf(a, b, c)
 
 
-@given(policies)
-def test_a_policy_is_read_back_from_its_text(policy: SavePolicy) -> None:
+@given(any_policies)
+def test_every_policy_is_parsed_back_from_its_text(policy: SavePolicy) -> None:
     assert parse_policy(str(policy)) == policy
 
 
@@ -168,18 +206,55 @@ def test_the_interval_falls_back_until_measured() -> None:
         ("Every 100 Steps | at notice", EverySteps(100) | AtNotice()),
         ("young-daly", YoungDaly()),
         ("10 steps and 60s or at notice", (EverySteps(10) & EverySeconds(60)) | AtNotice()),
+        ("10 steps and (60s or at notice)", EverySteps(10) & (EverySeconds(60) | AtNotice())),
+        ("young-daly:mtbf=2h", YoungDaly(hazard_per_s=1 / 7200)),
+        (
+            "young-daly:hazard=0.5/h, most=30min or at notice",
+            YoungDaly(hazard_per_s=0.5 / 3600, most_s=1800) | AtNotice(),
+        ),
+        ("young-daly:fallback=5min,least=2s", YoungDaly(fallback_s=300, least_s=2)),
+        ("at notice:again=never,margin=2,keep=1s", AtNotice(math.inf, NoticePolicy(margin=2, keep_s=1))),
+        ("any of (60s)", AnyOf(EverySeconds(60))),
     ],
 )
 def test_policies_are_read_as_people_write_them(text: str, policy: SavePolicy) -> None:
     assert parse_policy(text) == policy
 
 
-@pytest.mark.parametrize(
-    "text", ["", "sometimes", "every", "every 0 steps", "every 0s", "or", "5 parsecs", "10 steps or"]
-)
-def test_other_texts_are_refused_with_an_example(text: str) -> None:
+@pytest.mark.parametrize("text", ["every 0 steps", "every 0s", "young-daly:least=2h", "at notice:margin=0.5"])
+def test_senseless_values_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_policy(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "a part is missing"),
+        ("sometimes", "'sometimes' is unknown"),
+        ("every", "'every' is unknown"),
+        ("or", "'or' is unknown"),
+        ("5 parsecs", "'5 parsecs' is unknown"),
+        ("10 steps or", "a part is missing"),
+        ("(60s", "a closing bracket is missing"),
+        ("60s)", "')' is not expected"),
+        ("60s (5 steps)", "'(' is not expected"),
+        ("(" * 100_000, "it has too many brackets"),
+        ("young-daly:", "'' is not a new NAME=VALUE"),
+        ("young-daly:mtbf=2h,mtbf=3h", "'mtbf=3h' is not a new NAME=VALUE"),
+        ("young-daly:mtbf=2h,hazard=1/h", "hazard and mtbf exclude each other"),
+        ("young-daly:mtbf=0s", "mtbf must be above 0"),
+        ("young-daly:mtbf=soon", "'soon' is not a duration"),
+        ("young-daly:hazard=0.5", "hazard has no unit such as 0.5/h"),
+        ("young-daly:hazard=often/h", "'often' is not a number"),
+        ("young-daly:rate=1/h", "the option 'rate' is unknown, not one of hazard, mtbf, fallback, least, most"),
+        ("at notice:twice=1", "the option 'twice' is unknown, not one of again, margin, keep"),
+    ],
+)
+def test_other_texts_are_refused_with_the_reason_and_an_example(text: str, why: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_policy(text)
+    assert f"is not a valid save policy ({why}): write it like every 100 steps" in str(refused.value)
 
 
 def test_senseless_policies_cannot_be_made() -> None:
@@ -188,6 +263,7 @@ def test_senseless_policies_cannot_be_made() -> None:
         lambda: EverySeconds(math.inf),
         lambda: YoungDaly(least_s=10, most_s=5),
         lambda: YoungDaly(hazard_per_s=-1),
+        lambda: YoungDaly(fallback_s=math.inf),
         lambda: AnyOf(),
         lambda: Retention(keep_last=0),
         lambda: Retention(keep_every=0),
@@ -202,7 +278,7 @@ def test_senseless_policies_cannot_be_made() -> None:
 @given(st.lists(st.integers(0, 1000)), st.integers(1, 10), st.none() | st.integers(1, 50))
 def test_retention_keeps_the_newest_and_every_nth(steps: list[int], keep_last: int, keep_every: int | None) -> None:
     retention = Retention(keep_last=keep_last, keep_every=keep_every)
-    expired = retention.expired(steps)
+    expired = retention.expired(sorted(set(steps)))
     kept = sorted(set(steps) - set(expired))
     assert expired == sorted(set(expired))
     assert kept[-keep_last:] == sorted(set(steps))[-keep_last:]
@@ -219,3 +295,54 @@ def test_time_alone_is_no_reason_to_save_what_is_saved(policy: SavePolicy) -> No
 
     assert not policy.due(unchanged)
     assert policy.due(dataclasses.replace(unchanged, step=6))
+
+
+BY_AGE = YoungDalyByAge(short_share=0.6, short_s=1800, long_s=28800)
+
+
+def test_intervals_lengthen_with_the_age_of_the_spell() -> None:
+    ages = [0.0, 600.0, 3600.0, 36000.0]
+    intervals = [BY_AGE.after_s(age, 1.0) for age in ages]
+    assert intervals == sorted(intervals)
+    assert intervals[-1] == pytest.approx(daly_interval_s(1.0, 1 / 28800), rel=1e-3)
+    assert BY_AGE.hazard_per_s(0) == pytest.approx(0.6 / 1800 + 0.4 / 28800)
+    assert BY_AGE.hazard_per_s(1e12) == pytest.approx(1 / 28800)
+
+
+def test_one_phase_by_age_is_young_daly() -> None:
+    flat = YoungDalyByAge(short_share=0.3, short_s=7200, long_s=7200)
+    known = Moment(step=5, now_s=900, last_saved_s=500, save_cost_s=2.0, hazard_per_s=1 / 7200)
+    assert flat.interval_s(known) == pytest.approx(YoungDaly().interval_s(known))
+    assert YoungDalyByAge(short_share=1.0, short_s=60, long_s=7200).hazard_per_s(1e6) == pytest.approx(1 / 60)
+
+
+def test_by_age_waits_for_a_measured_save_and_then_for_its_interval() -> None:
+    assert BY_AGE.interval_s(Moment(step=1, now_s=1)) == 600
+    wanted = BY_AGE.after_s(1000.0, 1.0)
+    early, late = (
+        Moment(step=9, now_s=1000 + wanted * share, last_saved_step=3, last_saved_s=1000.0, save_cost_s=1.0)
+        for share in (0.99, 1.01)
+    )
+    assert (BY_AGE.due(early), BY_AGE.due(late), BY_AGE.deterministic) == (False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("share", "short", "long"), [(1.1, 1, 2), (-0.1, 1, 2), (0.5, 0, 2), (0.5, 3, 2), (0.5, 1, math.inf)]
+)
+def test_phases_that_are_none_are_refused(share: float, short: float, long: float) -> None:
+    with pytest.raises(UsageError, match="short_share"):
+        YoungDalyByAge(short_share=share, short_s=short, long_s=long)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "young-daly by age:share=2,short=1h,long=2h",
+        "by age:share=0.5,short=1h",
+        "by age:share=x,short=1h,long=2h",
+        "by age",
+    ],
+)
+def test_a_wrong_policy_by_age_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_policy(text)

@@ -15,6 +15,7 @@ from deepvm.memnode.serving.fields import MOST_TIMEOUT_S
 from deepvm.memnode.storage.dedup import MOST_FALSE, MOST_OFFERED
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
+from deepvm.protocol.sockets import LEAST_BYTES_PER_S
 from tests.support import ROOT
 from tests.support.memnode.client import BLOCK, Client, content, manifest_of
 
@@ -44,7 +45,7 @@ def test_the_page_names_the_limits_as_they_are() -> None:
         f"{limits.connections_of_a_host} of them from one host",
         f"{limits.handshakes} that are shaking hands, for {limits.handshake_s:g} s",
         f"{limits.runs:,} runs",
-        f"{limits.frame_s:g} s for a frame that has begun",
+        f"{limits.frame_s:g} s for a frame that has begun, and {1e6 / LEAST_BYTES_PER_S:g} s more for each MB",
         f"{limits.idle_s / 3600:g} h of silence",
         f"{limits.documents_bytes // 2**20} MiB of all clients together",
         f"{limits.document_piece_s:g} s for each MiB",
@@ -84,7 +85,9 @@ def test_what_is_malformed_is_answered_with_request_0_and_the_end(node: MemoryNo
     assert client.sock.recv(1) == b""
 
 
-def test_a_document_whose_digest_is_wrong_is_corrupt_and_the_connection_goes_on(start_node: Any, connect: Any) -> None:
+def test_a_document_whose_digest_is_wrong_is_corrupt_and_the_connection_continues(
+    start_node: Any, connect: Any
+) -> None:
     for token in (None, "t"):
         client = connect(start_node(token=token).address, "run", token=token)
         client.begin(1, SIZE)

@@ -17,7 +17,7 @@ from deepvm.store import open_store
 from deepvm.store.base import Store
 from deepvm.store.memory.connection import Connection
 from deepvm.store.memory.store import MemoryStore
-from tests.support.certificates import make_certificate
+from tests.support.certificates import make_certificate, make_signed_certificate
 from tests.support.memnode.client import BLOCK, NodeProcess, content, manifest_of
 
 DATA = content(1, 3 * 2**16 + 77)
@@ -129,7 +129,9 @@ def test_the_system_certificates_are_not_trusted_beside_the_given_one(pair: tupl
 
 
 @pytest.mark.parametrize("kind", ["missing", "garbage", "empty", "directory", "blank"])
-def test_a_certificate_that_cannot_be_used_is_told_in_one_sentence(tmp_path: Path, kind: str, status: Status) -> None:
+def test_a_certificate_that_cannot_be_used_is_reported_in_one_sentence(
+    tmp_path: Path, kind: str, status: Status
+) -> None:
     path = tmp_path / kind
     if kind in ("garbage", "empty"):
         path.write_bytes(b"\x00\xff nothing\n" if kind == "garbage" else b"")
@@ -167,3 +169,13 @@ def test_a_certificate_that_does_not_fit_its_key_is_refused(start_node: Any, tmp
     _, key = make_certificate(tmp_path / "other")
     with pytest.raises(UsageError, match="the key belongs to another certificate"):
         start_node(tls_cert=pair[0], tls_key=key)
+
+
+def test_a_certificate_that_an_unknown_authority_signed_is_trusted_if_it_is_the_given_one(
+    start_node: Any, tmp_path: Path
+) -> None:
+    certificate, key = make_signed_certificate(tmp_path / "signed")
+    node = start_node(token="t", tls_cert=certificate, tls_key=key)
+    with closing(open_store(f"memory://{node.address}?tls={certificate}", token="t", key="k")) as store:
+        save(store)
+        assert read(store) == DATA

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import textwrap
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepvm.errors import TemplateError, UsageError
-from deepvm.runtime.launch import launch, main
+from deepvm.runtime.launch import _pairs, launch, main
 from tests.support.processes import gone
 from tests.support.waiting import wait_until
 
@@ -40,7 +41,7 @@ def script(tmp_path: Path, body: str, prologue: str = PROLOGUE) -> str:
     return str(path)
 
 
-def told(tmp_path: Path, name: str) -> dict[str, Any]:
+def read_json(tmp_path: Path, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((tmp_path / name).read_text(encoding="utf-8"))
     return found
 
@@ -85,7 +86,7 @@ def test_two_workers_add_up_over_gloo_with_one_thread_each(
         redirects="3",
     )
     for rank in (0, 1):
-        seen = told(tmp_path, f"told-0-{rank}")
+        seen = read_json(tmp_path, f"told-0-{rank}")
         assert (seen["total"], seen["world"], seen["local"]) == (3.0, "2", str(rank))
         assert (seen["argv"], seen["file"], seen["main"]) == ([path, str(tmp_path), "--lr", "0.1"], path, "__main__")
         assert (seen["first"], seen["imported"]) == (str(tmp_path), True)
@@ -115,11 +116,11 @@ def test_a_killed_worker_comes_back_from_the_same_template_without_the_import(tm
     """
     launch(script(tmp_path, body), [str(tmp_path)], nproc_per_node=2, max_restarts=1, preload=QUICK)
     for rank in (0, 1):
-        first, again = told(tmp_path, f"told-0-{rank}"), told(tmp_path, f"told-1-{rank}")
+        first, again = read_json(tmp_path, f"told-0-{rank}"), read_json(tmp_path, f"told-1-{rank}")
         assert again["template"] == first["template"]
         assert again["pid"] != first["pid"]
         assert again["imported"]
-        assert told(tmp_path, f"done-1-{rank}")["total"] == 6.0
+        assert read_json(tmp_path, f"done-1-{rank}")["total"] == 6.0
         assert not (tmp_path / f"done-0-{rank}").exists()
         assert gone(first["template"])
 
@@ -155,7 +156,7 @@ def test_sigterm_to_the_launcher_ends_all_and_leaves_nothing(
     words = command(tmp_path, "--nproc-per-node", "2", "--preload", "json", path, str(tmp_path))
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=own_temporary_files) as launcher:
         wait_until(lambda: (tmp_path / "told-0-0").exists() and (tmp_path / "told-0-1").exists(), timeout_s=60)
-        workers = [told(tmp_path, f"told-0-{rank}") for rank in (0, 1)]
+        workers = [read_json(tmp_path, f"told-0-{rank}") for rank in (0, 1)]
         labels = Path(f"/proc/{workers[0]['template']}/cmdline").read_text(encoding="utf-8").split("\0")
         assert path in labels
         launcher.send_signal(signal.SIGTERM)
@@ -174,7 +175,7 @@ def test_workers_end_when_the_launcher_is_killed(tmp_path: Path, own_temporary_f
         env=own_temporary_files,
     ) as launcher:
         wait_until((tmp_path / "told-0-0").exists, timeout_s=60)
-        worker = told(tmp_path, "told-0-0")
+        worker = read_json(tmp_path, "told-0-0")
         launcher.kill()
     wait_until(lambda: gone(worker["pid"]) and gone(worker["template"]))
 
@@ -182,7 +183,7 @@ def test_workers_end_when_the_launcher_is_killed(tmp_path: Path, own_temporary_f
 def test_without_a_template_workers_are_fresh_interpreters(tmp_path: Path) -> None:
     path = script(tmp_path, "tell()\n")
     launch(path, [str(tmp_path)], template=False)
-    seen = told(tmp_path, "told-0-0")
+    seen = read_json(tmp_path, "told-0-0")
     assert not seen["imported"]
     assert seen["template"] == os.getpid()
 
@@ -195,7 +196,7 @@ def test_a_module_runs_as_main(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.chdir(tmp_path)
     launch("bakery.oven", [str(tmp_path)], module=True, preload=())
-    seen = told(tmp_path, "told-0-0")
+    seen = read_json(tmp_path, "told-0-0")
     assert (seen["name_"], seen["package"]) == ("__main__", "bakery")
     assert seen["argv"] == [str(tmp_path / "bakery" / "oven.py"), str(tmp_path)]
 
@@ -236,3 +237,9 @@ def test_a_script_that_is_not_there_is_bad_usage(capsys: pytest.CaptureFixture[s
         for number, handler in before.items():
             signal.signal(number, handler)
     assert "script 'no-such-script.py' not found" in capsys.readouterr().err
+
+
+def test_settings_of_the_rendezvous_are_pairs_whose_values_may_have_an_equals_sign() -> None:
+    assert _pairs("timeout = 30, url=x?a=b,") == {"timeout": "30", "url": "x?a=b"}
+    with pytest.raises(ArgumentTypeError, match="'alone': write KEY=VALUE,KEY=VALUE"):
+        _pairs("alone")

@@ -38,6 +38,17 @@ def ran(code: str, log: Path) -> int:
     return tree.wait(timeout_s=60)
 
 
+def test_a_command_inherits_nothing_but_its_streams_also_in_a_network_of_its_own(tmp_path: Path) -> None:
+    code = "import os; print([fd for fd in range(1000) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    for namespace in [None, *([Path("/proc/self/ns/net")] if os.geteuid() == 0 else [])]:
+        log = tmp_path / "log"
+        command = [sys.executable, "-I", "-S", "-c", code]
+        tree = ProcessTree(command, env=dict(os.environ), log=log, namespace=namespace)
+        assert tree.wait(timeout_s=60) == 0
+        assert log.read_text() == "[0, 1, 2]\n"
+        log.unlink()
+
+
 def test_a_line_is_what_a_terminal_would_leave_of_it() -> None:
     shown = [as_shown(line) for line in ("plain", "\r1%\r2%", "text\r", "10%\r20%\r", "crlf\r", "", "\r\r")]
     assert shown == ["plain", "2%", "text", "20%", "crlf", "", ""]

@@ -41,6 +41,13 @@ def test_a_header_longer_than_a_chunk_is_read(tmp_path: Any) -> None:
     assert len(read_header(store, store.manifest("run-a", 1)).tensors) == 100
 
 
+def test_a_tensor_may_take_as_many_bytes_as_any_file_can_have() -> None:
+    for most, refused in ((2**62, False), (2**62 + 1, True)):
+        start = document({"a": {"dtype": "U1024", "shape": [1], "data_offsets": [0, most]}})
+        with pytest.raises(Corrupt) if refused else contextlib.nullcontext():
+            assert parse_header(start, len(start) + most).tensors[0].size_bytes == most
+
+
 U8 = {"dtype": "U8", "shape": [4]}
 
 

@@ -262,8 +262,10 @@ def test_a_thousand_saves_with_retention_leave_no_growth(
 def test_a_checkpoint_is_verified_and_copied_whole(place: Place, store: Store, tmp_path: Path) -> None:
     data = safetensors_payload()
     save(store, data, step=7)
-    found = verify(store, "run-a", 7)
+    lengths: list[int] = []
+    found = verify(store, "run-a", 7, progress=lengths.append)
     assert (found.good, found.size_bytes, found.chunks) == (True, len(data), -(-len(data) // CHUNK))
+    assert sum(lengths) == len(data)
     target = FileStore(tmp_path / "copy")
     copy(store, target, "run-a", 7)
     assert read(target, step=7) == data

@@ -29,6 +29,12 @@ def test_memory_urls_open_a_store_that_is_not_durable() -> None:
     assert "secret" not in store.url
 
 
+@pytest.mark.parametrize("pace", [0, -1, 2**31])
+def test_a_pace_that_no_connection_can_have_is_refused(pace: int) -> None:
+    with pytest.raises(UsageError, match=f"pace is {pace}: it must be from 1 to 2147483647 bytes per second"):
+        open_store(f"memory://h1:7070?pace={pace}")
+
+
 def test_a_tier_is_opened_in_order(tmp_path: Path) -> None:
     near, far = open_stores(["memory://h1:7070", tmp_path])
     assert (near.durable, far.durable) == (False, True)

@@ -13,7 +13,7 @@ import torch
 import xxhash
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.fetch import segment
+from deepvm.fetch import segment_files
 from deepvm.fetch.segment_reader import SegmentReader, find_segment
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ class Fetcher:
     """``python -m deepvm.fetch``, which is what ``deepvm-fetch`` starts."""
 
     def __init__(self, run: str, *words: str, token: str | None = None) -> None:
-        self.path = segment.default_path(run)
+        self.path = segment_files.default_path(run)
         if "--into" in words:
             self.path = Path(words[words.index("--into") + 1])
         environment = {name: value for name, value in os.environ.items() if not name.startswith("DEEPVM_")}
@@ -40,7 +40,7 @@ class Fetcher:
             text=True,
         )
 
-    def told(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         """What it prints once the checkpoint is there."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

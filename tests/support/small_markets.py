@@ -58,12 +58,13 @@ curves = st.none() | st.builds(
     st.sampled_from([2.0, 5.0]),
 )
 gpu_types = st.builds(
-    lambda i, vcpus, eflops, gbps, speedup, gib: Instance(
-        name=f"g{i}", family="G", vcpus=vcpus, memory_gib=gib, accelerator="T4", accelerator_count=1,
+    lambda i, vcpus, eflops, gbps, speedup, gib, gpus: Instance(
+        name=f"g{i}", family="G", vcpus=vcpus, memory_gib=gib, accelerator="T4", accelerator_count=gpus,
         accelerator_memory_gib=16.0, eflops=eflops, sustained_gbps=gbps, speedup=speedup,
     ),
     st.integers(0, 10**6), st.sampled_from([4, 8]), st.sampled_from([100.0, 377.0, 700.0]),
     st.sampled_from([0.15, 0.3, 5.0, 25.0]), curves, st.sampled_from([None, 1.0, 64.0]),
+    st.sampled_from([1, 1, 8]),
 )  # fmt: skip
 cpu_types = st.builds(
     lambda i, vcpus, gib, gbps: Instance(
@@ -174,8 +175,8 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
             uplink = math.inf if table else instance.sustained_gbps
             for n in range(1, request.max_nodes + 1):
                 performance = eflops * n * float(curve.scaling(np.array([n]))[0])
-                if performance < request.least_performance:
-                    continue
+                if math.isnan(performance) or performance < request.least_performance:
+                    continue  # NaN: more GPUs than samples
                 valued = spot is not None or not paper  # without a spot price there is no spot FLOPP
                 if valued and "all-on-demand" in kinds and on_demand and n <= quota(i, p, Market.ON_DEMAND):
                     yield Found("all-on-demand", i, p, n, n * on_demand, performance)

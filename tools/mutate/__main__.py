@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tools.mutate import excluded, observed, scratch
 from tools.mutate.faults import Fault, faults_of, statement_lines
-from tools.mutate.tester import Tester
+from tools.mutate.tester import Tester, run_side_by_side
 
 _KEPT = scratch.ROOT / ".mutate"
 _WANTED_SHARE = 0.95
@@ -197,11 +197,7 @@ def _try_all(
         if tester:
             tester.close()
 
-    threads = [threading.Thread(target=serve, args=(number,), daemon=True) for number in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_side_by_side(serve, jobs)
     return outcomes
 
 

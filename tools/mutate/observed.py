@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import queue
-import threading
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
 from tools.mutate import scratch
-from tools.mutate.tester import Tester
+from tools.mutate.tester import Tester, run_side_by_side
 
 _FILE_LIMIT_S = 900.0
 
@@ -92,11 +91,7 @@ def _run(missing: list[str], places: dict[str, Path], work: Path, jobs: int) -> 
             print(f"  {test}: {len(answer['results'])} tests, {seconds:.1f} s, code {answer['code']}", flush=True)
         tester.close()
 
-    threads = [threading.Thread(target=serve, args=(number,), daemon=True) for number in range(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_side_by_side(serve, jobs)
 
 
 def _load(places: dict[str, Path]) -> Observed:

@@ -1,9 +1,11 @@
-"""The parent's end of a `test_process`: one scratch copy, one request at a time."""
+"""The parent's end of a `test_process`: one scratch copy, one request at a time; and several of them side by side."""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -62,3 +64,12 @@ class Tester:
         for tester in cls.started:
             tester._process.kill()
             tester._process.wait()
+
+
+def run_side_by_side(serve: Callable[[int], None], jobs: int) -> None:
+    """Call ``serve`` with each of the first ``jobs`` numbers, in threads of their own, and wait for all of them."""
+    threads = [threading.Thread(target=serve, args=(number,), daemon=True) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

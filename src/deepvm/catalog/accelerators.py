@@ -12,25 +12,35 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Literal, cast, get_args
 
 from deepvm.errors import UnknownName, UsageError
+
+Link = Literal["nvlink", "infinity-fabric", "pcie"]
+PCIE_3_GBYTES_PER_S = 32.0  # 16 lanes, both directions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """``tflops_16bit`` is dense BF16 or FP16 with FP32 accumulation; ``marketed_gb`` is the size that it is sold by."""
+    """``tflops_16bit`` is dense BF16 or FP16 with FP32 accumulation; ``marketed_gb`` is the size that it is sold by.
+
+    ``link`` joins the GPUs of one machine. Its bandwidth is one GPU's, both directions added, as in data sheets."""
 
     name: str
     tflops_16bit: float
     memory_gib: float
     memory_gbytes_per_s: float
     marketed_gb: float
+    link: Link = "pcie"
+    link_gbytes_per_s: float = PCIE_3_GBYTES_PER_S
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _key(self.name):
             raise UsageError(f"accelerator name {self.name!r} is not valid: it needs letters or digits")
-        for what in ("tflops_16bit", "memory_gib", "memory_gbytes_per_s", "marketed_gb"):
+        if self.link not in get_args(Link):
+            raise UsageError(f"{self.name}: link is {self.link!r}, it must be one of {', '.join(get_args(Link))}")
+        for what in ("tflops_16bit", "memory_gib", "memory_gbytes_per_s", "marketed_gb", "link_gbytes_per_s"):
             value = getattr(self, what)
             if not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{self.name}: {what} is {value}, it must be above zero")
@@ -58,6 +68,8 @@ def all_accelerators() -> tuple[Accelerator, ...]:
             memory_gib=float(row["memory_gib"]),
             memory_gbytes_per_s=float(row["memory_gbytes_per_s"]),
             marketed_gb=float(row["marketed_gb"] or row["memory_gib"]),
+            link=cast(Link, row["link"]),
+            link_gbytes_per_s=float(row["link_gbytes_per_s"]),
             aliases=tuple(filter(None, row["aliases"].split("|"))),
         )
         for row in rows

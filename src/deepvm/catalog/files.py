@@ -50,9 +50,9 @@ def read(path: Path) -> Catalog:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise MalformedFile(path, f"cannot be read ({error.strerror or error})") from None
+        raise MalformedFile(path, f"it cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise MalformedFile(path, "is not a text file, a catalogue is JSON") from None
+        raise MalformedFile(path, "not a text file: a catalogue is JSON") from None
     return parse(text, path)
 
 
@@ -60,21 +60,23 @@ def parse(text: str, path: Path | str) -> Catalog:
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:
-        raise MalformedFile(path, f"is not valid JSON ({error.msg})", line=error.lineno) from None
+        raise MalformedFile(path, f"not valid JSON: {error.msg}", line=error.lineno) from None
     except RecursionError:
-        raise MalformedFile(path, "is not a catalogue: nested too deeply") from None
+        raise MalformedFile(path, "not a catalogue: it is nested too deeply") from None
     if not isinstance(document, dict) or "format" not in document:
-        raise MalformedFile(path, f'is not a catalogue: "format": "{FORMAT}" is missing')
+        raise MalformedFile(path, f'not a catalogue: it has no "format": "{FORMAT}"')
     if document["format"] != FORMAT:
-        raise MalformedFile(path, f"has format {document['format']!r}, this version reads {FORMAT!r}")
+        raise MalformedFile(
+            path, f"its format is {document['format']!r}, this deepvm reads {FORMAT!r}: use the deepvm that wrote it"
+        )
     try:
         return _catalog(document)
     except DeepvmError as error:
         raise MalformedFile(path, str(error)) from None
     except KeyError as error:
-        raise MalformedFile(path, f"has no {error.args[0]!r}") from None
+        raise MalformedFile(path, f"not a valid {FORMAT}: {error.args[0]!r} is missing") from None
     except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
-        raise MalformedFile(path, f"is not a valid {FORMAT}: {error}") from None
+        raise MalformedFile(path, f"not a valid {FORMAT}: {error}") from None
 
 
 def write(catalog: Catalog, path: Path, check: Callable[[Catalog], None] | None = None) -> None:

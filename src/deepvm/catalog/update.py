@@ -73,7 +73,6 @@ def update(
     name: str | None = None,
     url: str | None = None,
     provider: str = "aws",
-    max_age_s: float = MAX_AGE_S,
     force: bool = False,
     progress: Progress | None = None,
     **fetch_options: Any,
@@ -96,7 +95,7 @@ def update(
     about = aws.description(region or "") if source == "aws" else skypilot.description(provider, origin, region)
     before = _previous(path)
     age_s = time.time() - path.stat().st_mtime if before is not None else -1.0
-    if before is not None and not force and before.description == about and 0 <= age_s < max_age_s:
+    if before is not None and not force and before.description == about and 0 <= age_s < MAX_AGE_S:
         return Update(catalog=before, path=path, fresh=False, age_s=age_s)
     report: ImportReport | None = None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from typing import Any
 
@@ -34,6 +35,8 @@ _RENAMED: dict[str, Any] = {"Determined": DeterminismReport, "settled": with_fin
 
 
 def __getattr__(name: str) -> Any:
+    if name == "dcp":  # imports torch.distributed.checkpoint, which takes a second
+        return importlib.import_module(f"{__name__}.dcp")
     if name not in _RENAMED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = _RENAMED[name]

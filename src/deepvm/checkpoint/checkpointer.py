@@ -89,7 +89,8 @@ class Checkpointer:
         self._order = StepOrder(self._stores, self.run, self.retention, self._rank, self._world_size)
         self._durability = DurabilityWorker(
             self._stores, self.run, self._rank, self._event_log,
-            order=self._order, status=self._status, deadline_s=deadline_s, witnesses=self._witnesses,
+            order=self._order, status=self._status, deadline_s=deadline_s, session=setup.session,
+            witnesses=self._witnesses,
         )  # fmt: skip
         self._saver = Saver(
             self._transfer, self._snapshotter, self._determinism, self._durability, self._order, self._event_log,
@@ -164,7 +165,7 @@ class Checkpointer:
         try:
             self._order.check_together(step)
             self.finish_restore()
-            snapshot, skeletons = self._snapshotter.take(self._components())
+            snapshot, skeletons = self._snapshotter.take(self.components())
             try:
                 plain_values = self._transfer.plain_values(step, skeletons)
             except BaseException:
@@ -182,6 +183,7 @@ class Checkpointer:
         self._pace.saved(step)
         if self._witnesses is not None:
             self._witnesses.expect(handle)
+        handle.bytes_in_place = snapshot.bytes_in_place
         handle.stall_s = time.perf_counter() - handle.began_s
         self._saver.start(SaveJob(handle=handle, snapshot=snapshot, plain_values=plain_values))
         return handle
@@ -297,9 +299,9 @@ class Checkpointer:
         began_s = time.monotonic()
         step = None if step is None else whole_step(step)
         self._before_step()  # a save under way holds the state as it is now
-        restored = self._restorer.restore(self._components(), step, lazy=lazy, wanted=wanted)
+        restored = self._restorer.restore(self.components(), step, lazy=lazy, wanted=wanted)
         if restored is not None and verify is not None and self._replay is not None:
-            restored = self._restorer.verify(restored, self._replay, self._components)
+            restored = self._restorer.verify(restored, self._replay, self.components)
         self._order.restored(restored.step if restored else None, restored.steps if restored else {}, self._attempts)
         if restored is None:
             return None
@@ -326,7 +328,7 @@ class Checkpointer:
         """Wait until all bytes of restore(lazy=True) have arrived."""
         self._restorer.finish()
 
-    def _components(self) -> dict[str, Any]:
+    def components(self) -> dict[str, Any]:
         """Return the state, and what is always saved with it."""
         state = {**self._step_hooks.watch(), **self._unsaved.replaced}
         return {**state, DETERMINISM: self._determinism, USE_ORDER: self._use_order}
@@ -336,4 +338,4 @@ class Checkpointer:
         self._older.close(self._stores)
         self._determinism.settle()
         if self._witnesses is not None:
-            self._witnesses.stepped(step, self._components())
+            self._witnesses.stepped(step, self.components())

@@ -31,6 +31,11 @@ def resolve_stores(
             f"no checkpoint store configured: pass Checkpointer(state, store=URL) or set {variables.STORE} "
             "(deepvm run does), for example to file:///tmp/checkpoints"
         )
+    bare = [url for url in urls if "://" not in url and not url.startswith(("/", "."))] if store is None else []
+    if bare and len(urls) > 1:
+        raise UsageError(
+            f"{variables.STORE} has {bare[0]!r}, which is not a URL: spaces separate stores; write %20 for a space"
+        )
     token, key = resolve_secrets(token, key)
     return open_stores(urls, token=token, key=key)
 

@@ -23,6 +23,7 @@ class SaveHandle:
         self.began_s = time.perf_counter()
         self.stall_s = 0.0  # how long the trainer waited for it
         self.size_bytes = 0  # of the whole checkpoint; known once it is being sent
+        self.bytes_in_place = 0  # read where they are, after save() returned; the others were copied by save()
         self.bytes_sent = 0  # by this rank
         self.bytes_kept = 0  # at the nodes already, of an earlier save or of another run, and not sent again
         self.reason: str | None = None

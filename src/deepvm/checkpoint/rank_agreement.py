@@ -127,8 +127,8 @@ class Meetings:
                         return f"rank {rank} has left ({why}), and rank 0 is at {what}: {RULE}"
                 if self._store.check([f"{number}/verdict"]):  # another rank has given up
                     return "given up"
-            if not waiting.pause(f"rank 0 waits for rank {_listed(missing)} at {what}"):
-                return f"rank {_listed(missing)} did not reach {what} within {deadline_s:g} s: {RULE}"
+            if not waiting.pause("rank 0", f"{_listed(missing)} at {what}"):
+                return f"{_listed(missing)} did not reach {what} within {deadline_s:g} s: {RULE}"
 
     def _await_verdict(self, number: int, what: str, deadline_s: float) -> dict[str, Any]:
         """Wait for the verdict, on ranks other than 0."""
@@ -136,7 +136,7 @@ class Meetings:
         while not self._store.check([verdict]):
             if what != CREATING and waiting.is_check_due() and (why := self._left(0)) is not None:
                 return self._decide(number, {"diverged": f"rank 0 has left ({why}), and others are at {what}: {RULE}"})
-            if not waiting.pause(f"rank {self._rank} waits for rank 0 at {what}"):
+            if not waiting.pause(f"rank {self._rank}", f"rank 0 at {what}"):
                 return self._decide(
                     number, {"diverged": f"rank 0 did not reach {what} within {deadline_s:g} s: {RULE}"}
                 )
@@ -212,14 +212,15 @@ class _Waiting:
         self._checked_s = now_s
         return True
 
-    def pause(self, what: str) -> bool:
-        """Pause; False once the deadline is over."""
+    def pause(self, who: str, awaited: str) -> bool:
+        """Pause; False once the deadline is over. A long wait is logged once."""
         now_s = time.monotonic()
         if now_s >= self._ends_s:
             return False
         if not self._warned and now_s - self._began_s > WARN_S:
             self._warned = True
-            log.warning("%s since %.0f s, and until %.0f s: %s", what, WARN_S, self._ends_s - self._began_s, RULE)
+            most_s = self._ends_s - self._began_s
+            log.warning("%s has waited %.0f s for %s and gives up after %.0f s: %s", who, WARN_S, awaited, most_s, RULE)
         time.sleep(min(MOST_POLL_S, (now_s - self._began_s) / 8))
         return True
 
@@ -235,5 +236,5 @@ def _group_store() -> Any:
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
+    shown = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}"
     return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

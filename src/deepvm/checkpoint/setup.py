@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -43,7 +44,7 @@ class Setup:
         first = self.stores[0]
         nodes = first.memory_nodes()
         if nodes is None:
-            return StoreTransfer(first, self.run, rank, world_size)
+            return StoreTransfer(first, self.run, rank, world_size, self.session)
         nodes.session = self.session
         return MemoryTransfer(nodes, self.run, rank, world_size)
 
@@ -69,7 +70,7 @@ def prepare(
             stores=stores,
             events=environment.env_value(variables.EVENTS),
             notice_file=environment.env_value(variables.NOTICE_FILE),
-            session=nodes.session if nodes is not None else "",
+            session=nodes.session if nodes is not None else secrets.token_hex(8),
         )
 
     def report(setup: Setup) -> list[Any]:

@@ -19,16 +19,26 @@ from deepvm.errors import DeepvmError, Infeasible, UsageError, printable
 COMMANDS = {
     "plan": ("plan", "Plan the best cluster for a budget out of spot and on-demand machines."),
     "sweep": ("sweep", "Compare the policies over a range of budgets."),
+    "profile": ("calibrate.profile", "Measure a training job, or compute that of a model, for deepvm plan --job."),
     "reproduce": ("reproduce", "Reproduce the paper's tables and figures, and compare them with the published ones."),
+    "calibrate": ("calibrate.command", "Measure this machine: compute, scaling, network, overheads; show."),
     "run": (
         "run.command",
         "Train on the machines of a plan; lost ones are replaced, and training resumes from the newest checkpoint.",
+    ),
+    "simulate": (
+        "simulate.simulate",
+        "Replay a job on a spot market before a cent is spent: cost, time and losses over many starts.",
+    ),
+    "backtest": (
+        "simulate.backtest",
+        "Replay a job on recorded spot markets: what every strategy would have paid, for every start.",
     ),
     "memory-node": (
         "memory_node",
         "Keep checkpoints in this machine's memory; SIGTERM stops it after the uploads in progress.",
     ),
-    "catalog": ("catalog", "What can be rented: list, show, update, import, check."),
+    "catalog": ("catalog", "What can be rented: list, show, update, import, check, history, diff."),
     "checkpoint": ("checkpoint", "Inspect any store of checkpoints: ls, show, verify, export, pull, rm."),
 }
 

@@ -1,10 +1,10 @@
-"""``deepvm catalog``: list, show, update, import and check catalogues. Renders what the catalogue room returns."""
+"""``deepvm catalog``: list, show, update, import, check and compare catalogues, and show their past prices."""
 
 from __future__ import annotations
 
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -17,14 +17,20 @@ from deepvm.catalog.model import Catalog
 from deepvm.catalog.summary import TypeSummary, summarize
 from deepvm.cli import catalog_json as documents
 from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, stderr, table
-from deepvm.errors import DeepvmError
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.market import catalog_history as dated
+from deepvm.market.history import PriceHistory
 from deepvm.units import format_seconds, format_usd
 
-app = typer.Typer(help="What can be rented: list, show, update, import, check.", no_args_is_help=True)
+app = typer.Typer(help="What can be rented: list, show, update, import, check, history, diff.", no_args_is_help=True)
 
 _MOVES_SHOWN = 8
 _NARROW, _WIDE = 80, 110  # columns of the terminal below and above which a table has fewer or more
 _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+
+
+def _day_option(name: str, help_text: str) -> Any:
+    return typer.Option(name, formats=["%Y-%m-%d"], help=help_text)
 
 
 @app.command("list")
@@ -83,9 +89,13 @@ def update(
     url: Annotated[str | None, typer.Option(help="Another address of SkyPilot's CSV.")] = None,
     provider: Annotated[str, typer.Option(help="Whose file of SkyPilot's.")] = "aws",
     force: Annotated[bool, typer.Option("--force", help="Even if the kept one is under an hour old.")] = False,
+    history: Annotated[int | None, typer.Option(help="aws: also the spot prices of this many past days.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Read live AWS data, or SkyPilot's published catalogue. A failure leaves the last good one as it was."""
+    if history is not None and source != "aws":
+        raise UsageError("--history is for --source aws: use deepvm catalog import --git for SkyPilot's past prices")
+    past = None
     with stderr.status("starting") as status:
         result = updates.update(
             source,
@@ -96,12 +106,19 @@ def update(
             force=force,
             progress=lambda text: status.update(escape(text)),
         )
-    _print_update(result, json)
+        if history is not None:
+            past = dated.update_from_aws(
+                region or "", history, name=result.catalog.name, progress=lambda text: status.update(escape(text))
+            )
+    _print_update(result, json, past)
 
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="SkyPilot's catalogue CSV (vms.csv).")],
+    file: Annotated[Path | None, typer.Argument(help="SkyPilot's catalogue CSV (vms.csv).")] = None,
+    git: Annotated[Path | None, typer.Option(help="A clone of a catalogue repository, instead of one file.")] = None,
+    first: Annotated[datetime | None, _day_option("--from", "First day of the clone's commits.")] = None,
+    last: Annotated[datetime | None, _day_option("--to", "Last day of the clone's commits.")] = None,
     name: Annotated[str | None, typer.Option(help="The name to keep it under [skypilot-PROVIDER].")] = None,
     provider: Annotated[str, typer.Option(help="Whose machines they are: aws, gcp, azure ...")] = "aws",
     seen: Annotated[
@@ -110,10 +127,65 @@ def import_(
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Import SkyPilot's catalogue CSV, and report on its rows."""
+    """Import SkyPilot's catalogue CSV, and report on its rows; or, from a git clone, its prices over time."""
+    if (file is None) == (git is None):
+        raise UsageError("give one of the two: a catalogue's CSV file, or --git with a clone")
+    if git is not None:
+        if first is None or last is None or seen is not None:
+            raise UsageError("--git needs --from and --to, as in --from 2026-07-01 --to 2026-07-31, and no --seen")
+        with stderr.status("reading the clone") as status:
+            report = dated.import_git(
+                git, first=first.date(), last=last.date(), provider=provider, name=name,
+                progress=lambda text: status.update(escape(text)),
+            )  # fmt: skip
+        _print_history_import(report, json)
+        return
+    if file is None or first or last:
+        raise UsageError("--from and --to are for --git: a file has the prices of one day")
     with stderr.status(f"reading {escape(file.name)}"):
         result = updates.import_file(file, provider=provider, name=name, seen=seen.date() if seen else None)
     _print_update(result, json)
+
+
+@app.command()
+def history(
+    type_: Annotated[str, typer.Argument(metavar="TYPE", help="A machine type.")],
+    catalog: Annotated[str | None, typer.Option(help="A catalogue with a history, or a CSV file of prices.")] = None,
+    market: Annotated[str | None, typer.Option(help="Only spot or on-demand.")] = None,
+    days: Annotated[int | None, typer.Option(help="Only the last days.", min=1)] = None,
+    json: JsonFlag = False,
+) -> None:
+    """The prices of a machine type over time, place by place."""
+    prices = dated.load_history(catalog)
+    document = documents.price_history(prices, type_, market=market, days=days)
+    if json:
+        print_json(document)
+        return
+    grid = table(
+        f"{escape(type_)}  {document['from']} to {document['to']}, USD an hour",
+        "place", "market", ">now", ">lowest", ">p75", ">highest", ">changes", "since",
+    )  # fmt: skip
+    for row in document["places"]:
+        figures = (row[name] for name in ("usd_per_hour", "lowest", "p75", "highest"))
+        cells = ("-" if usd is None else f"{usd:.4f}" for usd in figures)
+        since = row["changes"][-1]["day"] if row["changes"] else "-"
+        grid.add_row(escape(row["place"]), row["market"], *cells, str(len(row["changes"])), since)
+    console.print(grid)
+
+
+@app.command()
+def diff(
+    before: Annotated[str, typer.Argument(help="A catalogue's name, a file, or NAME@2026-08-01.")],
+    after: Annotated[str, typer.Argument(help="The same.")],
+    limit: Annotated[int, typer.Option(help="Most changes in the list; 0 shows all.", min=0)] = 20,
+    json: JsonFlag = False,
+) -> None:
+    """What changed between two catalogues, or between two days of one."""
+    changes = dated.diff(before, after)
+    if json:
+        print_json({"before": before, "after": after, **changes.to_json()})
+        return
+    _print_changes(changes, limit or None, f"From {escape(before)} to {escape(after)}")
 
 
 @app.command()
@@ -196,10 +268,27 @@ def _print_offers(catalog: Catalog, instance: str) -> None:
     console.print(grid)
 
 
-def _print_update(result: updates.Update, json: bool) -> None:
+def _print_history_import(report: dated.HistoryImport, json: bool) -> None:
     if json:
-        print_json(documents.updated(result))
+        print_json(documents.history_import(report))
         return
+    span = f"{report.history.first} to {report.history.last}"
+    console.print(f"[bold]{escape(report.catalog.name)}[/]: {report.days:,} days read; prices from {span}")
+    changes = sum(len(days) for days, _ in report.history.changes.values())
+    console.print(
+        f"{changes:,} changes of {len(report.history.changes):,} prices in {report.history_path}", style="dim"
+    )
+    console.print(
+        f"Plan as of a day: deepvm plan --catalog {escape(report.catalog.name)} --as-of {report.history.first}"
+    )
+
+
+def _print_update(result: updates.Update, json: bool, past: PriceHistory | None = None) -> None:
+    if json:
+        print_json(documents.updated(result, past))
+        return
+    if past is not None:
+        console.print(f"Prices from {past.first} to {past.last} are in its history.")
     catalog = result.catalog
     what = "written" if result.fresh else f"is {format_seconds(result.age_s)} old and was not read again (use --force)"
     counts = f"{len(catalog.instances):,} types, {catalog.offer_count:,} offers"
@@ -222,10 +311,12 @@ def _print_update(result: updates.Update, json: bool) -> None:
     _print_notes(catalog)
 
 
-def _print_changes(changes: updates.Changes) -> None:
+def _print_changes(
+    changes: updates.Changes, shown: int | None = _MOVES_SHOWN, since: str = "Since the last update"
+) -> None:
     types = f"{len(changes.added):,} types added, {len(changes.removed):,} removed"
-    console.print(f"Since the last update: {len(changes.moves):,} prices changed, {types}.")
-    for move in changes.moves[:_MOVES_SHOWN]:
+    console.print(f"{since}: {len(changes.moves):,} prices changed, {types}.")
+    for move in changes.moves[:shown]:
         place = escape(move.zone or move.region)
         amounts = f"{format_usd(move.usd_before)} -> {format_usd(move.usd_after)}"
         console.print(f"  {escape(move.instance)} {move.market} in {place}: {amounts} ({move.ratio - 1:+.0%})")

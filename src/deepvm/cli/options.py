@@ -7,6 +7,9 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import date, datetime
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -15,9 +18,12 @@ from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
 from deepvm.errors import UnknownName, UsageError
+from deepvm.performance.job import Job, read_job
+from deepvm.performance.profile import read_profile
 from deepvm.plan import OBJECTIVES, Request
+from deepvm.plan.profiles import rate_machines
 from deepvm.plan.request import PAPER_ARCHITECTURES
-from deepvm.plan.search.instances import eflops_of
+from deepvm.plan.search.instances import job_eflops
 from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
 
@@ -35,12 +41,27 @@ def _model(help_text: str) -> Any:
 
 def _request_options(
     catalog: Annotated[str, typer.Option("--catalog", help="A catalogue's name, or a file.")] = DEFAULT,
+    as_of: Annotated[
+        datetime | None,
+        typer.Option("--as-of", formats=["%Y-%m-%d"], help="Prices of this day, from the catalogue's history."),
+    ] = None,
     objective: Annotated[str, typer.Option(help=f"What counts as better: {', '.join(OBJECTIVES)}.")] = "throughput",
-    checkpoint_size: Annotated[str, _job("Bytes of one checkpoint.")] = "300MB",
+    job: Annotated[
+        Path | None, _job("A file of deepvm profile: sizes, step time and memory that are not given below.")
+    ] = None,
+    model: Annotated[str | None, _job("The same for a built-in model (gpt2) or a transformers config.json.")] = None,
+    precision: Annotated[str | None, _job("Of --model: fp32, bf16, fp16 [fp32].")] = None,
+    batch: Annotated[int | None, _job("Samples in a step on one GPU [the model's own].")] = None,
+    parallel: Annotated[str | None, _job("Of --job or --model: ddp, fsdp [ddp].")] = None,
+    optimizer: Annotated[str | None, _job("Of --model: adamw, sgd, adafactor [adamw].")] = None,
+    checkpoint_size: Annotated[str | None, _job("Bytes of one checkpoint [the job's, else 300MB].")] = None,
     buffers: Annotated[int, _job("Checkpoints kept in memory.")] = 2,
     checkpoint_every: Annotated[str, _job("Time between checkpoints.")] = "60s",
-    gradient_size: Annotated[str | None, _job("Gradients exchanged in a step [a third of the checkpoint].")] = None,
-    step_time: Annotated[str, _job("Compute of one step on one T4.")] = "0.5s",
+    gradient_size: Annotated[
+        str | None, _job("Gradients exchanged in a step [the job's, else a third of that].")
+    ] = None,
+    step_time: Annotated[str | None, _job("Compute of one step on one T4 [the job's, else 0.5s].")] = None,
+    global_batch: Annotated[int | None, _job("Most samples in a step over all GPUs [what fills them].")] = None,
     work: Annotated[str | None, _job("The whole job: 40h@g4dn.xlarge, or a number of eFLOPS hours.")] = None,
     deadline: Annotated[str | None, _job("Finish --work within this time.")] = None,
     architecture: Annotated[
@@ -49,7 +70,9 @@ def _request_options(
     region: Annotated[list[str] | None, _cluster("Only this region, repeatable.")] = None,
     zone: Annotated[list[str] | None, _cluster("Only this zone, repeatable.")] = None,
     gpu: Annotated[list[str] | None, _cluster("Only this GPU, repeatable.")] = None,
-    min_gpu_memory: Annotated[str | None, _cluster("Least memory of one GPU, in GB as GPUs are sold: 24.")] = None,
+    min_gpu_memory: Annotated[
+        str | None, _cluster("Least memory of one GPU, in GB as GPUs are sold: 24 [what the job needs].")
+    ] = None,
     arch: Annotated[str, _cluster("CPU architecture: x86_64, arm64, any.")] = "x86_64",
     fractional_gpus: Annotated[bool, _cluster("Admit slices of GPUs.", "--fractional-gpus")] = False,
     max_nodes: Annotated[int, _cluster("Most machines in one role.")] = 255,
@@ -59,17 +82,37 @@ def _request_options(
     ] = None,
     curve: Annotated[str, _model("auto: measured curves where known; all-reduce: for all.")] = "auto",
     saturation: Annotated[str, _model("Network model: auto, table (the paper's), bandwidth.")] = "auto",
+    profile: Annotated[
+        list[Path] | None,
+        _model("Measurements of deepvm calibrate, repeatable: measured machines, others by a roofline."),
+    ] = None,
 ) -> tuple[Catalog, Request]:
-    market = catalogues.load(catalog)
-    return market, Request(
+    if job is not None and batch is not None:
+        raise UsageError("--batch has no effect with --job: a job file has its own")
+    of_model = {"precision": precision, "batch": None if model is None else batch, "optimizer": optimizer}
+    profiled = load_job(job, model, parallel, {k: v for k, v in of_model.items() if v is not None})
+    figures = {
+        "batch": batch,
+        "checkpoint_bytes": None if checkpoint_size is None else parse_bytes(checkpoint_size),
+        "gradient_bytes": None if gradient_size is None else parse_bytes(gradient_size),
+        "step_s": None if step_time is None else parse_seconds(step_time),
+    }
+    make: Callable[..., Request] = Request if profiled is None else partial(Request.for_job, profiled)
+    market = catalogues.load(catalog) if as_of is None else _as_of(catalog, as_of.date())
+    profiles = tuple(read_profile(path) for path in profile or ())
+    base = make(
+        **{name: value for name, value in figures.items() if value is not None},
         budget_usd=0.0,
-        objective=objective,
-        checkpoint_bytes=parse_bytes(checkpoint_size),
         buffers=buffers,
         checkpoint_every_s=parse_seconds(checkpoint_every),
-        gradient_bytes=None if gradient_size is None else parse_bytes(gradient_size),
-        step_s=parse_seconds(step_time),
-        work_eflops_h=None if work is None else parse_work(market, work),
+        global_batch=global_batch,
+        profiles=profiles,
+        ratings=rate_machines(market, profiles) if profiles else None,
+    )
+    return market, replace(
+        base,
+        objective=objective,
+        work_eflops_h=None if work is None else parse_work(market, work, base),
         deadline_s=None if deadline is None else parse_seconds(deadline),
         architectures=tuple(architecture or PAPER_ARCHITECTURES),
         region=tuple(region or ()),
@@ -84,6 +127,34 @@ def _request_options(
         curve=cast(Any, curve),
         saturation=cast(Any, saturation),
     )
+
+
+def load_job(path: Path | None, model: str | None, parallel: str | None, of_model: dict[str, Any]) -> Job | None:
+    """Read the job of ``--job``, or compute that of ``--model``; None without either."""
+    if path is not None and model is not None:
+        raise UsageError("--job and --model exclude each other: give one of them")
+    if model is None and of_model:
+        name = f"--{next(iter(of_model))}"
+        raise UsageError(f"{name} has no effect without --model: a job file has its own")
+    if path is None and model is None:
+        if parallel is not None:
+            raise UsageError("--parallel has no effect without --job or --model")
+        return None
+    if parallel not in (None, "ddp", "fsdp"):
+        raise UnknownName("parallelism", parallel or "", ("ddp", "fsdp"))
+    if path is not None:
+        found = read_job(path)
+        return found if parallel is None else replace(found, parallel=cast(Any, parallel))
+    from deepvm.calibrate.job import profile_model  # imports torch when it is called
+
+    chosen: dict[str, Any] = {**of_model, "parallel": parallel or "ddp"}
+    return profile_model(model or "", **chosen)
+
+
+def _as_of(catalog: str, day: date) -> Catalog:
+    from deepvm.market.catalog_history import load_as_of  # with all sources of catalogues, which few plans need
+
+    return load_as_of(catalog, day)
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -104,8 +175,8 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-def parse_work(catalog: Catalog, text: str) -> float:
-    """Parse ``40h@g4dn.xlarge``, forty hours of one such machine, or a number of eFLOPS hours."""
+def parse_work(catalog: Catalog, text: str, job: Request) -> float:
+    """Parse ``40h@g4dn.xlarge``, forty hours of this job on one such machine, or a number of eFLOPS hours."""
     duration, at, instance = text.partition("@")
     if not at:
         try:
@@ -115,7 +186,7 @@ def parse_work(catalog: Catalog, text: str) -> float:
                 f"{text!r} is not a valid job size: write 40h@g4dn.xlarge, or eFLOPS hours as 15080"
             ) from None
     machine = catalog.instance(instance)
-    eflops, _ = eflops_of(machine)
+    eflops = job_eflops(machine, catalog.provider, job)
     if eflops is None:
         raise UsageError(f"{machine.name} has no accelerator of known speed: measure --work on another type")
     return parse_seconds(duration) / 3600 * eflops

@@ -18,7 +18,9 @@ from deepvm.catalog import Catalog
 from deepvm.cli.options import takes_request
 from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, stderr, table, write_text
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
+from deepvm.plan.explain import Figure
 from deepvm.plan.objectives import unit
+from deepvm.plan.profiles import Ratings
 from deepvm.plan.result import RestoreForecast
 from deepvm.units import format_bytes, format_days, format_seconds, format_usd, parse_usd
 
@@ -81,9 +83,18 @@ def _show(plan: Plan, today: date) -> None:
     console.print(f"prices of {oldest.isoformat()}; network by the {best.network}", style="dim")
     if best.estimates:
         console.print(escape(f"estimated, not measured: {', '.join(best.estimates)}"), style="dim")
+    if request.ratings is not None:
+        console.print(escape(_rated(request.ratings)), style="dim")
     hint = price_age_note(oldest, today)
     if hint:
         console.print(hint, style="yellow")
+
+
+def _rated(ratings: Ratings) -> str:
+    if not ratings.machines and ratings.roofline is None:
+        return "; ".join(["the profiles only forecast restores", *ratings.notes])
+    measured = ", ".join(ratings.machines) or "no machine of this catalogue"
+    return "; ".join([f"measured with {ratings.workload}: {measured}", *ratings.notes])
 
 
 def _show_instances(plan: Plan) -> None:
@@ -146,9 +157,10 @@ def restore_text(restore: RestoreForecast) -> str:
     """Format a forecast: ``about 5.2 s after a loss, 4.1 s of it fetch 17 × 300 MB, bound by ...``."""
     time = restore.time
     fetch = f"{format_seconds(time.fetch_s)} of it fetch {restore.workers} × {format_bytes(restore.state_bytes)}"
+    measured = f"; measured: {', '.join(restore.measured).replace('_', ' ')}" if restore.measured else ""
     return (
         f"about {format_seconds(time.total_s)} after a loss, {fetch}, bound by {time.bound_by}; "
-        f"{format_seconds(restore.on_demand_s)} overlapped and on demand"
+        f"{format_seconds(restore.on_demand_s)} overlapped and on demand{measured}"
     )
 
 
@@ -169,11 +181,56 @@ def _show_reasons(plan: Plan, why: Explanation) -> None:
     console.print(rows)
 
 
+def rating_rows(ratings: Ratings) -> Iterator[tuple[str, str]]:
+    """Name what profiles measured, and how well they predict machines that they did not."""
+    for one in ratings.machines.values():
+        speed = "no eFLOPS" if one.eflops is None else f"{one.eflops:,.0f} eFLOPS"
+        curve = ""
+        if one.curve is not None:
+            tested = "untested" if one.curve_error is None else f"{one.curve_error:.1%} off where it was tested"
+            curve = f", scaling by {one.curve_name} ({tested})"
+        yield "measured", f"{one.instance}: {speed} for {ratings.workload}{curve}, {one.date[:10]}"
+    if ratings.roofline is not None:
+        worst, usual = ratings.roofline.worst_error or 0.0, ratings.roofline.error or 0.0
+        types = ", ".join(ratings.roofline.devices)
+        yield (
+            "estimated",
+            f"other types by a roofline of {types}: {usual:.0%} off, at worst {worst:.0%}, by leaving one out",
+        )
+    for note in ratings.notes:
+        yield "profile", note
+
+
+_FIGURES = {
+    "checkpoint_bytes": "checkpoint",
+    "gradient_bytes": "gradients",
+    "step_s": "step on a T4",
+    "gpu_memory_bytes": "GPU memory",
+}
+
+
+def _figure_text(figure: Figure) -> str:
+    """Format a figure and its origin: ``1.49 GB, measured``."""
+    if figure.value is None:
+        return f"unknown, {figure.origin}"
+    shown = format_seconds(figure.value) if figure.name == "step_s" else format_bytes(figure.value)
+    between = ""
+    if figure.low is not None and figure.high is not None:
+        between = f" (from {format_seconds(figure.low)} to {format_seconds(figure.high)})"
+    return f"{shown}{between}, {figure.origin}"
+
+
 def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
     best = plan.recommendations[0]
     yield "why", why.because
     yield "bound by", "; ".join(why.binding)
     yield "unspent", f"{format_usd(why.unspent_usd)}/h of the budget"
+    for links in why.links:
+        yield "all-reduce", links
+    if why.batch is not None:
+        yield "batch", why.batch
+    for figure in why.figures:
+        yield _FIGURES[figure.name], _figure_text(figure)
     if why.runner_up is None:
         yield "runner-up", "no other GPU type fits"
     else:
@@ -195,6 +252,8 @@ def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
         yield "quota", "no raise would help"
     if best.restore is not None:
         yield "restore", restore_text(best.restore)
+    if plan.request.ratings is not None:
+        yield from rating_rows(plan.request.ratings)
     for age in why.price_ages:
         yield "price", f"{age.instance} {age.market}: {age.seen.isoformat()}, {format_days(age.days)}"
     for out in plan.left_out:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deepvm import variables
 from deepvm.errors import DeepvmError, NotFound, UsageError
-from deepvm.fetch import segment
+from deepvm.fetch import segment, segment_files
 from deepvm.fetch.pull import Pulled, Unwanted, pull
 from deepvm.fetch.segment_writer import SegmentWriter
 from deepvm.store.base import check_run
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace, stop: threading.Event) -> int:
     run, keep_s = check_run(options.run), parse_seconds(options.keep_s)
     if keep_s <= 0:
         raise UsageError(f"--keep-s {options.keep_s} would drop the checkpoint at once: give the trainer some time")
-    path = segment.default_path(run) if options.into is None else options.into.absolute()
+    path = segment_files.default_path(run) if options.into is None else options.into.absolute()
     token, key = os.environ.get(variables.TOKEN), os.environ.get(variables.RUN_KEY)
     stores = open_stores(options.stores, token=token, key=key)
     try:
@@ -120,7 +120,7 @@ def _keep(writer: SegmentWriter, keep_s: float, stop: threading.Event) -> None:
     ends, swept_s = time.monotonic() + keep_s, time.monotonic()
     while writer.is_wanted() and not stop.is_set() and time.monotonic() < ends:
         stop.wait(WATCH_S)
-        if time.monotonic() - swept_s > segment.ORPHAN_S:
+        if time.monotonic() - swept_s > segment_files.ORPHAN_S:
             writer.remove_orphans()
             swept_s = time.monotonic()
     writer.give_up()

@@ -1,5 +1,5 @@
 """The format of a segment: one checkpoint in shared memory, in a file that ``segment_writer`` fills while several
-processes read it (``segment_reader``).
+processes read it (``segment_reader``). ``segment_files`` says where it is.
 
     0       magic "DVMSEG1" + 0 · version u32 · state u32 · the writer's pid u64 and its start u64 (ticks since boot) ·
             length of about u64 · chunks u64 · offset of the data u64 · size of the data u64 ·
@@ -16,35 +16,23 @@ once. It writes everything else before the state that announces it.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import logging
 import os
-import stat
 import struct
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 from deepvm import strict_json as strict
-from deepvm.errors import AccessDenied, Corrupt, StoreError
-from deepvm.store.base import Manifest, check_run
-
-log = logging.getLogger("deepvm.fetch")
+from deepvm.errors import Corrupt
+from deepvm.store.base import Manifest
 
 MAGIC, VERSION = b"DVMSEG1\0", 1
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - make_folder checks the folder in it
 PATH_VARIABLE = "DEEPVM_FETCHED"
 PAGE_BYTES = 4096
 ALIGN_BYTES = 2 * 2**20  # a huge page, if shared memory has them; the gap before is a hole in the file
 MODIFIED_OFFSET, RANKS_OFFSET = 2047, 2048
 MOST_RANKS = PAGE_BYTES - RANKS_OFFSET
 _STATE_OFFSET = 12
-ORPHAN_S = 5.0  # a trainer may be about to open the segment of a fetcher that was killed just now
 MOST_ABOUT_BYTES = 256 * 2**20
 _HEAD = struct.Struct("<8sII6Q3d")
 
@@ -147,100 +135,3 @@ class About:
 
 def data_offset(about_bytes: int, chunks: int) -> int:
     return -(-(PAGE_BYTES + about_bytes + chunks) // ALIGN_BYTES) * ALIGN_BYTES
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-def default_path(run: str) -> Path:
-    """Return where the trainer looks for a segment: a path with the names of user and run."""
-    return SHARED_MEMORY / f"deepvm-{os.getuid()}" / check_run(run)
-
-
-def make_folder(folder: Path) -> None:
-    """Make the user's own folder in shared memory, where other users may have made one of that name."""
-    try:
-        os.mkdir(folder, 0o700)
-    except FileExistsError:
-        pass
-    except OSError as error:
-        raise StoreError(f"{folder} cannot be made ({error.strerror}): pass another path with --into") from None
-    found = os.lstat(folder)
-    _check_private(folder, found, stat.S_ISDIR(found.st_mode))
-
-
-def _check_private(path: Path, found: os.stat_result, right_kind: bool) -> None:
-    if not right_kind or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise AccessDenied(
-            f"{path} is not this user's alone (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):o}): "
-            "remove it, or pass another path with --into"
-        )
-
-
-def open_private(path: Path) -> int:
-    """Open a segment that only this user could have written. Raises FileNotFoundError if there is none."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            raise FileNotFoundError(path) from None
-        raise AccessDenied(f"{path} cannot be opened: {error.strerror}") from None
-    try:
-        found = os.fstat(fd)
-        _check_private(path, found, stat.S_ISREG(found.st_mode))
-    except AccessDenied:
-        os.close(fd)
-        raise
-    return fd
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    fd = open_private(path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def lock_if_free(fd: int, how: int = fcntl.LOCK_EX) -> bool:
-    try:
-        fcntl.flock(fd, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def remove(path: Path) -> None:
-    """Remove what a killed writer left, if anything."""
-    with suppress(OSError, StoreError), opened(path) as fd:
-        unlink_if_same(path, fd)
-
-
-def remove_orphans(*, but: str) -> None:
-    """Remove the segments of other runs than ``but`` whose writer was killed. A trainer that reads one keeps it open;
-    one that starts later than ORPHAN_S restores from its stores."""
-    folder = default_path(but).parent
-    try:
-        names = [name for name in os.listdir(folder) if name != but]
-    except OSError:  # it does not exist, or belongs to another user
-        return
-    for name in names:
-        with suppress(OSError, StoreError), opened(folder / name) as fd:  # or it is gone, or not this user's alone
-            old = time.time() - os.fstat(fd).st_mtime >= ORPHAN_S
-            if old and lock_if_free(fd) and unlink_if_same(folder / name, fd):
-                log.info("removed %s of a fetcher that was killed", folder / name)
-
-
-def unlink_if_same(path: Path, fd: int) -> bool:
-    """Remove a file if it is still the open one; then the user's folder, if it is empty."""
-    try:
-        if not os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(fd)):
-            return False
-        os.unlink(path)
-    except FileNotFoundError:
-        return False
-    if path.parent == SHARED_MEMORY / f"deepvm-{os.getuid()}":
-        with suppress(OSError):  # another run has a segment there
-            os.rmdir(path.parent)
-    return True

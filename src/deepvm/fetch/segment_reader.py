@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from deepvm.errors import Corrupt
-from deepvm.fetch import segment
+from deepvm.fetch import segment, segment_files
 from deepvm.fetch.segment import About, Head, State
 
 CHOOSE_S = 5.0  # to wait for a fetcher that has not chosen a checkpoint yet
@@ -115,7 +115,7 @@ class SegmentReader:
         os.pwrite(self._fd, b"\1", segment.RANKS_OFFSET + rank)
         marks = os.pread(self._fd, ranks, segment.RANKS_OFFSET)
         if all(marks):
-            segment.unlink_if_same(self.path, self._fd)
+            segment_files.unlink_if_same(self.path, self._fd)
 
     def close(self) -> None:
         """Close the file. Views of ``mapped`` stay valid."""
@@ -139,12 +139,12 @@ def find_segment(run: str) -> SegmentReader | None:
     named = os.environ.get(segment.PATH_VARIABLE)
     if named == "":
         return None
-    path = segment.default_path(run) if named is None else Path(named)
-    segment.remove_orphans(but=run)
+    path = segment_files.default_path(run) if named is None else Path(named)
+    segment_files.remove_orphans(but=run)
     deadline = time.monotonic() + CHOOSE_S
     while True:
         try:
-            fd = segment.open_private(path)
+            fd = segment_files.open_private(path)
         except FileNotFoundError:
             return None
         try:
@@ -155,7 +155,9 @@ def find_segment(run: str) -> SegmentReader | None:
                 fd = -1
                 return found
             if not _is_locked(fd):
-                segment.unlink_if_same(path, fd)  # its writer was killed before it chose, or gave up
+                removed = segment_files.unlink_if_same(path, fd)  # its writer was killed before it chose, or gave up
+                if not removed and os.fstat(fd).st_size:
+                    segment.read_head(fd)  # raises if the file is something else
                 return None
             if time.monotonic() > deadline:
                 return None
@@ -167,7 +169,7 @@ def find_segment(run: str) -> SegmentReader | None:
 
 def _is_locked(fd: int) -> bool:
     """True if the writer is alive."""
-    if not segment.lock_if_free(fd, fcntl.LOCK_SH):
+    if not segment_files.lock_if_free(fd, fcntl.LOCK_SH):
         return True
     fcntl.flock(fd, fcntl.LOCK_UN)
     return False

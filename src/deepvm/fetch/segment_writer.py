@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from deepvm.errors import StoreUnavailable
-from deepvm.fetch import clock, segment
+from deepvm.fetch import clock, segment, segment_files
 from deepvm.fetch.segment import About, Head, State
 from deepvm.store.base import Manifest
 from deepvm.units import format_bytes
@@ -31,9 +31,9 @@ class SegmentWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._shared = path == segment.default_path(path.name)
+        self._shared = path == segment_files.default_path(path.name)
         if self._shared:
-            segment.make_folder(path.parent)
+            segment_files.make_folder(path.parent)
         self.remove_orphans()
         self._fd = self._create()
         self._writing = threading.Lock()
@@ -49,38 +49,40 @@ class SegmentWriter:
     def remove_orphans(self) -> None:
         """Remove what killed fetchers of other runs left: no other process does."""
         if self._shared:
-            segment.remove_orphans(but=self.path.name)
+            segment_files.remove_orphans(but=self.path.name)
 
     def _create(self) -> int:
         for _ in range(TRIES):
             try:
-                fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+                fd = segment_files.create(self.path)
             except FileExistsError:
                 self._remove_dead()
                 continue
             except FileNotFoundError:  # the folder was removed with the last segment in it
                 if not self._shared:
                     raise StoreUnavailable(f"{self.path.parent} does not exist: make it first") from None
-                segment.make_folder(self.path.parent)
+                segment_files.make_folder(self.path.parent)
                 continue
             except OSError as error:
                 raise StoreUnavailable(f"{self.path} cannot be made: {error.strerror}") from None
-            if segment.lock_if_free(fd) and os.fstat(fd).st_nlink:
+            if segment_files.lock_if_free(fd) and os.fstat(fd).st_nlink:
                 return fd
             os.close(fd)  # another fetcher removed it as orphaned, between its creation and its lock
         raise StoreUnavailable(f"{self.path} was removed {TRIES} times: stop other fetchers of this run")
 
     def _remove_dead(self) -> None:
         """Remove what a dead fetcher left. Raises if it is alive."""
-        with suppress(FileNotFoundError), segment.opened(self.path) as fd:
+        with suppress(FileNotFoundError), segment_files.opened(self.path) as fd:
             deadline = time.monotonic() + BUSY_S
-            while not segment.lock_if_free(fd):
+            while not segment_files.lock_if_free(fd):
                 if time.monotonic() > deadline:
                     raise StoreUnavailable(
                         f"{self.path} is being filled or kept by another fetcher: stop that one, or use --into"
                     )
                 time.sleep(0.01)
-            segment.unlink_if_same(self.path, fd)
+            if not segment_files.is_segment(self.path, fd):
+                raise StoreUnavailable(f"{self.path} exists and is not a segment: remove it, or use --into")
+            segment_files.unlink_if_same(self.path, fd)
 
     # --- filling ------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class SegmentWriter:
     def _check_room(self, size_bytes: int) -> None:
         found = os.statvfs(self.path.parent)
         free = found.f_bavail * found.f_frsize
-        if segment.SHARED_MEMORY in self.path.parents:  # its limit may exceed the free memory
+        if segment_files.SHARED_MEMORY in self.path.parents:  # its limit may exceed the free memory
             free = min(free, _available_memory_bytes() or free)
         if free < size_bytes * SPARE:
             raise SegmentFull(
@@ -147,7 +149,7 @@ class SegmentWriter:
         if self._head.state is not State.WHOLE:
             self._set_state(State.FAILED)
         fd, self._fd = self._fd, -1
-        segment.unlink_if_same(self.path, fd)
+        segment_files.unlink_if_same(self.path, fd)
         os.close(fd)
 
 

@@ -125,6 +125,7 @@ class MemoryNode:
 
     def _serve(self, peer: Peer) -> None:
         self.counters.add(connections_total=1)
+        until = time.monotonic() + self.settings.limits.handshake_s  # for all of it, TLS included
         try:
             if self._tls is not None:
                 peer.sock.settimeout(self.settings.limits.handshake_s)
@@ -134,7 +135,7 @@ class MemoryNode:
         except OSError as error:  # ssl's errors are among them
             self.log.warning("handshake failed", client=peer.name, error=str(error))
             return
-        connection = ClientConnection(self, channel, peer)
+        connection = ClientConnection(self, channel, peer, handshake_until=until)
         with self._lock:
             self._threads[connection] = threading.current_thread()
             if self.closing:

@@ -27,8 +27,8 @@ class Limits:
     connections_of_a_host: int = 192  # of them
     handshakes: int = 64  # connections that have not proved it yet
     runs: int = 1000
-    handshake_s: float = 5.0
-    frame_s: float = 60.0  # a frame that has begun arrives, or an answer is taken, within this: 8 MiB at 1 Mbit/s
+    handshake_s: float = 5.0  # in all, TLS included
+    frame_s: float = 60.0  # a frame that has begun arrives, or an answer is taken, within this and 8 s for each MB
     idle_s: float = 6 * 3600.0  # between frames; trainers are silent between saves
     upload_idle_s: float = 300.0  # an upload without any request for this long is dropped
     room_s: float = 2.0  # how long a new upload waits for blocks that are still being read

@@ -1,4 +1,4 @@
-"""How much faster n machines are than one: a spec from the catalogue in, one of four models out. The planner asks it.
+"""How much faster n machines are than one: a spec from the catalogue in, one of six models out. The planner asks it.
 
 A curve that came from measurements has their range of node counts (``measured``). Values outside of it are
 extrapolations, and are marked so where they are shown.
@@ -18,6 +18,8 @@ from numpy.typing import ArrayLike
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.allreduce import AllReduce
 from deepvm.performance.checks import Floats, ParametricCurve, check_number, node_counts
+from deepvm.performance.cluster.batch import LimitedBatch
+from deepvm.performance.cluster.interconnect import ClusterAllReduce
 
 
 class SpeedupCurve(Protocol):
@@ -154,8 +156,9 @@ class MeasuredPoints:
         return {"model": self.model, "nodes": list(self.nodes), "seconds": list(self.seconds)}
 
 
-MODELS: Mapping[str, type[AllReduce] | type[Logistic] | type[MeasuredPoints] | type[UniversalScalability]] = {
-    kind.model: kind for kind in (AllReduce, Logistic, MeasuredPoints, UniversalScalability)
+MODELS: Mapping[str, type[Any]] = {
+    kind.model: kind
+    for kind in (AllReduce, ClusterAllReduce, LimitedBatch, Logistic, MeasuredPoints, UniversalScalability)
 }
 
 
@@ -170,11 +173,12 @@ def curve_from_spec(spec: Mapping[str, Any]) -> SpeedupCurve:
     parameters = {key: value for key, value in spec.items() if key != "model"}
     unknown = [key for key in parameters if key not in fields]
     if unknown:
-        raise UnknownName(f"parameter of {kind.model}", str(unknown[0]), fields)
+        raise UnknownName(f"parameter of {spec['model']}", str(unknown[0]), fields)
     missing = [name for name, f in fields.items() if f.default is dataclasses.MISSING and name not in parameters]
     if missing:
-        raise UsageError(f"a speedup curve of the model {kind.model} needs {', '.join(missing)} too")
-    return kind(**parameters)
+        raise UsageError(f"a speedup curve of the model {spec['model']} needs {', '.join(missing)} too")
+    curve: SpeedupCurve = kind(**parameters)
+    return curve
 
 
 def _sequence(what: str, values: Any) -> tuple[Any, ...]:

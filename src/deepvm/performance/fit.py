@@ -29,7 +29,8 @@ def fit(model: str, nodes: Sequence[int], seconds: Sequence[float], **known: flo
     ``logistic`` is fitted to speedups by least squares, as DeepVM does; ``universal-scalability`` and
     ``all-reduce`` by least squares of relative errors; ``measured`` keeps the points. ``all-reduce`` has to
     know ``gradient_bytes`` and ``sustained_gbps``, and ``steps``, the number of steps that make up the time
-    of one machine (1 unless given): n machines share them, so the work takes steps/n × t(n).
+    of one machine (1 unless given): n machines share them, so the work takes steps/n × t(n). Whether compute hides a
+    part of the exchange is decided by cross-validation: each point is predicted from the others.
     """
     fitter = _FITTERS.get(model)
     if fitter is None:
@@ -126,28 +127,34 @@ def _fit_all_reduce(points: MeasuredPoints, known: Mapping[str, float]) -> Fit:
         (math.log(1e-4), math.log(1e-9)),
         (0.0, 5.0),
     )
-    best, loss = _least_squares(residuals, starts=[network], low=network_low, high=network_high)
-    informative = len(n) - 1  # one machine has no network
-    if informative > 4:
-        overlapped, overlapped_loss = _least_squares(
-            residuals,
-            starts=[(*network, share) for share in (0.1, 0.5, 0.9)],
-            low=(*network_low, 0.0),
-            high=(*network_high, 1.0),
-        )
-        if _akaike(overlapped_loss, 3, informative) < _akaike(loss, 2, informative):
+    best, _ = _least_squares(residuals, starts=[network], low=network_low, high=network_high)
+    if len(n) > 4:  # one point checks what the others say, and three of these have a network
+        low, high = (*network_low, 0.0), (*network_high, 1.0)
+        starts = [(*network, share) for share in (0.1, 0.5, 0.9)]
+        overlapped, _ = _least_squares(residuals, starts=starts, low=low, high=high)
+        without = _left_out_error(residuals, best, low=network_low, high=network_high)
+        if _left_out_error(residuals, overlapped, low=low, high=high) < without:
             best = overlapped
     fitted = curve(best)
     return Fit(curve=fitted, worst_relative_error=_worst(fitted.speedup(n), speedups))
 
 
-def _akaike(loss: float, parameters: int, count: int) -> float:
-    """Compute Akaike's criterion for small samples: a further parameter must improve the fit enough."""
-    return (
-        count * math.log(max(loss, 1e-18) / count)
-        + 2 * parameters
-        + 2 * parameters * (parameters + 1) / (count - parameters - 1)
-    )
+def _left_out_error(
+    residuals: Callable[[Floats], Floats], best: Floats, *, low: tuple[float, ...], high: tuple[float, ...]
+) -> float:
+    """Return the mean square error of points that a fit to the others predicts. The first, one machine, stays."""
+    count = len(residuals(best))
+    errors = []
+    for out in range(1, count):
+        kept = np.arange(count) != out
+        others, _ = _least_squares(
+            lambda x, kept=kept: residuals(x)[kept],  # type: ignore[misc]
+            starts=[tuple(best)],
+            low=low,
+            high=high,
+        )
+        errors.append(float(residuals(others)[out]) ** 2)
+    return math.fsum(errors) / len(errors)
 
 
 def _least_squares(

@@ -54,10 +54,27 @@ class PriceAge:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A figure of the job behind a plan, and where it is from: measured, computed, guessed, given or a default."""
+
+    name: str
+    value: float | None
+    origin: str
+    low: float | None = None
+    high: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self, "name value origin low high")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
     because: str
     binding: tuple[str, ...]
     unspent_usd: float
+    links: tuple[str, ...]  # what the all-reduce of each worker type goes through
+    batch: str | None  # what a limit of the global batch does; None without one
+    figures: tuple[Figure, ...]  # of the job, each with its origin; empty if the request has none
     runner_up: Recommendation | None  # the best cluster of another worker type
     runner_up_behind: float | None  # by this fraction of the objective
     dollar_more: Recommendation | None
@@ -69,7 +86,7 @@ class Explanation:
 
     def to_json(self) -> dict[str, Any]:
         more = "dollar_more dollar_more_gain next_better_usd flip_usd quota_raises price_ages"
-        return json_fields(self, f"because binding unspent_usd runner_up runner_up_behind {more}")
+        return json_fields(self, f"because binding unspent_usd links batch figures runner_up runner_up_behind {more}")
 
 
 def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
@@ -87,6 +104,9 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
         because=_because(board, plan, chosen),
         binding=_binding(catalog, request, chosen, next_better, raises),
         unspent_usd=request.budget_usd - chosen.hourly_usd,
+        links=_links(board, chosen),
+        batch=_batch(board, chosen),
+        figures=_figures(request),
         runner_up=runner_up,
         runner_up_behind=None if runner_up is None else -_gain(chosen, runner_up),
         dollar_more=dollar,
@@ -98,6 +118,29 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
             PriceAge(instance=r.instance, market=r.market.value, seen=r.seen, days=(today - r.seen).days)
             for r in chosen.roles
         ),
+    )
+
+
+def _figures(request: Request) -> tuple[Figure, ...]:
+    job = request.job
+    if job is None:
+        return ()
+    given_gb = request.min_gpu_memory_gb
+    values: dict[str, float | None] = {
+        "checkpoint_bytes": request.checkpoint_bytes,
+        "gradient_bytes": request.gradient_bytes_per_step,
+        "step_s": request.step_s,
+        "gpu_memory_bytes": job.memory_bytes if given_gb is None else given_gb * 1e9,
+    }
+    return tuple(
+        Figure(
+            name=name,
+            value=values[name],
+            origin=origin,
+            low=job.step_low_s if name == "step_s" else None,
+            high=job.step_high_s if name == "step_s" else None,
+        )
+        for name, origin in job.origins.items()
     )
 
 
@@ -121,7 +164,7 @@ def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
         for r in others
         if chosen.objective_value
     )
-    return f"{rule}, over every size of {clusters} type-and-place choices{beaten}"
+    return f"{rule}, of clusters of every size for {clusters} choices of instance type, place and architecture{beaten}"
 
 
 def _binding(
@@ -143,6 +186,10 @@ def _binding(
     }
     if request.deadline_s is not None:
         relaxed["deadline"] = replace(request, deadline_s=None)
+    if request.global_batch is not None:
+        relaxed[f"--global-batch {request.global_batch}"] = replace(request, global_batch=None)
+    if request.job is not None and request.job.memory_bytes is not None:
+        relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
     places = request.zones or request.regions
     if places:
         relaxed[f"place ({', '.join(places)})"] = replace(request, zone=None, region=None)
@@ -151,6 +198,26 @@ def _binding(
         if better is not None and _gain(chosen, better) > 1e-9:
             found.append(name)
     return tuple(found) or ("none: twice the money, more quota or more machines would not help",)
+
+
+def _links(board: Board, chosen: Recommendation) -> tuple[str, ...]:
+    trained = dict.fromkeys(role.instance for role in chosen.roles if role.role != "memory")
+    links = {name: board.links[board.catalog.index_by_name[name]] for name in trained}
+    efa = all(found.efa for found in links.values())
+    return tuple(f"{name}: {found.in_ring(efa=efa).text}" for name, found in links.items())
+
+
+def _batch(board: Board, chosen: Recommendation) -> str | None:
+    """Say how a limit of the global batch divides over the chosen cluster."""
+    limit = board.request.global_batch
+    if limit is None:
+        return None
+    row = np.flatnonzero(board.workers.instance == board.catalog.index_by_name[chosen.worker.instance])[:1]
+    gpus, full = float(board.workers.gpus[row][0]) * chosen.nodes, float(board.full_batch(row)[0])
+    if full * gpus <= limit:
+        return f"{gpus:g} GPUs take {full:.4g} samples each, within the limit of {limit}"
+    each = f"{limit / gpus:.4g} samples on each of {gpus:g} GPUs"
+    return f"{each}, whose memory takes {full:.4g}: a limit of {limit} in all"
 
 
 def _next_better_usd(board: Board) -> float | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from deepvm.performance.overheads import restore_path
 from deepvm.performance.restore import RestorePath, restore_s, restore_time
 from deepvm.plan.architectures import Part
 from deepvm.plan.request import CHECKPOINT_OVER_GRADIENTS
@@ -29,7 +30,7 @@ def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) ->
     node_gbps = _gbps(board, keeper)
     if workers < 1 or not (0 < slowest_gbps < np.inf and 0 < node_gbps < np.inf):
         return None
-    path = RestorePath(
+    modelled = RestorePath(
         state_bytes=board.request.checkpoint_bytes,
         worker_link_bytes_per_s=slowest_gbps * _BYTES_PER_GBIT,
         node_link_bytes_per_s=node_gbps * _BYTES_PER_GBIT,
@@ -37,6 +38,8 @@ def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) ->
         workers=workers,
         first_step_s=float(board.compute_s(np.array([candidate.worker]))[0]),
     )
+    trainer = board.catalog.instances[int(board.workers.instance[candidate.worker])].name
+    path, measured = restore_path(board.request.profiles, modelled, instance=trainer)
     soonest = replace(path, overlapped=True, on_demand=True, first_loss_share=1 / CHECKPOINT_OVER_GRADIENTS)
     return RestoreForecast(
         state_bytes=board.request.checkpoint_bytes,
@@ -44,6 +47,7 @@ def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) ->
         memory_nodes=keeper.count,
         time=restore_time(path),
         on_demand_s=restore_s(soonest),
+        measured=measured,
     )
 
 

@@ -77,6 +77,12 @@ def _binding(board: Board) -> str:
     ]
     if request.deadline_s is not None:
         without.append(("the deadline", "allow more time", replace(request, deadline_s=None)))
+    if request.global_batch is not None:
+        limit = f"--global-batch {request.global_batch}"
+        without.append((limit, "allow a larger batch", replace(request, global_batch=None)))
+    if request.job is not None and request.job.memory_bytes is not None:
+        need = f"{format_bytes(request.job.memory_bytes)} of GPU memory for {request.job.name}"
+        without.append((need, "train it with smaller batches", replace(request, job=None)))
     if request.max_nodes < MOST_NODES:
         without.append((f"--max-nodes {request.max_nodes}", "allow more", replace(request, max_nodes=MOST_NODES)))
     found = [(what, remedy) for what, remedy, loosened in without if _feasible(board, loosened)]

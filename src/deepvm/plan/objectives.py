@@ -64,15 +64,16 @@ def allowed_architectures(request: Request) -> tuple[Architecture, ...]:
     return tuple(architectures.find(name) for name in dict.fromkeys(request.architectures))
 
 
-def build_space(board: Board, nodes: Ints | None = None) -> Space:
+def build_space(board: Board) -> Space:
     """Make all clusters of the board, with prices, performances and scores under the request's policy."""
     request = board.request
-    nodes = node_counts(board, request) if nodes is None else nodes
+    nodes = node_counts(board, request)
     kinds = allowed_architectures(request)
     usd = prices(board, kinds, nodes)
     performance = board.workers.eflops[:, None] * nodes * board.scaling(nodes)
     score = _rounded(_scores(board, nodes, performance, usd))
-    score[~np.isfinite(usd) | (performance < request.least_performance) | np.isnan(score)] = -np.inf
+    unfit = (performance < request.least_performance) | np.isnan(performance)  # NaN: more GPUs than samples
+    score[~np.isfinite(usd) | unfit | np.isnan(score)] = -np.inf
     return Space(board=board, architectures=kinds, nodes=nodes, hourly_usd=usd, performance=performance, score=score)
 
 

@@ -39,7 +39,8 @@ def plan(catalog: Catalog, request: Request) -> Plan:
 def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendation:
     catalog, request = board.catalog, board.request
     trained = [part.instance for part in candidate.cluster if part.role != "memory"]
-    slowest = float(board.workers.gbps[np.isin(board.workers.instance, trained)].min())
+    of_ring = np.isin(board.workers.instance, trained)
+    slowest, efa = float(board.workers.gbps[of_ring].min()), bool(board.workers.efa[of_ring].all())
     usd = architectures.hourly_usd(candidate.cluster)
     return Recommendation(
         rank=rank,
@@ -50,7 +51,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
         performance=candidate.performance,
         objective=request.objective,
         objective_value=objectives.value(request.objective, board, candidate.worker, candidate.performance, usd),
-        curves=tuple(_curve(board, instance, slowest, candidate.nodes) for instance in dict.fromkeys(trained)),
+        curves=tuple(_curve(board, instance, slowest, efa, candidate.nodes) for instance in dict.fromkeys(trained)),
         network=board.network_model,
         estimates=_estimates(board, candidate),
         restore=restore_forecast(board, candidate, slowest),
@@ -59,7 +60,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
 
 def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
     """Name the estimated figures and doubtful prices, by machine type."""
-    catalog = board.catalog
+    catalog, request = board.catalog, board.request
     by_family = " (by its family)" if catalog.provider == "aws" else ""
     marked = [
         f"{what} of {catalog.instances[i].name}{how}"
@@ -70,6 +71,15 @@ def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
         for i in dict.fromkeys(part.instance for part in candidate.cluster)
         if marks[i]
     ]
+    efa = all(board.links[part.instance].efa for part in candidate.cluster if part.role != "memory")
+    trained = dict.fromkeys(part.instance for part in candidate.cluster if part.role != "memory")
+    marked += [
+        f"{what} of {catalog.instances[i].name}"
+        for i in trained
+        for what in board.unmeasured_links(i, efa=efa and candidate.nodes > 1)
+    ]
+    if request.global_batch is not None:
+        marked.append("the time of steps with small batches")
     floors = [
         f"price of {catalog.instances[part.instance].name} (a bid floor)"
         for part in candidate.cluster
@@ -78,8 +88,8 @@ def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
     return (*marked, *dict.fromkeys(floors))
 
 
-def _curve(board: Board, instance: int, slowest_gbps: float, nodes: int) -> Curve:
-    curve = board.curve(instance, slowest_gbps)
+def _curve(board: Board, instance: int, slowest_gbps: float, efa: bool, nodes: int) -> Curve:
+    curve = board.curve(instance, slowest_gbps, efa=efa)
     return Curve(
         instance=board.catalog.instances[instance].name,
         spec=curve.to_spec(),

@@ -9,6 +9,10 @@ from typing import Any, Literal
 from deepvm.catalog import Catalog, Quota
 from deepvm.errors import UnknownName, UsageError
 from deepvm.json_fields import json_fields
+from deepvm.performance.job import Job
+from deepvm.performance.profile import Profile
+from deepvm.plan.job_facts import JobFacts, check_job, job_fields
+from deepvm.plan.profiles import Ratings
 
 OBJECTIVES = ("throughput", "flopp", "cost", "time")
 POLICIES = ("deepvm", "noscale", "cost-first", "performance-first")
@@ -16,6 +20,8 @@ PAPER_ARCHITECTURES = ("tiering", "single-anchor")
 
 # The default assumes Adam in FP32: a checkpoint has weights and two moments, gradients are a third of it.
 CHECKPOINT_OVER_GRADIENTS = 3
+
+MOST_SAMPLES = 2**40  # in a step, as in job.json
 
 # What must be above zero, in words for messages.
 _ABOVE_ZERO = {
@@ -43,8 +49,11 @@ class Request:
     checkpoint_every_s: float = 60.0
     gradient_bytes: int | None = None  # of one step; a third of the checkpoint by default
     step_s: float = 0.5  # compute of one step on one T4; other GPUs by eFLOPS, with batches that fill their memory
+    batch: int | None = None  # samples of that step on the T4; a limit of the global batch needs it
+    global_batch: int | None = None  # most samples of one step over all GPUs; None for batches that fill all memories
     work_eflops_h: float | None = None  # the whole job, for the objectives cost and time
     deadline_s: float | None = None
+    job: JobFacts | None = None  # its GPU memory, and the origins of the figures above
 
     architectures: tuple[str, ...] = PAPER_ARCHITECTURES
     mixed: bool = False
@@ -59,6 +68,8 @@ class Request:
     quotas: tuple[Quota, ...] | None = None  # replace the catalogue's
     curve: Literal["auto", "all-reduce"] = "auto"
     saturation: Literal["auto", "table", "bandwidth"] = "auto"
+    profiles: tuple[Profile, ...] = ()  # measurements that replace defaults
+    ratings: Ratings | None = None  # by measured profiles
 
     def __post_init__(self) -> None:
         for what in ("region", "zone", "gpu"):
@@ -76,10 +87,15 @@ class Request:
         if not math.isfinite(self.budget_usd) or self.budget_usd < 0:
             raise UsageError(f"the budget is {self.budget_usd}: it must be a finite number of dollars, zero or more")
         least_of = {"top": 1, "checkpoint_bytes": 0, "gradient_bytes": 0, "buffers": 1, "max_nodes": 1}
+        least_of |= {"batch": 1, "global_batch": 1}
         for what, least in least_of.items():
             count = getattr(self, what)
             if count is not None and count < least:
                 raise UsageError(f"{what} is {count}: it must be {least} or more")
+        for what in ("batch", "global_batch"):
+            count = getattr(self, what)
+            if count is not None and count > MOST_SAMPLES:
+                raise UsageError(f"{what} is above {MOST_SAMPLES}, the most samples that a step can have")
         for what in _ABOVE_ZERO:
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
@@ -90,6 +106,10 @@ class Request:
             )
         if self.deadline_s is not None and self.work_eflops_h is None:
             raise UsageError("a deadline needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours")
+        if self.global_batch is not None and self.batch is None:
+            raise UsageError("--global-batch needs --batch too: the samples in one step of --step-time, on one T4")
+        if self.global_batch is not None and self.mixed:
+            raise UsageError("--mixed and --global-batch cannot be combined: limits are modelled for one GPU type")
         if not self.architectures:
             raise UsageError("architectures is empty: name at least one")
         if self.mixed and (self.policy != "deepvm" or self.objective != "throughput"):
@@ -132,6 +152,12 @@ class Request:
     def without_checkpoints(self) -> Request:
         """Return the same job with checkpoints of no bytes."""
         return replace(self, checkpoint_bytes=0, gradient_bytes=round(self.gradient_bytes_per_step))
+
+    @classmethod
+    def for_job(cls, job: Job, **given: Any) -> Request:
+        """Make a request for a job that was profiled. Figures that are given win over the job's."""
+        check_job(job)
+        return cls(**job_fields(job, given))
 
     def to_json(self) -> dict[str, Any]:
         return json_fields(self, " ".join(f.name for f in fields(self)))

@@ -61,10 +61,12 @@ class RestoreForecast:
     memory_nodes: int  # that serve them; an anchor counts as one
     time: RestoreTime  # whole state, fresh workers, one stage after another
     on_demand_s: float  # the total if bytes arrive while workers start, and optimizer state after the first loss
+    measured: tuple[str, ...] = ()  # overheads that profiles had; the others have defaults
 
     def to_json(self) -> dict[str, Any]:
         sizes = json_fields(self, "state_bytes workers memory_nodes")
-        return {**sizes, **self.time.to_json(), "on_demand_total_s": self.on_demand_s}
+        total = {"on_demand_total_s": self.on_demand_s, "measured": list(self.measured)}
+        return {**sizes, **self.time.to_json(), **total}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,7 +2,8 @@
 hub use them."""
 
 from deepvm.policy.loss import AfterLoss, parse_after_loss
-from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice, expected_save_s
+from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice
+from deepvm.policy.policy_text import parse_policy
 from deepvm.policy.retention import Retention
 from deepvm.policy.saving import (
     AllOf,
@@ -13,8 +14,8 @@ from deepvm.policy.saving import (
     Moment,
     SavePolicy,
     YoungDaly,
+    YoungDalyByAge,
     daly_interval_s,
-    parse_policy,
 )
 
 __all__ = [
@@ -30,9 +31,9 @@ __all__ = [
     "Retention",
     "SavePolicy",
     "YoungDaly",
+    "YoungDalyByAge",
     "at_notice",
     "daly_interval_s",
-    "expected_save_s",
     "parse_after_loss",
     "parse_policy",
 ]

@@ -39,14 +39,6 @@ class NoticePolicy:
         return seconds_left - self.keep_s - self.margin * work_s
 
 
-def expected_save_s(
-    *, state_bytes: int | None = None, bytes_per_s: float | None = None, took_s: float | None = None
-) -> float | None:
-    """Estimate the seconds until a save is safe elsewhere: the slower of its bytes' transfer and the last save."""
-    by_bytes = state_bytes / bytes_per_s if state_bytes is not None and bytes_per_s else None
-    return max((seconds for seconds in (by_bytes, took_s) if seconds is not None), default=None)
-
-
 def at_notice(
     *,
     seconds_left: float | None,
@@ -57,9 +49,9 @@ def at_notice(
 ) -> NoticeDecision:
     """Decide on the most that can be saved for certain in the time left.
 
-    ``seconds_left`` is None if the notice has no time, ``save_s`` (see ``expected_save_s``) if no save was measured:
-    trying then costs little, since only complete checkpoints are published. ``under_way_for_s`` is the age of a save
-    that is not complete yet. ``unsaved_steps`` counts the steps that neither it nor the last checkpoint has.
+    ``seconds_left`` is None if the notice has no time, ``save_s`` if no save was measured: trying then costs little,
+    since only complete checkpoints are published. ``under_way_for_s`` is the age of a save that is not complete yet.
+    ``unsaved_steps`` counts the steps that neither it nor the last checkpoint has.
     """
     under_way = under_way_for_s is not None
     if unsaved_steps <= 0 and not under_way:

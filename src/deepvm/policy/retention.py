@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepvm.errors import UsageError
@@ -21,10 +21,6 @@ class Retention:
         if self.keep_every is not None and self.keep_every < 1:
             raise UsageError(f"keep_every is {self.keep_every}: it must be at least 1, or None")
 
-    def expired(self, steps: Iterable[int]) -> list[int]:
-        """Return the steps to delete, oldest first."""
-        return self.expired_in_order(sorted(set(steps)))
-
-    def expired_in_order(self, steps: Sequence[int]) -> list[int]:
+    def expired(self, steps: Sequence[int]) -> list[int]:
         """Return the steps to delete, for steps in the order of their making, newest last."""
         return [s for s in steps[: -self.keep_last] if self.keep_every is None or s % self.keep_every]

@@ -1,15 +1,16 @@
-"""When to save: a policy and one moment of training in, True or False out. Pure: the save schedule passes the time."""
+"""When to save: a policy and one moment of training in, True or False out. Pure: the save schedule passes the time.
+
+``policy_text`` parses policies: ``str()`` of a policy is a text that it parses to the same policy.
+"""
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Protocol
 
 from deepvm.errors import UsageError
-from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice, expected_save_s
-from deepvm.units import parse_seconds
+from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,13 +23,12 @@ class Moment:
     last_saved_s: float | None = None
     notice_s_left: float | None = None  # seconds until this machine is preempted, after a notice
     noticed_s: float | None = None  # when the notice arrived
-    save_cost_s: float | None = None  # training time that one save takes, as measured
-    restore_cost_s: float | None = None
-    hazard_per_s: float | None = None  # preemptions that stop the run, per second
+    save_cost_s: float | None = (
+        None  # training time that one save takes; the checkpointer passes save_took_s, its limit
+    )
+    hazard_per_s: float | None = None  # preemptions that stop the run, per second; the checkpointer knows none
     save_took_s: float | None = None  # from the start of a save until it is safe elsewhere, as measured
     under_way_for_s: float | None = None  # since the start of a save that is not safe yet; it counts as the last one
-    state_bytes: int | None = None  # that a save transfers
-    bytes_per_s: float | None = None  # at which they become safe, as measured
 
     @property
     def unsaved_steps(self) -> int:
@@ -41,8 +41,7 @@ class Moment:
     @property
     def save_s(self) -> float | None:
         """Seconds until a save that starts now is safe elsewhere; its training time is the lower bound."""
-        measured = self.save_cost_s if self.save_took_s is None else self.save_took_s
-        return expected_save_s(state_bytes=self.state_bytes, bytes_per_s=self.bytes_per_s, took_s=measured)
+        return self.save_cost_s if self.save_took_s is None else self.save_took_s
 
 
 class SavePolicy(Protocol):
@@ -107,14 +106,17 @@ class EverySeconds(_Composable):
         return now.unsaved_steps > 0 and now.unsaved_s >= self.seconds
 
     def __str__(self) -> str:
-        return f"every {self.seconds!r}s"
+        return f"every {_seconds_text(self.seconds)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YoungDaly(_Composable):
-    """Save at the interval that loses least time to saves and to repeated work after a preemption."""
+    """Save at the interval that loses least time to saves and to repeated work after a preemption.
 
-    hazard_per_s: float | None = None  # overrides the measured one
+    Without a hazard, from here or from the moment, it saves every ``fallback_s``.
+    """
+
+    hazard_per_s: float | None = None  # overrides the moment's
     fallback_s: float = 600.0  # until a save is measured and a hazard is known
     least_s: float = 1.0
     most_s: float = 3600.0  # even in a quiet market
@@ -122,10 +124,10 @@ class YoungDaly(_Composable):
     def __post_init__(self) -> None:
         if self.hazard_per_s is not None and not (math.isfinite(self.hazard_per_s) and self.hazard_per_s >= 0):
             raise UsageError(f"hazard_per_s is {self.hazard_per_s}: it must be finite and not negative")
-        if not 0 < self.least_s <= self.most_s < math.inf or not self.fallback_s > 0:
+        if not 0 < self.least_s <= self.most_s < math.inf or not 0 < self.fallback_s < math.inf:
             raise UsageError(
                 f"least_s is {self.least_s}, most_s {self.most_s}, fallback_s {self.fallback_s}: "
-                "all must be above 0, and least_s at most most_s"
+                "all must be finite and above 0, and least_s at most most_s"
             )
 
     def interval_s(self, now: Moment) -> float:
@@ -140,14 +142,88 @@ class YoungDaly(_Composable):
         return now.unsaved_steps > 0 and now.unsaved_s >= self.interval_s(now)
 
     def __str__(self) -> str:
-        return "young-daly"
+        plain, options = YoungDaly(), {}
+        if self.hazard_per_s is not None:
+            options["hazard"] = f"{float(self.hazard_per_s)!r}/s"
+        if self.fallback_s != plain.fallback_s:
+            options["fallback"] = _seconds_text(self.fallback_s)
+        if self.least_s != plain.least_s:
+            options["least"] = _seconds_text(self.least_s)
+        if self.most_s != plain.most_s:
+            options["most"] = _seconds_text(self.most_s)
+        return "young-daly" + _text_of(options)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YoungDalyByAge(_Composable):
+    """Save often while a spell of training is young, and less often as it grows old: most spells end early.
+
+    A spell is short with probability ``short_share``; short and long ones last ``short_s`` and ``long_s`` on average.
+    Its age counts from the start or the restore of the run.
+    """
+
+    short_share: float
+    short_s: float
+    long_s: float
+    fallback_s: float = 600.0  # until a save is measured
+    least_s: float = 1.0
+    most_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.short_share <= 1 and 0 < self.short_s <= self.long_s < math.inf):
+            raise UsageError(
+                f"short_share is {self.short_share}, short_s {self.short_s}, long_s {self.long_s}: "
+                "the share must be from 0 to 1, the times above 0, the short one first"
+            )
+        if not 0 < self.least_s <= self.most_s < math.inf or not 0 < self.fallback_s < math.inf:
+            raise UsageError(
+                f"least_s is {self.least_s}, most_s {self.most_s}, fallback_s {self.fallback_s}: "
+                "all must be above 0, and least_s at most most_s"
+            )
+
+    def hazard_per_s(self, age_s: float) -> float:
+        """Return the rate at which spells of this age end."""
+        age_s = max(0.0, age_s)
+        faded = math.exp(-age_s * (1 / self.short_s - 1 / self.long_s))  # of short ones against long ones
+        short, long = self.short_share * faded, 1 - self.short_share
+        if short + long <= 0:
+            return 1 / self.short_s
+        return (short / self.short_s + long / self.long_s) / (short + long)
+
+    def after_s(self, age_s: float, save_cost_s: float) -> float:
+        """Return the training time from a save at this age to the next: Daly's, with the hazard halfway."""
+        wanted = daly_interval_s(save_cost_s, self.hazard_per_s(age_s))
+        for _ in range(_HALFWAY_ROUNDS):
+            wanted = daly_interval_s(save_cost_s, self.hazard_per_s(age_s + wanted / 2))
+        return min(max(wanted, self.least_s), self.most_s)
+
+    def interval_s(self, now: Moment) -> float:
+        if now.save_cost_s is None:
+            return min(max(self.fallback_s, self.least_s), self.most_s)
+        return self.after_s(now.last_saved_s or 0.0, now.save_cost_s)
+
+    def due(self, now: Moment) -> bool:
+        return now.unsaved_steps > 0 and now.unsaved_s >= self.interval_s(now)
+
+    def __str__(self) -> str:
+        options = {
+            "share": repr(float(self.short_share)),
+            "short": _seconds_text(self.short_s),
+            "long": _seconds_text(self.long_s),
+        }
+        for name, usual in (("fallback", 600.0), ("least", 1.0), ("most", 3600.0)):
+            if (seconds := getattr(self, f"{name}_s")) != usual:
+                options[name] = _seconds_text(seconds)
+        return "young-daly by age" + _text_of(options)
 
 
 @dataclass(frozen=True, slots=True)
 class AtNotice(_Composable):
     """Save at a preemption notice: at once, and again until the end, as long as a save can finish in time."""
 
-    again_after_s: float = 15.0  # a younger save suffices, unless less time than this is left
+    again_after_s: float = (
+        15.0  # a younger save suffices, unless less time than this is left; inf: until the last chance
+    )
     policy: NoticePolicy = NoticePolicy()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
@@ -175,7 +251,14 @@ class AtNotice(_Composable):
         return now.unsaved_s >= min(self.again_after_s, last_chance_s)
 
     def __str__(self) -> str:
-        return "at notice"
+        plain, options = AtNotice(), {}
+        if self.again_after_s != plain.again_after_s:
+            options["again"] = _seconds_text(self.again_after_s)
+        if self.policy.margin != plain.policy.margin:
+            options["margin"] = repr(float(self.policy.margin))
+        if self.policy.keep_s != plain.policy.keep_s:
+            options["keep"] = _seconds_text(self.policy.keep_s)
+        return "at notice" + _text_of(options)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -205,7 +288,7 @@ class AnyOf(_Combination):
         return any(policy.due(now) for policy in self.policies)
 
     def __str__(self) -> str:
-        return " or ".join(map(str, self.policies))
+        return " or ".join(map(str, self.policies)) if len(self.policies) > 1 else f"any of ({self.policies[0]})"
 
 
 class AllOf(_Combination):
@@ -217,7 +300,8 @@ class AllOf(_Combination):
         return all(policy.due(now) for policy in self.policies)
 
     def __str__(self) -> str:
-        return " and ".join(f"({p})" if isinstance(p, AnyOf) else str(p) for p in self.policies)
+        parts = [f"({policy})" if isinstance(policy, AnyOf) else str(policy) for policy in self.policies]
+        return " and ".join(parts) if len(parts) > 1 else f"all of ({self.policies[0]})"
 
 
 def daly_interval_s(save_cost_s: float, hazard_per_s: float) -> float:
@@ -234,30 +318,13 @@ def daly_interval_s(save_cost_s: float, hazard_per_s: float) -> float:
     return math.sqrt(2 * save_cost_s * mean_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_cost_s
 
 
-_STEPS = re.compile(r"(?:every\s+)?(\d+)\s*steps?\Z|every\s+steps?\Z")
-_SECONDS = re.compile(r"(?:every\s+)?([\d.]+(?:e[-+]?\d+)?\s*[a-z]*)\Z")
-_LIKE = "every 100 steps, every 60s, 100 steps or 60s, young-daly, at notice"
+_HALFWAY_ROUNDS = 4  # each brings the interval a factor of ten closer
 
 
-def parse_policy(text: str) -> SavePolicy:
-    """Parse ``every 100 steps``, ``60s``, ``young-daly``, ``at notice``, joined by ``or`` and closer by ``and``."""
-    words = " ".join(text.lower().replace("|", " or ").replace("&", " and ").split())
-    choices = [[_term(term, text) for term in choice.split(" and ")] for choice in words.split(" or ")]
-    parts: list[SavePolicy] = [terms[0] if len(terms) == 1 else AllOf(*terms) for terms in choices]
-    return parts[0] if len(parts) == 1 else AnyOf(*parts)
+def _text_of(options: dict[str, str]) -> str:
+    """Return the part of a policy's text that differs from its default: ``:most=60.0s,least=2.0s``."""
+    return "".join(f"{',' if number else ':'}{name}={value}" for number, (name, value) in enumerate(options.items()))
 
 
-def _term(term: str, text: str) -> SavePolicy:
-    term = term.strip()
-    if term in ("young-daly", "young/daly", "youngdaly", "daly"):
-        return YoungDaly()
-    if term in ("at notice", "at-notice", "notice", "at a notice"):
-        return AtNotice()
-    if found := _STEPS.match(term):
-        return EverySteps(int(found[1] or 1))
-    if found := _SECONDS.match(term):
-        try:
-            return EverySeconds(parse_seconds(found[1]))
-        except UsageError:
-            pass
-    raise UsageError(f"{text!r} is not a valid save policy ({term!r} is unknown): write it like {_LIKE}")
+def _seconds_text(seconds: float) -> str:
+    return "never" if math.isinf(seconds) else f"{repr(float(seconds)).removesuffix('.0')}s"

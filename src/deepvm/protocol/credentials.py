@@ -47,8 +47,8 @@ def client_tls(certificate: Path | str | None) -> ssl.SSLContext | None:
 
 
 def server_tls(certificate: Path | str | None, key: Path | str | None) -> ssl.SSLContext | None:
-    """Load the certificate and key that a node shows."""
-    if certificate is None or key is None:
+    """Load the certificate and key that a node shows: its settings have both, or neither."""
+    if certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

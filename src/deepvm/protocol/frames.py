@@ -134,7 +134,8 @@ def decode_meta(data: bytes | bytearray | memoryview) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        return strict.table(strict.loads(data, most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH), "it")
+        found = strict.loads(data, most_bytes=MOST_META_BYTES, most_depth=MOST_META_DEPTH, small_integers=True)
+        return strict.table(found, "it")
     except strict.MalformedJson as error:
         raise ProtocolError(f"a frame's meta cannot be read: {error}") from None
 

@@ -11,6 +11,8 @@ from deepvm.protocol.addresses import split_address
 
 HASHED_BYTES = 2**19  # moved and hashed at once: fits into the cache of a core, so that memory is read only once
 
+LEAST_BYTES_PER_S = 125_000  # 1 Mbit/s: a frame's deadline grows with its size at this rate
+
 _BACKLOG = 128
 
 

@@ -169,13 +169,13 @@ def _optional(check: Callable[..., T], value: Any, what: str, *limits: float) ->
     return None if value is None else check(value, what, *limits)
 
 
-def scaled(cluster: Cluster, *, most_trainers: int, most_memory: int = 1) -> Cluster:
-    """Return the part of the cluster that one host can run: the first machines of each role."""
+def scaled(cluster: Cluster, *, most_trainers: int) -> Cluster:
+    """Return the part of the cluster that one host can run: the first machines that train, and one memory node."""
     if most_trainers < 1:
         raise UsageError(f"most_trainers is {most_trainers}: at least one machine must train")
     anchors = [m for m in cluster.machines if m.role == "anchor"][:most_trainers]
     workers = [m for m in cluster.machines if m.role == "worker"][: most_trainers - len(anchors)]
-    memory = [m for m in cluster.machines if m.role == "memory"][:most_memory]
+    memory = [m for m in cluster.machines if m.role == "memory"][:1]
     kept = tuple(m for m in cluster.machines if m in {*anchors, *workers, *memory})
     if len(kept) == len(cluster.machines):
         return cluster

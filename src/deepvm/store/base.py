@@ -43,7 +43,8 @@ def is_run(name: object) -> bool:
 
 def check_run(run: str) -> str:
     if not is_run(run):
-        raise UsageError(f"{strict.brief(run)} cannot name a run: letters, digits, dots and dashes, 100 at most")
+        rule = "use at most 100 letters, digits, '.', '_' and '-'"
+        raise UsageError(f"{strict.brief(run)} is not a valid run name: {rule}")
     return run
 
 

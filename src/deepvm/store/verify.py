@@ -15,6 +15,7 @@ from deepvm.store.chunk_reads import for_each_chunk
 from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import explained
 from deepvm.store.safetensors import read_header
+from deepvm.store.state_check import check_skeletons
 
 THREADS = 4  # each holds one chunk in memory
 
@@ -39,7 +40,7 @@ class Verification:
     size_bytes: int
     chunks: int
     chunks_bad: tuple[BadChunk, ...]
-    header_problem: str | None  # why the bytes are not a safetensors file
+    header_problem: str | None  # why the bytes are not a safetensors file, or not a state
     seconds: float
 
     @property
@@ -50,7 +51,8 @@ class Verification:
 def verify(
     store: Store, run: str, step: int, *, threads: int = THREADS, progress: Progress = _no_progress
 ) -> Verification:
-    """Read every chunk and compare its digest, and check that the whole is a safetensors file."""
+    """Read every chunk and compare its digest, and check that the whole is a safetensors file whose state has
+    a valid form."""
     began = time.perf_counter()
     manifest = store.manifest(run, step)
     bad: list[BadChunk] = []
@@ -64,7 +66,7 @@ def verify(
 
     for_each_chunk(manifest, check, threads=threads)
     try:
-        read_header(store, manifest)
+        check_skeletons(read_header(store, manifest).metadata)
         header_problem = None
     except (Corrupt, NotFound) as error:
         header_problem = str(error)

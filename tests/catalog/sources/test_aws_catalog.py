@@ -96,7 +96,7 @@ def test_spot_prices_come_by_zone_with_their_own_day(live):
     }
 
 
-def test_what_cannot_be_read_is_missing_and_said(live):
+def test_what_cannot_be_read_is_missing_and_reported(live):
     catalog, _ = live
     assert len(catalog.prices[Market.ON_DEMAND]) == 0
     assert catalog.quotas == ()
@@ -249,6 +249,17 @@ def test_prices_and_quotas_make_a_whole_catalogue():
     assert (catalog.name, catalog.provider) == ("aws-us-east-1", "aws")
 
 
+def test_progress_counts_the_rows_that_came_so_far():
+    told = []
+    fetch(progress=told.append)
+    assert told == [
+        "describe instance types: 3",
+        "describe spot price history: 7",
+        "get products: 7",
+        "list service quotas: 2",
+    ]
+
+
 def test_the_price_list_is_asked_in_the_one_region_that_serves_it():
     session = Scripted(prices="AccessDeniedException")
     aws.fetch("eu-west-3", session=session)
@@ -264,13 +275,19 @@ def test_denied_prices_and_quotas_leave_the_rest_and_a_note():
     assert SECRET not in str(catalog.notes)
 
 
-def test_denied_prices_are_lent_by_the_last_catalogue_with_their_day():
+def test_denied_prices_come_from_the_last_catalogue_with_their_day():
     previous = fetch()
     catalog = fetch(Scripted(prices=[]), previous=previous)
     assert [o.usd_per_hour for o in catalog.offers("c5.xlarge")] == [0.17]
     assert "those of the last catalogue (2 types)" in catalog.notes[0]
     elsewhere = aws.fetch("us-east-1", session=Scripted(prices=[]), previous=library.load("paper-virtual"))
     assert "c5.xlarge" in elsewhere.index_by_name  # its prices are of the same region
+
+
+def test_memory_is_in_gib_to_three_places():
+    row = described("c5.xlarge")
+    row["MemoryInfo"] = {"SizeInMiB": 1234}
+    assert fetch(Scripted(types=[row])).instance("c5.xlarge").memory_gib == 1.205
 
 
 def test_unknown_bandwidth_stays_unknown():

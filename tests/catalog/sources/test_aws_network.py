@@ -13,7 +13,7 @@ import pytest
 from deepvm import plan as planning
 from deepvm.catalog import Catalog, load
 from deepvm.catalog.sources import skypilot
-from deepvm.catalog.sources.aws_network import sustained_by_family
+from deepvm.catalog.sources.aws_network import has_efa, sustained_by_family
 from deepvm.plan.search.instances import analyse_instances
 
 BURSTABLE = {
@@ -49,7 +49,7 @@ def test_the_built_in_catalogue_sustains_at_least_what_the_families_tell() -> No
         assert 0.4 * instance.sustained_gbps <= told <= 1.001 * instance.sustained_gbps, instance.name
 
 
-def test_no_type_of_ec2_is_said_to_sustain_more_than_it_does() -> None:
+def test_no_type_of_ec2_sustains_more_than_it_does() -> None:
     """Against what EC2 says of all its types, as moto plays it back."""
     moto = pytest.importorskip("moto")
     described = Path(moto.__file__).parent / "ec2" / "resources" / "instance_types.json.gz"
@@ -95,3 +95,28 @@ def small() -> Catalog:
     known = skypilot.parse(content, "x", provider="aws", name="x", seen=date(2026, 8, 22), origin="x")[0]
     bare = tuple(replace(i, sustained_gbps=None, burst_gbps=None) for i in known.instances)
     return replace(known, instances=bare)
+
+
+@pytest.mark.parametrize(
+    ("name", "efa"),
+    [
+        ("g4dn.xlarge", False),
+        ("g4dn.4xlarge", False),
+        ("g4dn.8xlarge", True),
+        ("g4dn.metal", True),
+        ("g5.4xlarge", False),
+        ("g5.48xlarge", True),
+        ("G6E.8xlarge", True),
+        ("p3.16xlarge", False),
+        ("p3dn.24xlarge", True),
+        ("p4d.24xlarge", True),
+        ("p5.4xlarge", True),
+        ("p5.8xlarge", False),
+        ("p6-b200.48xlarge", True),
+        ("trn1.2xlarge", False),
+        ("c5n.18xlarge", False),  # only accelerated types are asked
+        ("", False),
+    ],
+)
+def test_efa_is_known_by_the_name(name: str, efa: bool) -> None:
+    assert has_efa(name) is efa

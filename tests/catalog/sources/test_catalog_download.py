@@ -90,7 +90,7 @@ def test_a_fault_that_passes_is_tried_again(server):
     assert get(server.url()) == b"at last"
 
 
-def test_a_fault_that_stays_is_told_after_three_attempts(server):
+def test_a_fault_that_stays_is_reported_after_three_attempts(server):
     server.script = [answer(503)]
     with pytest.raises(SourceFailed, match="503 Service Unavailable"):
         get(server.url())
@@ -124,7 +124,7 @@ def test_a_server_that_is_slow_is_given_up_at_the_deadline(server, slow):
         get(server.url(), timeout_s=0.2, deadline_s=0.5)
 
 
-def test_nobody_there_is_told():
+def test_an_address_without_a_server_is_reported():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -160,3 +160,9 @@ def test_passwords_and_tokens_are_never_shown(server):
         get(address)
     assert "hunter" not in str(caught.value)
     assert public_address("https://me:pw@host:8443/a/vms.csv?k=v#f") == "https://host:8443/a/vms.csv"
+
+
+def test_an_answer_that_is_not_http_is_named_by_its_kind(server):
+    server.script = [lambda handler: handler.wfile.write(b"what?\r\n\r\n")]
+    with pytest.raises(SourceFailed, match="BadStatusLine"):
+        get(server.url())

@@ -279,18 +279,18 @@ def test_gpu_memory_comes_from_a_literal_and_from_nothing_else(text, gib):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"", "line 1: is empty"),
-        (b" \n\n", "line 1: is empty"),
-        (b"PK\x03\x04\0\0\n\0", "line 1: is binary"),
-        (HEADER.encode() + b"\n" + b"c5,\xff\n", "line 2: is not UTF-8"),
-        (HEADER.encode(), "line 1: has column names but no rows"),
-        (b"a,b,c\n1,2,3\n", "line 1: is not a SkyPilot catalogue: column InstanceType, AcceleratorName"),
-        (HEADER.replace("Region", "Where").encode(), "column Region is missing"),
-        ((HEADER + ",Price\n").encode(), "the column Price twice"),
-        ((HEADER + '\nc5.xlarge,"oops').encode(), "line 2: is not valid CSV"),
-        ((HEADER + "\n" + "x" * 200_000).encode(), "line 2: is not valid CSV"),
-        ((HEADER + "\nc5.xlarge,,,4,8,,?,?,r1,a\n").encode(), "line 2: holds no usable row: a price"),
-        (b'{"format": "deepvm-catalog/1"}', "is not a SkyPilot catalogue"),
+        (b"", "line 1: the file is empty"),
+        (b" \n\n", "line 1: the file is empty"),
+        (b"PK\x03\x04\0\0\n\0", "line 1: not a text file"),
+        (HEADER.encode() + b"\n" + b"c5,\xff\n", "line 2: not UTF-8 text"),
+        (HEADER.encode(), "line 1: no rows follow the column names"),
+        (b"a,b,c\n1,2,3\n", "line 1: not a SkyPilot catalogue: it has no column InstanceType, AcceleratorName"),
+        (HEADER.replace("Region", "Where").encode(), "it has no column Region"),
+        ((HEADER + ",Price\n").encode(), "the column Price is there twice"),
+        ((HEADER + '\nc5.xlarge,"oops').encode(), "line 2: not valid CSV"),
+        ((HEADER + "\n" + "x" * 200_000).encode(), "line 2: not valid CSV"),
+        ((HEADER + "\nc5.xlarge,,,4,8,,?,?,r1,a\n").encode(), "line 2: no row can be used: a price"),
+        (b'{"format": "deepvm-catalog/1"}', "not a SkyPilot catalogue"),
     ],
 )
 def test_a_file_that_is_none_is_named_with_its_line(tmp_path, content, told):
@@ -307,7 +307,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_problem():
     assert len(catalog.instances) == 1
 
 
-def test_a_folder_or_an_absent_file_is_told(tmp_path):
+def test_a_folder_or_an_absent_file_is_reported(tmp_path):
     for path in (tmp_path, tmp_path / "absent.csv"):
         with pytest.raises(MalformedFile, match="cannot be read"):
             skypilot.read(path, provider="aws", name="x")
@@ -320,7 +320,7 @@ def test_a_file_too_large_is_not_read(tmp_path, monkeypatch):
         skypilot.read(tmp_path / "vms.csv", provider="aws", name="x")
 
 
-def test_prices_are_as_old_as_the_file_unless_told(tmp_path):
+def test_prices_are_as_old_as_the_file_unless_a_day_is_given(tmp_path):
     path = tmp_path / "vms.csv"
     path.write_text(f"{HEADER}\nc5.xlarge,,,4,8,,0.17,0.07,r1,a\n")
     os.utime(path, (1_700_000_000, 1_700_000_000))
@@ -396,7 +396,7 @@ def test_aws_names_tell_architecture_and_family(name, architecture, family):
     assert (architecture_of(name), family_of(name)) == (architecture, family)
 
 
-def test_spot_quotas_count_p5_apart():
+def test_spot_quotas_count_p5_separately():
     assert [quota_family_of(n) for n in ("p4d.24xlarge", "p5.4xlarge", "p6-b200.48xlarge", "g5.xlarge")] == [
         "P",
         "P5",

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 
+from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.buffers.write_watch import WriteWatch, collapse, plain_memory, shared_watch
 from deepvm.checkpoint.snapshot.live_pages import LivePages, whole_pages, within
 from tests.support.checkpoint.huge_memory import HUGE, in_huge_pages, watched
@@ -47,7 +49,7 @@ def test_a_page_is_untouched_from_its_protection_to_the_first_write(watch: Write
 
 
 @watched
-def test_memory_that_was_never_touched_and_memory_that_is_given_back_are_told_apart(watch: WriteWatch) -> None:
+def test_memory_that_was_never_touched_and_memory_that_is_given_back_are_distinguished(watch: WriteWatch) -> None:
     memory = mmap.mmap(-1, 8 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     assert watch.register(start, start + 8 * PAGE)
@@ -56,6 +58,8 @@ def test_memory_that_was_never_touched_and_memory_that_is_given_back_are_told_ap
     assert memory[PAGE] == 0
     assert watch.untouched([(start, start + 8 * PAGE)])
     memory.madvise(mmap.MADV_DONTNEED, 2 * PAGE, PAGE)  # reads as zeros, whatever it was
+    assert not watch.untouched([(start + 2 * PAGE, start + 3 * PAGE)])
+    assert watch.untouched([(start, start + 2 * PAGE), (start + 3 * PAGE, start + 8 * PAGE)])
     watch.unregister(start, start + 8 * PAGE)
     assert not watch.untouched([(start, start + 8 * PAGE)])
 
@@ -102,6 +106,21 @@ def test_a_page_has_one_watcher_at_a_time(watch: WriteWatch) -> None:
     third = LivePages(watch, [tensor])
     assert len(third.pages) == 2
     third.close()
+
+
+@watched
+def test_the_pages_of_a_closed_checkpointer_are_free_for_the_next_watcher(watch: WriteWatch, tmp_path: Path) -> None:
+    model = torch.nn.Linear(1024, 1024, bias=False)
+    model.weight.data = in_huge_pages(1024, 1024)
+    state = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    first = Checkpointer(state, f"file://{tmp_path}", on_error="raise")
+    first.save(1).wait("remote", 20)
+    while_it_is_open = LivePages(watch, [model.weight])
+    assert len(while_it_is_open.pages) == 0
+    first.close()
+    afterwards = LivePages(watch, [model.weight])
+    assert len(afterwards.pages) == 2
+    afterwards.close()
 
 
 @watched
@@ -168,7 +187,7 @@ FORBIDDEN = """
 """
 
 
-def test_where_the_kernel_refuses_it_is_said_once_and_the_state_is_copied(tmp_path: os.PathLike[str]) -> None:
+def test_where_the_kernel_refuses_it_is_reported_once_and_the_state_is_copied(tmp_path: os.PathLike[str]) -> None:
     code = textwrap.dedent(FORBIDDEN)
     done = subprocess.run(
         [sys.executable, "-c", code, f"file://{tmp_path}"], capture_output=True, text=True, timeout=100, check=False

@@ -18,7 +18,7 @@ worlds = st.integers(1, 16)
 
 
 @pytest.fixture(autouse=True)
-def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DEEPVM_BATCH", raising=False)
     monkeypatch.delenv("DEEPVM_PLANNED_WORLD_SIZE", raising=False)
 
@@ -30,7 +30,7 @@ def share(world_size: int, global_batch: int, **options: object) -> BatchShare:
 
 
 @given(sizes, worlds, worlds)
-def test_the_global_batch_is_kept_unless_said_otherwise(size: int, world_size: int, planned: int) -> None:
+def test_the_global_batch_is_kept_unless_configured_otherwise(size: int, world_size: int, planned: int) -> None:
     found = share(world_size, size, planned_world_size=planned)
     assert (found.global_batch, found.lr_factor) == (size, 1.0)
     shares = [

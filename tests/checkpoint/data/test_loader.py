@@ -121,7 +121,7 @@ def test_an_empty_dataset_has_epochs_without_batches(workers: int) -> None:
     assert (len(loader), loader.epoch) == (0, 2)
 
 
-def test_another_batch_size_goes_on_with_what_is_left() -> None:
+def test_another_batch_size_continues_with_what_is_left() -> None:
     first = made(30, shuffle=True, seed=9)
     seen = lists(islice(first, 3))
     second = resumable(DataLoader(Numbers(30), 7, shuffle=True))
@@ -158,7 +158,7 @@ def test_accumulated_gradients_count_the_batches_that_were_handed_out() -> None:
 # --- passes that are no more --------------------------------------------------------------------------------------
 
 
-def test_of_two_passes_only_the_newer_goes_on() -> None:
+def test_of_two_passes_only_the_newer_continues() -> None:
     loader = made()
     older = iter(loader)
     next(older)
@@ -359,7 +359,7 @@ def test_training_with_dropout_and_augmentation_resumes_bit_for_bit(tmp_path: Pa
     assert all(map(torch.equal, resumed, undisturbed))
 
 
-def test_a_plain_loader_in_the_state_is_told_how_to_become_resumable(tmp_path: Path) -> None:
+def test_for_a_plain_loader_in_the_state_the_error_names_resumable(tmp_path: Path) -> None:
     state = {"model": torch.nn.Linear(2, 2), "loader": DataLoader(Numbers(3))}
     with pytest.raises(UsageError, match=r"state 'loader' is a DataLoader.*deepvm\.checkpoint\.resumable\(loader\)"):
         Checkpointer(state, f"file://{tmp_path}")
@@ -422,9 +422,9 @@ def test_a_killed_trainer_with_workers_reads_what_it_would_have_read_augmented_a
         trainer = Forked(dataset_readers.read_until_killed, url, str(log), samples, epochs, 2)
         workers: list[int] = []
         try:
-            restored.append(trainer.hear())
+            restored.append(trainer.receive())
             if session == 3:
-                assert trainer.hear() == "done"
+                assert trainer.receive() == "done"
                 break
             goal = len(lines_of(log)) + chance.randint(3, 7)
             wait_until(lambda wanted=goal: len(lines_of(log)) >= wanted, what="reading")

@@ -103,7 +103,7 @@ def test_every_rank_takes_as_many_steps_and_repeats_a_sample_only_where_ranks_ou
 
 @laws
 @given(sizes, worlds, batch_sizes, seeds, st.integers(0, 3), st.booleans(), st.booleans(), st.data())
-def test_a_resumed_epoch_goes_on_as_it_would_have(
+def test_a_resumed_epoch_continues_as_it_would_have(
     samples: int, world_size: int, batch_size: int, seed: int, epoch: int, shuffle: bool, drop_last: bool, data: Any
 ) -> None:
     options = {"seed": seed, "shuffle": shuffle, "drop_last": drop_last}

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from deepvm.checkpoint import Checkpointer
 from deepvm.checkpoint.dcp import DeepvmReader, DeepvmWriter
-from deepvm.checkpoint.dcp.metadata import decode, decode_object, encode
+from deepvm.checkpoint.dcp.metadata import decode, decode_object, encode, encode_object
 from deepvm.errors import Corrupt, UsageError
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
@@ -155,7 +155,7 @@ def test_a_coordinator_killed_before_the_end_leaves_no_checkpoint(url: str, stor
     assert torch.equal(state["weight"], torch.ones(100, 10))
 
 
-def test_several_ranks_are_told_to_save_into_memory(tmp_path: Path) -> None:
+def test_for_several_ranks_the_error_names_memory_stores(tmp_path: Path) -> None:
     assert run_ranks(save_into_files, 2, tmp_path) == [0, 0]
 
 
@@ -222,7 +222,7 @@ def test_damaged_bytes_are_not_loaded(tmp_path: Path) -> None:
         alone(dcp.load, {"x": torch.zeros(MIB)}, storage_reader=DeepvmReader(tmp_path, run="bad"))
 
 
-def test_what_cannot_be_loaded_or_saved_is_told(url: str, store: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_or_saved_is_reported(url: str, store: Any, tmp_path: Path) -> None:
     x = {"x": torch.zeros(3)}
     alone(dcp.save, x, storage_writer=DeepvmWriter(url, run="right", step=1))
     with pytest.raises(dcp.CheckpointException, match=r"no checkpoint of run wrong can be loaded.*right"):
@@ -299,6 +299,16 @@ def test_the_format_is_read_as_it_is_written_down() -> None:
     assert decode_object(contents.objects["z"]).tolist() == [1, 2]
     names = {MetadataIndex("w", [0, 0]): "w@0,0", MetadataIndex("w", [2, 0]): "w@2,0"}
     assert json.loads(encode(metadata, names, contents.objects)["dcp"]) == GOLDEN
+
+
+def test_a_tensor_within_an_object_keeps_its_shape_type_and_bytes() -> None:
+    value = {"a": torch.arange(6, dtype=torch.int16).reshape(2, 3).t(), "b": [torch.empty(0, 2), "text"]}
+    document = json.loads(json.dumps(encode_object(value, "value")))
+    found = decode_object(document)
+    assert torch.equal(found["a"], value["a"])
+    assert found["a"].dtype is torch.int16
+    assert found["b"][0].shape == (0, 2)
+    assert found["b"][1] == "text"
 
 
 @pytest.mark.parametrize(

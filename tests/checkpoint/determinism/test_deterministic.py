@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from deepvm.checkpoint import deterministic
+from deepvm.checkpoint.determinism import seeding
 from deepvm.checkpoint.determinism.seeding import CUBLAS, _check_hash_seed, _environment_at_start
 from deepvm.errors import UsageError
 
@@ -41,7 +43,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others() -> None:
     assert not set(draws()) & set(first)
 
 
-def test_flags_threads_and_the_environment_are_set_and_told() -> None:
+def test_flags_threads_and_the_environment_are_set_and_listed() -> None:
     made = deterministic(1, threads=1)
     assert torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cudnn.deterministic
@@ -61,7 +63,7 @@ def test_an_operation_that_cannot_repeat_itself_raises() -> None:
         torch.nn.MaxUnpool1d(2)(torch.ones(1, 1, 2), torch.tensor([[[0, 2]]]))
 
 
-def test_a_workspace_that_does_not_repeat_is_left_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workspace_that_does_not_repeat_is_left_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CUBLAS, ":0:0")
     made = deterministic(1)
     assert os.environ[CUBLAS] == ":0:0"
@@ -114,3 +116,11 @@ def test_names_of_earlier_versions_still_work_and_warn(old: str, new: str) -> No
 
     with pytest.warns(DeprecationWarning, match=f"{old} is now called {new}"):
         assert getattr(checkpoint, old) is getattr(checkpoint, new)
+
+
+def test_where_the_environment_at_the_start_cannot_be_read_the_present_one_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seeding, "Path", lambda name: Path("/nowhere") / name.lstrip("/"))
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    assert "PYTHONHASHSEED=5, since Python was started" in deterministic(1).done

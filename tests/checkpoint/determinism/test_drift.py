@@ -86,7 +86,7 @@ def drawn_for_the_step(step: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "options", [{}, {"accumulate": 4}, {"dropout": 0.2}, {"evaluate_every": 4}, {"evaluate_every": 5}]
 )
-def test_a_batch_that_is_fetched_ahead_of_the_step_is_told_after_a_restore(
+def test_a_batch_that_is_fetched_ahead_of_the_step_is_reported_after_a_restore(
     tmp_path: Path, get_batch: Batch, source: str, options: dict[str, Any]
 ) -> None:
     url = f"file://{tmp_path}"
@@ -114,7 +114,7 @@ def test_a_batch_that_follows_from_its_step_or_is_fetched_in_it_drifts_nothing(
     assert resumed.ckpt.restored.drift == ()
 
 
-def test_a_batch_that_a_loader_hands_out_ahead_of_the_step_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_a_loader_hands_out_ahead_of_the_step_is_reported(tmp_path: Path) -> None:
     def train(save_at: int) -> Checkpointer:
         loader = resumable(DataLoader(TensorDataset(torch.randn(40, 3)), 2, shuffle=True), seed=0)
         model = torch.nn.Linear(3, 1)
@@ -157,7 +157,7 @@ def save_and_restore(tmp_path: Path, state: dict[str, Any], step: Callable[[], N
 
 
 @pytest.mark.parametrize("forgotten", ["optimizer", "schedule", "scaler", None])
-def test_what_trains_and_is_not_in_the_state_is_told_at_the_first_save_and_by_the_restore(
+def test_what_trains_and_is_not_in_the_state_is_reported_at_the_first_save_and_by_the_restore(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, forgotten: str | None
 ) -> None:
     model = torch.nn.Linear(3, 1)
@@ -208,7 +208,7 @@ def test_an_optimizer_without_a_state_or_of_another_model_is_not_missed(tmp_path
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # what torchdata calls
 @pytest.mark.parametrize("kind", ["sampler", "batch sampler", "shuffle"])
-def test_an_order_that_a_stateful_loader_cannot_keep_is_told(tmp_path: Path, kind: str) -> None:
+def test_an_order_that_a_stateful_loader_cannot_keep_is_reported(tmp_path: Path, kind: str) -> None:
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     numbers = TensorDataset(torch.arange(24.0))
     random_sampler = RandomSampler(numbers)

@@ -56,7 +56,7 @@ def drawn() -> list[float]:
 # --- generators ---------------------------------------------------------------------------------------------------
 
 
-def test_every_generator_goes_on_where_it_was_taken() -> None:
+def test_every_generator_continues_where_it_was_taken() -> None:
     drawn()
     taken = rng_state.take()
     assert rng_state.names(taken) == ["python", "numpy", "torch"]
@@ -66,7 +66,7 @@ def test_every_generator_goes_on_where_it_was_taken() -> None:
     assert [drawn() for _ in range(3)] == expected
 
 
-def test_a_generator_of_another_kind_is_told_and_the_others_are_set() -> None:
+def test_a_generator_of_another_kind_is_reported_and_the_others_are_set() -> None:
     taken = rng_state.take()
     expected = random.random()
     taken["numpy"] = {**taken["numpy"], "bit_generator": "PCG64"}
@@ -77,7 +77,17 @@ def test_a_generator_of_another_kind_is_told_and_the_others_are_set() -> None:
     assert random.random() == expected
 
 
-def test_a_run_with_dropout_goes_on_bit_for_bit_without_a_line_of_user_code(url: str) -> None:
+def test_generators_of_gpus_that_are_not_here_are_reported_and_the_others_are_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    taken = {**rng_state.take(), "cuda": [bytes(16)] * 2}
+    expected = drawn()
+    assert rng_state.put(taken) == ["generators of 2 GPUs were saved, here are 0 GPUs"]
+    assert drawn() == expected
+
+
+def test_a_run_with_dropout_continues_bit_for_bit_without_a_line_of_user_code(url: str) -> None:
     undisturbed = rank_processes.Noisy()
     with Checkpointer(undisturbed.state, url, run="dropout") as ckpt:
         for step in range(1, 9):
@@ -97,7 +107,7 @@ def test_a_run_with_dropout_goes_on_bit_for_bit_without_a_line_of_user_code(url:
     assert resumed.digest() == undisturbed.digest()
 
 
-def test_two_ranks_with_generators_of_their_own_go_on_bit_for_bit(tmp_path: Path, url: str) -> None:
+def test_two_ranks_with_generators_of_their_own_continue_bit_for_bit(tmp_path: Path, url: str) -> None:
     undisturbed = run_ranks(2, tmp_path, rank_processes.noisy_steps, url, "two", 8, 4)
     assert undisturbed[0]["losses"] != undisturbed[1]["losses"]
     resumed = run_ranks(2, tmp_path, rank_processes.noisy_resume, url, "two", 4)
@@ -107,7 +117,7 @@ def test_two_ranks_with_generators_of_their_own_go_on_bit_for_bit(tmp_path: Path
         assert other["drift"] == ()
 
 
-def test_more_ranks_than_saved_are_seeded_from_those_there_are_and_it_is_said(tmp_path: Path, url: str) -> None:
+def test_more_ranks_than_saved_are_seeded_from_those_there_are_and_it_is_reported(tmp_path: Path, url: str) -> None:
     run_ranks(2, tmp_path, rank_processes.noisy_steps, url, "three", 2, 2)
     first, again = (run_ranks(3, tmp_path, rank_processes.noisy_resume, url, "three", 2) for _ in range(2))
     assert [one["losses"] for one in first] == [one["losses"] for one in again]  # always the same seeds
@@ -225,7 +235,7 @@ def test_torchdatas_loader_leaves_the_generators_alone(url: str, workers: int, s
         assert read(loader, ckpt, save_at, 14, None, False) == undisturbed[save_at:]
 
 
-def test_a_loader_that_is_used_later_is_not_taken_for_the_one_that_goes_on(url: str) -> None:
+def test_a_loader_that_is_used_later_is_not_taken_for_the_one_that_continues(url: str) -> None:
     loader, other = Shuffled(0), Shuffled(0)
     state = {"loader": loader, "other": other}
 
@@ -298,7 +308,7 @@ def test_what_a_checkpoint_depends_on_is_in_its_manifest_for_people_to_read(url:
         (lambda: torch.set_float32_matmul_precision("high"), "matmul_precision was highest and is high"),
     ],
 )
-def test_another_setting_is_told_once_with_its_consequence(
+def test_another_setting_is_reported_once_with_its_consequence(
     url: str, caplog: pytest.LogCaptureFixture, change: Any, told: str
 ) -> None:
     with Checkpointer({"step": 1}, url, run="settings") as ckpt:
@@ -320,7 +330,7 @@ def test_another_setting_is_told_once_with_its_consequence(
     assert reason in record.getMessage()
 
 
-def test_another_environment_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_environment_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with Checkpointer({"step": 1}, url, run="environment") as ckpt:
         ckpt.save(1).wait("remote", 20)
     monkeypatch.setenv("OMP_NUM_THREADS", "13")
@@ -332,14 +342,14 @@ def test_another_environment_is_told(url: str, monkeypatch: pytest.MonkeyPatch) 
     ("name", "value"),
     [("torch", "1.0"), ("python", "2.7"), ("numpy", "0.9"), ("devices", ["cpu AVX", "cuda A100"]), ("world_size", 9)],
 )
-def test_another_version_or_device_is_told(name: str, value: Any) -> None:
+def test_another_version_or_device_is_reported(name: str, value: Any) -> None:
     now = run_environment.take(1)
     assert run_environment.differences(now, now) == []
     (reason,) = run_environment.differences({**now, name: value}, now)
     assert (value[1] if isinstance(value, list) else str(value)) in reason
 
 
-def test_a_piece_that_nothing_takes_is_told(url: str) -> None:
+def test_a_piece_that_nothing_takes_is_reported(url: str) -> None:
     model = torch.nn.Linear(2, 2)
     with Checkpointer({"model": model, "loader": Shuffled(0)}, url, run="piece") as ckpt:
         ckpt.save(1).wait("remote", 20)
@@ -347,7 +357,7 @@ def test_a_piece_that_nothing_takes_is_told(url: str) -> None:
     assert "the state of loader (loader), which the Checkpointer does not have" in reason
 
 
-def test_a_loader_whose_position_nobody_saves_is_told(url: str) -> None:
+def test_a_loader_whose_position_nobody_saves_is_reported(url: str) -> None:
     loader = DataLoader(TensorDataset(torch.arange(4)))
     with Checkpointer({"step": 1}, url, run="outside") as ckpt:
         ckpt.save(1).wait("remote", 20)
@@ -356,7 +366,7 @@ def test_a_loader_whose_position_nobody_saves_is_told(url: str) -> None:
     assert "a DataLoader was in use, whose position is not in the checkpoint" in reason
 
 
-def test_a_checkpoint_without_generators_is_restored_and_it_is_said(tmp_path: Path) -> None:
+def test_a_checkpoint_without_generators_is_restored_and_it_is_reported(tmp_path: Path) -> None:
     with Checkpointer({"step": 1}, f"file://{tmp_path / 'new'}") as ckpt:
         ckpt.save(1).wait("remote", 20)
     new, old = open_store(f"file://{tmp_path / 'new'}"), open_store(f"file://{tmp_path / 'old'}")

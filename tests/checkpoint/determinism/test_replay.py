@@ -61,7 +61,7 @@ def train(work: Hiding, url: Any, run: str, steps: int, every: int = 2, **option
         assert ckpt.status().failed == 0
 
 
-def test_a_step_that_is_the_same_is_proven_and_training_goes_on_before_it(
+def test_a_step_that_is_the_same_is_proven_and_training_continues_before_it(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     undisturbed = Hiding()
@@ -138,7 +138,7 @@ def test_without_a_witness_it_says_so(url: str) -> None:
         ckpt.restore(verify="replay")
 
 
-def test_steps_that_are_not_told_have_no_witness(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_without_a_call_have_no_witness(url: str, caplog: pytest.LogCaptureFixture) -> None:
     work = Hiding()
     with Checkpointer(work.state, url, run="untold", replay=work.step, on_busy="wait") as ckpt:
         for step in (1, 3):
@@ -199,7 +199,7 @@ def test_witnesses_go_with_their_checkpoints_in_every_store(url: str, tmp_path: 
         assert ckpt.restore(6, verify="replay") == 6
 
 
-def test_a_damaged_witness_is_told(tmp_path: Path) -> None:
+def test_a_damaged_witness_is_reported(tmp_path: Path) -> None:
     train(Hiding(), f"file://{tmp_path}", "damaged", 3)
     (file,) = (tmp_path / "damaged.witness").glob("*.safetensors")
     file.write_bytes(file.read_bytes().replace(b"deepvm-witness/1", b"deepvm-witness/2"))

@@ -150,7 +150,7 @@ def test_training_in_a_daemon_thread_keeps_what_it_saved(run: Run) -> None:
     assert (code, steps) == (0, [2]), told
 
 
-def test_a_deadline_that_is_missed_at_the_end_is_told_in_one_sentence(run: Run) -> None:
+def test_a_deadline_that_is_missed_at_the_end_is_reported_in_one_sentence(run: Run) -> None:
     script = """
     import time
     from deepvm.checkpoint.save.store_transfer import StoreTransfer
@@ -179,7 +179,7 @@ def test_saves_that_fail_are_a_loud_line_at_the_first_and_at_the_end(run: Run, c
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "ValueError"])
-def test_a_step_that_an_exception_leaves_unsaved_is_told_with_the_reason(run: Run, error: str) -> None:
+def test_a_step_that_an_exception_leaves_unsaved_is_reported_with_the_reason(run: Run, error: str) -> None:
     _, told, steps = run(f"ckpt = checkpointer(100)\ntrain(ckpt, 5)\noptimizer.step()\nraise {error}")
     assert steps == []
     assert told.count("was not saved") == 1

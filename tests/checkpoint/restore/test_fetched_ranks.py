@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.fetch import segment
+from deepvm.fetch import segment, segment_files
 from tests.support.checkpoint.processes import Work, digest_of, nodes, url_of
 from tests.support.checkpoint.rank_processes import run_ranks
 
@@ -54,7 +54,7 @@ def test_ranks_restore_the_same_from_a_segment_or_without_one(
         finally:
             fetcher.kill()
             fetcher.communicate()
-            segment.default_path(run).unlink(missing_ok=True)
+            segment_files.default_path(run).unlink(missing_ok=True)
     assert [one["step"] for one in told] == [4, 4]
     assert [one["digest"] for one in told] == [truth, truth]
     assert [one["fetched"] for one in told] == [rank in ranks_with_it for rank in (0, 1)]

@@ -157,7 +157,7 @@ def test_a_mapped_file_is_copied_from(tmp_path: Path) -> None:
     assert same(saved, model)
 
 
-def test_training_goes_on_and_saves_what_it_computes(store: str) -> None:
+def test_training_continues_and_saves_what_it_computes(store: str) -> None:
     saved, model, again = Two(0), Two(1), Two(2)
     save(store, model=saved)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

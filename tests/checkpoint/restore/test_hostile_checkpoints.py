@@ -7,6 +7,7 @@ import json
 import struct
 import tracemalloc
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import xxhash
 import deepvm
 from deepvm.checkpoint.state.layout import read_header
 from deepvm.errors import CheckpointError, Corrupt
+from deepvm.store import open_store
 from deepvm.store.base import Manifest
+from deepvm.store.verify import Verification, verify
 
 NEVER = "every 1000000 steps"
 Document = dict[str, Any]
@@ -211,6 +214,37 @@ def test_a_bad_header_or_state_is_passed_over(tmp_path: Path, damage: str, lazy:
     found = restored(tmp_path, lazy=lazy)
     assert found.step == 1
     assert found.passed_over[0].startswith("step 2 in ")
+
+
+TENSOR = {"$tensor": "net.weight"}
+NAMED: dict[str, Any] = {
+    "a function of torch": {"$dtype": "seed"},
+    "a module of torch": {"$dtype": "os"},
+    "a list for a type": {"$dtype": ["float32"]},
+    "a tensor of a function": {"$inline": "", "dtype": "seed", "shape": [0]},
+    "a stored tensor of a module": {**TENSOR, "real": "os"},
+    "a device that is a number": {"$device": 0},
+    "a device that is a sentence": {"$device": "cpu; rm"},
+    "an array of objects": {"$numpy": TENSOR, "dtype": "|O", "shape": [1], "scalar": False},
+    "an array with fields": {"$numpy": TENSOR, "dtype": [["a", "<f4"]], "shape": [1], "scalar": False},
+    "an unknown tag": {"$never": 1},
+}
+
+
+def verified(root: Path) -> Verification:
+    with closing(open_store(f"file://{root}")) as store:
+        return verify(store, "r", 2)
+
+
+@pytest.mark.parametrize("odd", NAMED)
+def test_a_name_in_the_state_stands_for_a_type_or_a_device_and_for_nothing_else(tmp_path: Path, odd: str) -> None:
+    newest = save_two(tmp_path)
+    assert verified(tmp_path).good
+    rewrite(newest, put_in(("best",), NAMED[odd]))
+    found = verified(tmp_path)
+    assert not found.chunks_bad
+    assert "the saved state" in str(found.header_problem)
+    assert restored(tmp_path).step == 1
 
 
 # --- a restore that fails changes nothing ----------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def test_only_what_is_asked_for_is_restored(url: str, lazy: bool) -> None:
     assert set(found.skipped) == {"model.head.weight", "model.head.bias", "optimizer", "epoch"}
 
 
-def test_without_strict_what_both_have_is_restored_and_the_rest_is_told(url: str, lazy: bool) -> None:
+def test_without_strict_what_both_have_is_restored_and_the_rest_is_reported(url: str, lazy: bool) -> None:
     saved, live = made(1, old=torch.nn.Linear(1, 1)), made(2, new=torch.nn.Linear(1, 1))
     save(url, saved)
     live["extra"] = 7
@@ -133,7 +133,7 @@ def test_strict_names_what_differs_and_changes_nothing(tmp_path: Path, lazy: boo
     assert live["epoch"] == 2
 
 
-def test_another_shape_is_told_with_or_without_strict(tmp_path: Path) -> None:
+def test_another_shape_is_reported_with_or_without_strict(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
     save(url, made(1, classes=5))
     for strict in (True, False):
@@ -141,7 +141,7 @@ def test_another_shape_is_told_with_or_without_strict(tmp_path: Path) -> None:
             restore(url, made(2, classes=3), strict=strict)
 
 
-def test_an_optimizer_of_other_groups_is_told_with_the_way_out(tmp_path: Path) -> None:
+def test_an_optimizer_of_other_groups_is_reported_with_the_way_out(tmp_path: Path) -> None:
     url = f"file://{tmp_path}"
     save(url, made(1))
     live = made(2, new=torch.nn.Linear(1, 1))
@@ -161,13 +161,13 @@ def test_names_that_nothing_has_are_refused(tmp_path: Path, options: dict[str, A
     assert has(live["model"], before)
 
 
-def test_what_the_checkpoint_has_beyond_the_state_is_told(url: str) -> None:
+def test_what_the_checkpoint_has_beyond_the_state_is_reported(url: str) -> None:
     save(url, made(1))
     found = restore(url, {"model": Net(2)})
     assert set(found.unexpected) == {"optimizer", "epoch"}
 
 
-def test_training_goes_on_after_a_partial_restore_and_saves_all_of_it(url: str, lazy: bool) -> None:
+def test_training_continues_after_a_partial_restore_and_saves_all_of_it(url: str, lazy: bool) -> None:
     saved, live, again = made(1), made(2), made(3)
     save(url, saved)
     with Checkpointer(live, url, on_error="raise") as ckpt:

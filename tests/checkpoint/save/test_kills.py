@@ -24,7 +24,7 @@ def kill_trainers(log: Path, url: str, seed: int, count: int) -> None:
     for session, pause_s in enumerate([*points(seed, count), 0.0]):
         trainer = Forked(train, url, str(log), session, OPTIONS)
         try:
-            found = trainer.hear()
+            found = trainer.receive()
             truth = Truth.read(log)
             truth.check(found, truth.newest.get("remote", -1))
             time.sleep(pause_s)
@@ -38,7 +38,7 @@ def kill_nodes(log: Path, url: str, node: Node, seed: int, count: int, *, with_t
     chance, session = random.Random(seed), 0
     trainer = Forked(train, url, str(log), session, OPTIONS)
     try:
-        trainer.hear()
+        trainer.receive()
         for pause_s in points(seed, count):
             time.sleep(pause_s + 0.05)
             if with_trainer and chance.random() < 0.5:
@@ -54,7 +54,7 @@ def kill_nodes(log: Path, url: str, node: Node, seed: int, count: int, *, with_t
             trainer.kill()
             session += 1
             trainer = Forked(train, url, str(log), session, OPTIONS)
-            Truth.read(log).check(trainer.hear(), promised)
+            Truth.read(log).check(trainer.receive(), promised)
     finally:
         trainer.kill()
 
@@ -64,7 +64,7 @@ def kill_replicas(log: Path, url: str, started: list[Node], seed: int, count: in
     chance, session = random.Random(seed), 0
     trainer = Forked(train, url, str(log), session, OPTIONS)
     try:
-        trainer.hear()
+        trainer.receive()
         for pause_s in points(seed, count):
             whole = Truth.read(log).whole
             wait_until(lambda seen=whole: Truth.read(log).whole > seen, what="a save on both nodes")
@@ -77,7 +77,7 @@ def kill_replicas(log: Path, url: str, started: list[Node], seed: int, count: in
             session += 1
             trainer = Forked(train, url, str(log), session, OPTIONS)
             truth = Truth.read(log)
-            truth.check(trainer.hear(), truth.newest.get("remote", -1))
+            truth.check(trainer.receive(), truth.newest.get("remote", -1))
             victim.start()
     finally:
         trainer.kill()

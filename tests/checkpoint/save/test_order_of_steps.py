@@ -160,7 +160,7 @@ def test_the_store_behind_keeps_to_the_new_branch_too(tmp_path: Path) -> None:
         assert resumed([near, far]) == 11
 
 
-def test_newer_steps_that_nobody_saw_are_left_alone_and_told_once(
+def test_newer_steps_that_were_never_restored_are_kept_and_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = f"file://{tmp_path}/here"

@@ -35,7 +35,7 @@ def failed(ckpt: Checkpointer, step: int, match: str) -> None:
     assert re.search(match, str(ckpt.status().last_error))
 
 
-def test_a_node_out_of_memory_is_told_and_what_it_has_stays() -> None:
+def test_a_node_out_of_memory_is_reported_and_what_it_has_stays() -> None:
     fields = {"capacity_bytes": 10 * BLOCK, "block_bytes": BLOCK, "limits": SMALL}  # one and a half checkpoints
     with MemoryNode(**fields) as node:
         work = Work(200)
@@ -53,7 +53,7 @@ def test_a_node_out_of_memory_is_told_and_what_it_has_stays() -> None:
             assert node.status()["uploads"] == 0
 
 
-def test_one_full_replica_is_told_and_the_other_serves() -> None:
+def test_one_full_replica_is_reported_and_the_other_serves() -> None:
     roomy = {"capacity_bytes": 40 * BLOCK, "block_bytes": BLOCK, "limits": SMALL}
     with MemoryNode(**roomy) as node, MemoryNode(**{**roomy, "capacity_bytes": 2 * BLOCK}) as full:
         work = Work(200)
@@ -73,7 +73,7 @@ def test_one_full_replica_is_told_and_the_other_serves() -> None:
         ("right", None, "key"),
     ],
 )
-def test_a_wrong_token_or_key_is_told_and_changes_nothing(token: str | None, key: str | None, match: str) -> None:
+def test_a_wrong_token_or_key_is_reported_and_changes_nothing(token: str | None, key: str | None, match: str) -> None:
     fields = {"capacity_bytes": 20 * BLOCK, "block_bytes": BLOCK, "limits": SMALL, "token": "right"}
     with MemoryNode(**fields) as node:
         url, state = f"memory://{node.address}", {"model": torch.nn.Linear(3, 3)}
@@ -151,7 +151,7 @@ def hello(**changes: object) -> bytes:
         (hello() + frames.encode(Kind.HELLO, 1), "does not belong to the next request"),
     ],
 )
-def test_what_is_no_node_of_this_version_is_told(greeting: bytes, match: str) -> None:
+def test_what_is_no_node_of_this_version_is_reported(greeting: bytes, match: str) -> None:
     with (
         impostor(lambda client: client.sendall(greeting) if greeting else client.close()) as address,
         Checkpointer({"x": torch.zeros(3)}, f"memory://{address}", deadline_s=10) as ckpt,
@@ -189,7 +189,7 @@ def test_a_trainer_that_vanishes_in_the_middle_leaves_no_memory_taken(tmp_path: 
         trainer = Forked(train, url_of(started, pace=8_000_000), str(tmp_path / "log"), 0, {"width": 400})
         store = MemoryStore([started[0].address])
         try:
-            trainer.hear()
+            trainer.receive()
             wait_until(lambda: store.status(started[0].address)["uploads"] == 1, "a save", timeout_s=20)
         finally:
             trainer.kill()

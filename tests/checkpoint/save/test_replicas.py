@@ -67,7 +67,7 @@ def damaged_chunks(node: MemoryNode) -> list[int]:
     return bad
 
 
-def test_a_lost_node_loses_nothing_and_saves_go_on_degraded_until_it_is_back() -> None:
+def test_a_lost_node_loses_nothing_and_saves_continue_degraded_until_it_is_back() -> None:
     with nodes(2) as (first, second):
         url = url_of([first, second], replicas=2)
         work = Work(200)
@@ -141,7 +141,7 @@ def test_a_node_that_hangs_is_passed_over_by_saves_and_restores_until_it_answers
             assert restored(url) == (4, truth)
 
 
-def test_two_lost_nodes_of_two_are_told_and_training_goes_on() -> None:
+def test_two_lost_nodes_of_two_are_reported_and_training_continues() -> None:
     with nodes(2) as started:
         work = Work(200)
         work.step()
@@ -159,7 +159,7 @@ def test_two_lost_nodes_of_two_are_told_and_training_goes_on() -> None:
             saved(work, ckpt, 3)
 
 
-def test_a_damaged_copy_is_replaced_from_the_good_one_and_said_so(
+def test_a_damaged_copy_is_replaced_from_the_good_one_and_reported(
     in_process: Callable[..., MemoryNode], caplog: pytest.LogCaptureFixture
 ) -> None:
     pair = [in_process(), in_process()]
@@ -178,7 +178,7 @@ def test_a_damaged_copy_is_replaced_from_the_good_one_and_said_so(
     assert restored(url) == (1, truth)
 
 
-def test_without_a_good_copy_the_checkpoint_before_is_used_and_said_so(
+def test_without_a_good_copy_the_checkpoint_before_is_used_and_reported(
     in_process: Callable[..., MemoryNode], caplog: pytest.LogCaptureFixture
 ) -> None:
     node = in_process(buffers=3)

@@ -138,7 +138,7 @@ def test_a_digest_leaves_when_it_is_flushed(store: MemoryStore, connection: Conn
         assert seal(other, 1, [0], timeout_s=5) == [source.digest(0)]
 
 
-def test_an_answer_that_says_no_is_heard_at_the_end_or_before(connection: Connection) -> None:
+def test_a_refusal_is_received_at_the_end_or_before(connection: Connection) -> None:
     source = Scattered()
     assert list(connection.put_several(1, [0], [BLOCK], [5], source.hand_over)) == [(0, 5)]
     with pytest.raises(Corrupt, match="chunk 0 is not what was sent"):

@@ -41,7 +41,7 @@ def test_a_save_leaves_nothing_on_the_trainers_heap(tmp_path: Path) -> None:
     assert kept == []
 
 
-def test_work_apart_returns_and_raises() -> None:
+def test_work_off_the_heap_returns_and_raises() -> None:
     assert run_off_heap(threading.get_ident) != threading.get_ident()
 
     def fail() -> None:

@@ -154,7 +154,7 @@ def committed_and_torn(url: str, change: Any, saves: int, seed: int = 0) -> tupl
         for step in range(saves):
             truth = work.truth()
             handle = ckpt.save(step)
-            in_place += bool(ckpt._snapshotter.reads_in_place)
+            in_place += bool(handle.bytes_in_place)
             if chance.random() < 0.7:
                 time.sleep(chance.uniform(0.0, 0.02))
             undo = change(work)
@@ -216,7 +216,7 @@ def test_a_disturbed_save_fails_with_a_reason_and_is_taken_again_at_the_next_ste
     work = Training()
     with Checkpointer(work.state, slow(node), run="again", policy=NEVER) as ckpt:
         handle = ckpt.save(1)
-        assert ckpt._snapshotter.reads_in_place
+        assert handle.bytes_in_place
         clip_through_data(work)
         work.step()
         with pytest.raises(CheckpointError, match="changed in place before it was saved"):
@@ -250,7 +250,7 @@ def test_after_several_disturbed_saves_all_are_copied_and_none_is_disturbed(
                 parameter.data = in_huge_pages(*parameter.shape).copy_(parameter.data)
         for step in (1, 2):
             handle = ckpt.save(step)
-            assert not ckpt._snapshotter.reads_in_place
+            assert not handle.bytes_in_place
             clip_through_data(work)
             handle.wait("remote", 60)
 
@@ -261,7 +261,7 @@ def test_settled_weights_may_be_swapped(node: MemoryNode) -> None:
     with Checkpointer(work.state, slow(node), run="settled", policy=NEVER, on_error="raise") as ckpt:
         truth = work.truth()
         handle = ckpt.save(1)
-        assert ckpt._snapshotter.reads_in_place
+        assert handle.bytes_in_place
         ckpt.settle()
         assert handle.state == "staged"
         clip_through_data(work)
@@ -277,7 +277,7 @@ def test_without_live_reads_everything_is_copied_at_save(node: MemoryNode) -> No
     with Checkpointer(work.state, slow(node), run="copied", policy=NEVER, live=False) as ckpt:
         truth = work.truth()
         handle = ckpt.save(1)
-        assert not ckpt._snapshotter.reads_in_place
+        assert not handle.bytes_in_place
         clip_through_data(work)
         write_by_address(work)
         handle.wait("remote", 60)
@@ -293,7 +293,7 @@ def test_bytes_that_were_sent_before_the_write_are_kept(node: MemoryNode) -> Non
     with Checkpointer(work.state, url, run="sent", policy=NEVER, on_error="raise") as ckpt:
         truth = work.truth()
         handle = ckpt.save(1)
-        assert ckpt._snapshotter.reads_in_place
+        assert handle.bytes_in_place
         handle.wait("staged", 30)  # all chunks are with the node
         clip_through_data(work)
         handle.wait("remote", 30)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,7 +165,7 @@ class Shard(DataLoader[Any]):
         self.base_dataloader.load_state_dict(state)  # type: ignore[attr-defined]
 
 
-def test_a_prepared_loader_is_told_to_be_made_resumable_within(tmp_path: Path) -> None:
+def test_for_a_prepared_loader_the_error_says_to_make_the_inner_one_resumable(tmp_path: Path) -> None:
     prepared = Shard(DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=2))
     inside = r"accelerator\.prepare\(deepvm\.resumable\(loader\)\)"
     with pytest.raises(UsageError, match=inside):
@@ -218,6 +219,21 @@ def test_what_is_no_mapping_of_names_is_refused(tmp_path: Path, state: Any, word
 def test_a_policy_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the policy is 5: pass a text such as 'every 100 steps'"):
         Checkpointer({"a": 1}, f"file://{tmp_path}", policy=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "key"), [("model", "model.weight"), ("optimizer", "a parameter of optimizer")])
+def test_a_tensor_of_which_each_rank_has_a_part_is_refused_before_the_first_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str
+) -> None:
+    class DTensor(torch.nn.Parameter):
+        """A stand-in: the next test has real ones, and takes seconds."""
+
+    model = torch.nn.Linear(2, 2)
+    given = model if name == "model" else torch.optim.SGD(model.parameters())
+    model.weight.__class__ = DTensor
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", SimpleNamespace(DTensor=DTensor))
+    with pytest.raises(UsageError, match=f"^{key} is a DTensor, of which each rank has a part"):
+        Checkpointer({name: given}, f"file://{tmp_path}")
 
 
 def test_a_sharded_model_or_optimizer_is_refused_when_the_checkpointer_is_made(tmp_path: Path) -> None:
@@ -288,7 +304,7 @@ def test_a_tensor_that_was_not_expanded_is_restored_into_one_that_is(tmp_path: P
 # --- a node that is too small ---------------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_larger_than_the_node_is_told_with_what_it_needs() -> None:
+def test_a_checkpoint_larger_than_the_node_is_reported_with_what_it_needs() -> None:
     state = {"a": torch.randn(4 * 2**20)}
     words = r"needs 16.*MB?.* in all: start it with a larger --capacity"
     with MemoryNode(capacity_bytes=8 * 2**20) as node, Checkpointer(state, f"memory://{node.address}") as ckpt:

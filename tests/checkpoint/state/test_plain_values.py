@@ -135,7 +135,7 @@ def test_members_of_enumerations_and_named_tuples_come_back_as_what_they_are_her
     assert isinstance(state["part"]["point"], point)
 
 
-def test_a_tensor_of_another_shape_is_told_before_anything_is_changed(tmp_path: Path) -> None:
+def test_a_tensor_of_another_shape_is_reported_before_anything_is_changed(tmp_path: Path) -> None:
     save(tmp_path, {"n": 5, "mean": torch.ones(3)})
     state = {"n": 0, "mean": torch.zeros(4)}
     with (

@@ -143,7 +143,7 @@ def test_every_dtype_and_shape_makes_a_file_that_safetensors_reads(tmp_path: Pat
 
 
 @given(st.binary(max_size=200))
-def test_a_damaged_header_is_told(data: bytes) -> None:
+def test_a_damaged_header_is_reported(data: bytes) -> None:
     with pytest.raises(Corrupt):
         read_header(memoryview(data.ljust(8, b"\0")), max(8, len(data)))
 

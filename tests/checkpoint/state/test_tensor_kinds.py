@@ -233,11 +233,22 @@ def test_a_wrapper_that_changes_between_saves_is_saved_as_it_is(tmp_path: Path) 
     assert torch.equal(again.weight.codes, model.weight.codes)
 
 
-def test_a_wrapper_with_other_settings_is_told(tmp_path: Path) -> None:
+def test_a_wrapper_with_other_settings_is_reported(tmp_path: Path) -> None:
     save(tmp_path, model=Quantized(1))
     with (
         Checkpointer({"model": Quantized(2, "b")}, f"file://{tmp_path}") as ckpt,
         pytest.raises(CheckpointError, match=r"model\.weight"),
+    ):
+        ckpt.restore()
+
+
+def test_a_wrapper_that_holds_a_tensor_of_another_shape_is_reported_with_both(tmp_path: Path) -> None:
+    save(tmp_path, model=Quantized(1))
+    model = Quantized(2)
+    model.weight.scale = torch.rand(3)
+    with (
+        Checkpointer({"model": model}, f"file://{tmp_path}") as ckpt,
+        pytest.raises(CheckpointError, match=r"weight\.scale is torch\.float32 \(3,\), saved torch\.float32 \(4,\)"),
     ):
         ckpt.restore()
 
@@ -317,7 +328,7 @@ def test_a_parameter_turned_in_its_own_memory_between_saves_is_saved_as_it_is(tm
     assert torch.equal(again.weight, model.weight)
 
 
-def test_a_model_on_the_meta_device_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_model_on_the_meta_device_is_reported_before_anything_is_loaded(tmp_path: Path) -> None:
     save(tmp_path, model=torch.nn.Linear(2, 2))
     with torch.device("meta"):
         model = torch.nn.Linear(2, 2)

@@ -199,7 +199,7 @@ def test_a_compiled_model_trains_on_bit_for_bit_from_what_ddp_saved(tmp_path: Pa
     assert same(truth, model)
 
 
-def test_another_model_is_still_told(tmp_path: Path) -> None:
+def test_another_model_is_still_reported(tmp_path: Path) -> None:
     save(tmp_path / "a", model=DistributedDataParallel(net(1)))
     with (
         Checkpointer({"model": torch.nn.Linear(4, 4)}, f"file://{tmp_path / 'a'}") as ckpt,

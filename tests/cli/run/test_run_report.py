@@ -54,6 +54,21 @@ def long_story(rounds: int) -> Report:
     return make_report(events, CLUSTER, run="digits")
 
 
+def test_a_restore_is_shown_with_its_step_and_its_place_as_far_as_they_are_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events = [
+        Event(at_s=0, kind="run-started"),
+        Event(at_s=60, kind="restored", machine="worker/0", data={"step": 1234, "place": "file:///a", "seconds": 2.0}),
+        Event(at_s=120, kind="group", data={"machines": ["worker/0"], "took_s": 1.0}),
+        Event(at_s=125, kind="restored", machine="worker/0", data={}),
+    ]
+    show_report(make_report(events, CLUSTER, run="r"))
+    shown = capsys.readouterr().out
+    rows = [line.split() for line in shown[shown.index("Restores") :].splitlines()[2:4]]
+    assert rows == [["1:00", "1,234", "2", "s", "file:///a"], ["2:05", "?", "?", "?"]]
+
+
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("rounds", [0, 1, 40])
 def test_no_line_is_wider_than_the_terminal(
@@ -66,7 +81,7 @@ def test_no_line_is_wider_than_the_terminal(
     assert max(map(len, lines)) <= columns
 
 
-def test_everything_is_said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_has_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render.console, "_width", 160)
     show_report(long_story(2))
     shown = capsys.readouterr().out

@@ -17,7 +17,7 @@ def limit_memory(pid: int, size_bytes: int) -> None:
     resource.prlimit(pid, resource.RLIMIT_AS, (size_bytes, resource.RLIM_INFINITY))
 
 
-def test_a_node_that_could_start_no_thread_hears_the_next_client(tmp_path: Path) -> None:
+def test_a_node_that_could_start_no_thread_accepts_the_next_client(tmp_path: Path) -> None:
     with NodeProcess(tmp_path) as node, ExitStack() as stack:
         host, _, port = node.address.rpartition(":")
         limit_memory(node.process.pid, 2**20)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ from deepvm.protocol import frames
 from deepvm.protocol.credentials import read_token
 from deepvm.protocol.frames import Kind, ProtocolError
 from deepvm.store.memory.connection import Connection
-from tests.support.memnode.client import DEEPVM, Client, content
+from tests.support.memnode.client import BLOCK, DEEPVM, Client, content, digest_of
 from tests.support.waiting import wait_until
 
 SIZE = 1000
@@ -119,7 +121,7 @@ def test_a_node_that_asks_for_no_token_is_not_of_the_cluster_where_one_is_set(no
     assert "asks for no token" in " ".join(done.stderr.split())
 
 
-def test_another_version_is_told_so(node: MemoryNode) -> None:
+def test_another_version_is_refused_with_the_reason(node: MemoryNode) -> None:
     with raw(node.address) as sock:
         sock.sendall(frames.encode(Kind.AUTH, 1, {"version": 3, "nonce": frames.new_nonce(), "proof": ""}))
         assert b"the client has protocol version 3, this node has 2" in sock.recv(9999) + sock.recv(9999)
@@ -150,6 +152,40 @@ def test_a_frame_that_never_ends_is_given_up(start_node: Any, connect: Any) -> N
     client.send(frames.encode(Kind.PUTS, 1, {"step": 1, "chunks": [0]}, SIZE + 8, 0) + bytes(10))
     wait_until(lambda: node.connections == 0)
     assert node.arena.used == 0
+
+
+FRAME_S = 1.0
+PAUSE_S = 0.7  # shorter than the deadline; two of them are longer
+
+
+def send_slowly(sock: socket.socket, *pieces: bytes) -> None:
+    """Send the pieces with a pause after each; the node may have dropped the connection meanwhile."""
+    with contextlib.suppress(OSError):
+        for piece in pieces:
+            sock.sendall(piece)
+            time.sleep(PAUSE_S)
+
+
+def test_a_handshake_has_one_deadline_for_all_its_pieces(start_node: Any) -> None:
+    node = start_node(limits={"handshake_s": FRAME_S})
+    auth = frames.encode(Kind.AUTH, 1, {"version": 2, "nonce": "a" * 64, "address": node.address, "proof": ""})
+    with raw(node.address) as sock:
+        send_slowly(sock, b"", auth[:10], auth[10:40], auth[40:])
+        wait_until(lambda: node.connections == 0)
+        assert not node.counters.as_dict()["failed_logins"]
+
+
+@pytest.mark.parametrize("part", ["the head", "the chunks"])
+def test_a_frame_has_one_deadline_for_all_its_pieces(start_node: Any, connect: Any, part: str) -> None:
+    node = start_node(limits={"frame_s": FRAME_S})
+    client = connect(node.address, "run")
+    data = bytes(1000)
+    client.begin(1, BLOCK + len(data), nodes=1)
+    body = data + frames.DIGEST.pack(digest_of(data))
+    frame = client.head_of(Kind.PUTS, {"step": 1, "chunks": [1, 1, 1]}, 3 * len(body))
+    head = [frame[:20], frame[20:35], frame[35:40], frame[40:] + 3 * body]
+    send_slowly(client.sock, *(head if part == "the head" else [frame + body, body, body]))
+    wait_until(lambda: node.connections == 0)
 
 
 def test_a_run_opens_with_its_key_only(node: MemoryNode, connect: Callable[..., Client]) -> None:

@@ -56,7 +56,7 @@ def is_empty(node: MemoryNode) -> bool:
     return node.arena.used == 0 and node.arena.reserved == 0
 
 
-def say(address: str, data: bytes, *, opened: bool) -> None:
+def send_once(address: str, data: bytes, *, opened: bool) -> None:
     client = Client(address, "bad" if opened else None, timeout_s=5)
     with client, contextlib.suppress(OSError, StoreError):
         if opened:
@@ -70,8 +70,8 @@ def say(address: str, data: bytes, *, opened: bool) -> None:
 @given(data=st.binary(min_size=1, max_size=300), opened=st.booleans())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_bytes_leave_the_node_whole(shared: MemoryNode, data: bytes, opened: bool) -> None:
-    say(shared.address, data, opened=opened)
-    say(shared.address, MAGIC + data, opened=opened)
+    send_once(shared.address, data, opened=opened)
+    send_once(shared.address, MAGIC + data, opened=opened)
     wait_until(lambda: shared.connections == 0)
     assert is_empty(shared)
 
@@ -82,7 +82,7 @@ def test_any_bytes_leave_the_node_whole(shared: MemoryNode, data: bytes, opened:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_frame_leaves_the_node_whole(shared: MemoryNode, kind: Kind, meta: dict[str, Any], body: bytes) -> None:
     meta = {**meta, "timeout_s": 0}
-    say(shared.address, wire.encode(kind, 1, meta, len(body), digest_of(body)) + body, opened=True)
+    send_once(shared.address, wire.encode(kind, 1, meta, len(body), digest_of(body)) + body, opened=True)
     wait_until(lambda: shared.connections == 0)
     assert is_empty(shared)
     survives(shared.address)
@@ -92,7 +92,7 @@ def test_any_frame_leaves_the_node_whole(shared: MemoryNode, kind: Kind, meta: d
 def test_an_announced_length_takes_no_memory(shared: MemoryNode, kind: Kind) -> None:
     """The largest length of each kind, and larger, with nothing behind it."""
     for meta_bytes, body_bytes in ((2**32 - 1, 0), (0, 2**64 - 1), (2, 2**40)):
-        say(shared.address, HEADER.pack(MAGIC, kind, 0, 0, 1, meta_bytes, body_bytes, 0), opened=True)
+        send_once(shared.address, HEADER.pack(MAGIC, kind, 0, 0, 1, meta_bytes, body_bytes, 0), opened=True)
     wait_until(lambda: shared.connections == 0)
     assert is_empty(shared)
 

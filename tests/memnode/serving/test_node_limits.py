@@ -88,7 +88,7 @@ def test_the_oldest_stranger_of_the_host_with_most_is_dropped() -> None:
         assert len(acceptor) == 0
 
 
-def test_a_client_above_the_limit_is_told_so(start_node: Any, connect: Any) -> None:
+def test_a_client_above_the_limit_is_refused_with_the_reason(start_node: Any, connect: Any) -> None:
     node = start_node(limits={"connections_of_a_host": 2})
     for _ in range(2):
         connect(node.address)

@@ -123,13 +123,15 @@ def test_ranks_and_connections_share_one_upload(node: MemoryNode, connect: Calla
         ({"size_bytes": 5}, "disagree on the bytes"),
     ],
 )
-def test_ranks_that_disagree_are_told_who_and_what(client: Client, fields: dict[str, Any], words: str) -> None:
+def test_the_error_of_ranks_that_disagree_names_rank_and_value(
+    client: Client, fields: dict[str, Any], words: str
+) -> None:
     client.begin(1, SIZE, world_size=2)
     with pytest.raises(StoreError, match=words):
         client.begin(1, SIZE, **{"rank": 1, "world_size": 2, **fields})
 
 
-def test_a_damaged_chunk_is_refused_and_the_connection_goes_on(node: MemoryNode, client: Client) -> None:
+def test_a_damaged_chunk_is_refused_and_the_connection_continues(node: MemoryNode, client: Client) -> None:
     data = content(3, SIZE)
     client.begin(1, SIZE)
     client.put(1, 0, chunks_of(data)[0])
@@ -299,7 +301,7 @@ def test_after_a_roll_back_the_newest_commit_stays(client: Client) -> None:
     assert list(client.steps()) == [110]
 
 
-def test_no_room_is_said_before_a_byte_is_sent(node: MemoryNode, client: Client) -> None:
+def test_no_room_is_reported_before_a_byte_is_sent(node: MemoryNode, client: Client) -> None:
     client.save(1, content(1, 40 * BLOCK))
     with pytest.raises(StoreUnavailable, match=r"needs 1\.97 MB, 1\.57 MB of 4\.19 MB are free"):
         client.begin(2, 30 * BLOCK)
@@ -311,7 +313,7 @@ def test_no_room_is_said_before_a_byte_is_sent(node: MemoryNode, client: Client)
     assert clean(node)
 
 
-def test_ranks_that_begin_together_set_room_aside_once(start_node: Any, connect: Callable[..., Client]) -> None:
+def test_ranks_that_begin_together_reserve_room_once(start_node: Any, connect: Callable[..., Client]) -> None:
     node = start_node(capacity_bytes=8 * BLOCK)
     ranks = [connect(node.address, "run") for _ in range(6)]
     for step in (1, 2):
@@ -421,8 +423,8 @@ def test_requests_out_of_order_or_of_wrong_types_are_refused(node: MemoryNode, c
         (Kind.BEGIN, {"step": 1, "size_bytes": 5, "layout": "", "rank": 1, "world_size": 1}, "rank is 1, not an"),
         (Kind.GET, {"step": 1, "chunk": -1}, "chunk is -1, not"),
         (Kind.SEAL, {"step": 1, "timeout_s": -1}, "timeout_s is -1, not a number"),
-        (Kind.SEAL, {"step": 1, "timeout_s": 10**400}, "timeout_s is 1000.*, not a number"),
-        (Kind.OPEN, {"run": "../x", "session": "s", "write": True, "verifier": "00" * 32}, "cannot name a run"),
+        (Kind.SEAL, {"step": 1, "timeout_s": 10**400}, "an integer of more than 64 bits"),
+        (Kind.OPEN, {"run": "../x", "session": "s", "write": True, "verifier": "00" * 32}, "not a valid run name"),
         (Kind.OPEN, {"run": "x", "session": "s", "write": 1}, "write is 1, neither true nor false"),
         (Kind.OPEN, {"run": "x", "session": "s", "write": True, "verifier": "zz"}, "hexadecimal"),
         (Kind.HELLO, {}, "a client does not send HELLO"),

@@ -339,7 +339,7 @@ def test_a_flipped_bit_does_not_come_back_with_a_recycled_file(start_node: Any, 
         assert kept == data[step], f"step {step}"
 
 
-def test_a_bit_that_flips_under_a_checkpoint_does_not_go_on_into_later_ones(
+def test_a_bit_that_flips_under_a_checkpoint_does_not_spread_to_later_ones(
     start_node: Any, connect: Any, tmp_path: Path
 ) -> None:
     client = connect(start_node(spill=tmp_path, spill_keep=2).address, "run")

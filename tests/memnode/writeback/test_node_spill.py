@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -102,7 +103,7 @@ def test_keys_of_runs_are_kept_for_the_owner_only(start_node: Any, connect: Any,
     assert "secret" not in path.read_text()
 
 
-def test_the_spill_directory_keeps_as_many_as_told(start_node: Any, connect: Any, tmp_path: Path) -> None:
+def test_the_spill_directory_keeps_as_many_as_configured(start_node: Any, connect: Any, tmp_path: Path) -> None:
     node = start_node(spill=tmp_path, spill_keep=3)
     client = connect(node.address, "run")
     for step in range(6):
@@ -195,7 +196,7 @@ def test_every_checkpoint_flows_on_to_the_durable_store(start_node: Any, connect
     wait_until(lambda: FileStore(tmp_path).steps("run") == [1, 2])
 
 
-def test_the_durable_store_keeps_as_many_as_told(start_node: Any, connect: Any, tmp_path: Path) -> None:
+def test_the_durable_store_keeps_as_many_as_configured(start_node: Any, connect: Any, tmp_path: Path) -> None:
     client = connect(start_node(durable=f"file://{tmp_path}", durable_keep=2).address, "run")
     for step in range(5):
         client.save(step, content(step, SIZE))
@@ -220,7 +221,7 @@ def test_what_was_spilled_and_not_durable_is_written_on_after_a_restart(
     assert read_file_store(FileStore(tmp_path / "durable"), "run", 1) == content(1, SIZE)
 
 
-def test_saves_go_on_while_the_durable_store_is_slow_and_the_newest_is_written(
+def test_saves_continue_while_the_durable_store_is_slow_and_the_newest_is_written(
     start_node: Any, connect: Any, tmp_path: Path
 ) -> None:
     store = SlowStore(tmp_path)
@@ -252,7 +253,7 @@ def test_a_slow_store_does_not_keep_memory_from_a_save(start_node: Any, connect:
     assert FileStore(tmp_path).steps("run") == [3]
 
 
-def test_a_store_that_refuses_is_told_of_and_tried_again(start_node: Any, connect: Any, tmp_path: Path) -> None:
+def test_a_store_that_refuses_is_logged_and_tried_again(start_node: Any, connect: Any, tmp_path: Path) -> None:
     store = SlowStore(tmp_path)
     store.go.set()
     store.failing = True
@@ -277,7 +278,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", where], check=True, timeout=10)
 
 
-def test_a_full_disk_is_told_of_and_saves_go_on(start_node: Any, connect: Any, small_disk: Path) -> None:
+def test_a_full_disk_is_logged_and_saves_continue(start_node: Any, connect: Any, small_disk: Path) -> None:
     client = connect(start_node(spill=small_disk).address, "run")
     client.save(1, content(1, 4 * BLOCK))
     wait_until(lambda: settled(client))
@@ -290,6 +291,24 @@ def test_a_full_disk_is_told_of_and_saves_go_on(start_node: Any, connect: Any, s
     assert client.read(2) == content(2, 20 * BLOCK)
     assert client.read(3) == content(3, 4 * BLOCK)
     assert FileStore(small_disk).steps("run") == [1, 3]
+
+
+def test_a_node_whose_spill_directory_was_deleted_ends_without_waiting_for_it(
+    start_node: Any, connect: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    node = start_node(spill=folder / "spill", limits={"flush_s": 3600.0})
+    client = connect(node.address, "run")
+    client.save(1, content(1, SIZE))
+    wait_until(lambda: settled(client))
+    shutil.rmtree(folder)
+    client.save(2, content(2, SIZE))
+    wait_until(lambda: client.status()["spill_failures"] >= 1)
+    assert client.read(2) == content(2, SIZE)
+    client.close()
+    node.stop()  # before the hour is over
+    assert node.writeback.status()["spill_waiting"] == 1
 
 
 def save_striped(

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.fetch.segment import PATH_VARIABLE, remove
+from deepvm.fetch.segment import PATH_VARIABLE
+from deepvm.fetch.segment_files import remove
 from deepvm.fetch.segment_reader import SegmentReader, find_segment
 from deepvm.memnode import MemoryNode
 from deepvm.runtime.agent.prefetch import Prefetcher, segment_of, store_urls

@@ -76,7 +76,7 @@ def test_ranks_on_hosts_whose_own_name_is_127_0_1_1_meet_at_their_addresses(netw
 
 @pytest.mark.chaos
 @pytest.mark.timeout(200)
-def test_without_being_told_they_do_not_meet(network: Network, tmp_path: Path) -> None:
+def test_without_the_variables_they_do_not_connect(network: Network, tmp_path: Path) -> None:
     """So that the test above is known to test something."""
     ended = ranks(network, tmp_path, "not told", 20.0)
     assert all(code != 0 for code, _ in ended), ended

@@ -242,7 +242,7 @@ def test_what_goes_down_alone_leaves_the_others_and_stays_away(place: Place) -> 
     assert place.backend.poll() == []
 
 
-def test_what_went_down_can_come_up_again_and_its_end_is_told_first(place: Place) -> None:
+def test_what_went_down_can_come_up_again_and_its_end_is_reported_first(place: Place) -> None:
     place.backend.up(place.machines[:1])
     place.backend.down()
     place.backend.up(place.machines[:1])
@@ -251,7 +251,7 @@ def test_what_went_down_can_come_up_again_and_its_end_is_told_first(place: Place
     assert place.backend.poll() == []
 
 
-def test_one_of_several_can_come_up_again_before_its_end_was_told(place: Place) -> None:
+def test_one_of_several_can_come_up_again_before_its_end_was_reported(place: Place) -> None:
     all_up(place)
     place.backend.down(["worker/0"])
     place.backend.up(place.machines[1:2])
@@ -284,7 +284,7 @@ def test_what_is_preempted_is_down_and_can_be_replaced(place: Place) -> None:
     assert [change.machine for change in changes(place.backend, 1)] == ["worker/1"]
 
 
-def test_what_is_lost_is_told_once_and_can_be_replaced(place: Place) -> None:
+def test_what_is_lost_is_reported_once_and_can_be_replaced(place: Place) -> None:
     all_up(place)
     place.lose("worker/1")
     (gone,) = changes(place.backend, 1)
@@ -297,7 +297,7 @@ def test_what_is_lost_is_told_once_and_can_be_replaced(place: Place) -> None:
     assert place.backend.poll() == []
 
 
-def test_what_was_lost_and_is_then_given_up_is_not_told_again(place: Place) -> None:
+def test_what_was_lost_and_is_then_given_up_is_not_reported_again(place: Place) -> None:
     all_up(place)
     place.lose("worker/1")
     changes(place.backend, 1)

@@ -52,7 +52,7 @@ def come(hub: Hub) -> Iterator[Callable[..., HubClient]]:
         link = HubClient.connect(
             hub.address, token=TOKEN, machine=name, address="127.0.0.1", workers=1, connect_s=5.0, **given
         )
-        link.told = told  # type: ignore[attr-defined]
+        link.messages = told  # type: ignore[attr-defined]
         link.start(on_notice=told.append, on_broken=lambda: told.append("broken"), on_end=told.append)
         links.append(link)
         return link
@@ -111,7 +111,7 @@ def test_a_machine_that_vanishes_is_missed_at_once_and_replaced(hub: Hub, come: 
     found = first.await_group(1, WAIT_S)
     assert found is not None
     assert found.number == 2
-    assert "broken" in first.told  # type: ignore[attr-defined]
+    assert "broken" in first.messages  # type: ignore[attr-defined]
 
 
 def test_whose_workers_fail_first_is_named_and_the_others_are_excused(hub: Hub, come: Callable[..., HubClient]) -> None:
@@ -141,9 +141,16 @@ def test_a_notice_reaches_all_with_what_is_to_be_done(hub: Hub, come: Callable[.
     first.send("event", line=step.to_line())
     wait_until(lambda: hub.progress.step == 7)
     second.send("notice", action="terminate", at_s=time.time() + 60, source="test")
-    told: Any = wait_until(lambda: first.told)  # type: ignore[attr-defined]
+    told: Any = wait_until(lambda: first.messages)  # type: ignore[attr-defined]
     assert (told[0]["machine"], told[0]["choice"]) == ("worker/1", "save")
-    wait_until(lambda: second.told)  # type: ignore[attr-defined]
+    wait_until(lambda: second.messages)  # type: ignore[attr-defined]
+
+
+def test_a_notice_before_the_first_step_waits_for_no_step(hub: Hub, come: Callable[..., HubClient]) -> None:
+    _, first, second = group(come)
+    second.send("notice", action="terminate", at_s=None, source="test")
+    told: Any = wait_until(lambda: first.messages)  # type: ignore[attr-defined]
+    assert (told[0]["step"], told[0]["choice"]) == (0, "rely")
 
 
 def test_strangers_are_refused(hub: Hub, come: Callable[..., HubClient]) -> None:
@@ -206,7 +213,7 @@ def test_a_machine_that_leaves_is_to_blame_and_not_those_whose_workers_fail_with
     assert first.await_group(1, WAIT_S) is not None
 
 
-def test_a_memory_node_that_comes_back_elsewhere_makes_a_new_group_which_is_told(
+def test_a_memory_node_that_comes_back_elsewhere_makes_a_new_group_with_its_address(
     hub: Hub, come: Callable[..., HubClient]
 ) -> None:
     memory, first, second = group(come)
@@ -273,7 +280,7 @@ def test_a_machine_that_says_nothing_any_more_is_missed(
 
 
 @pytest.mark.parametrize("problem", [RuntimeError("can't start new thread"), MemoryError()])
-def test_a_hub_that_could_start_no_thread_hears_the_next_machine(
+def test_a_hub_that_could_start_no_thread_accepts_the_next_machine(
     hub: Hub, come: Callable[..., HubClient], monkeypatch: pytest.MonkeyPatch, problem: Exception
 ) -> None:
     start, failed = threading.Thread.start, threading.Event()

@@ -149,7 +149,7 @@ def test_messages_that_were_changed_added_repeated_or_left_out_end_the_connectio
         closed(hub, machine, relay)
 
 
-def test_both_ends_hear_each_other_where_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ends_receive_messages_where_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     hub, machine, heard, relay = met(lambda _, line: line, monkeypatch)
     try:
         assert (heard["machine"], heard["workers"]) == ("worker/0", 1)

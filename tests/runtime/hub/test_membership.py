@@ -57,7 +57,7 @@ def test_a_loss_breaks_the_group_and_survivors_wait_for_the_replacement() -> Non
     assert (found.number, found.members) == (2, NAMES)
 
 
-def test_survivors_go_on_smaller_and_grow_when_another_comes() -> None:
+def test_survivors_continue_smaller_and_grow_when_another_comes() -> None:
     membership = formed("shrink")
     assert membership.lose("worker/1")
     membership.join("worker/0", 10.0)

@@ -16,6 +16,7 @@ from deepvm.runtime.cluster import Cluster
 from deepvm.runtime.ledger import journal as journal_module
 from deepvm.runtime.ledger.journal import Journal
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.sqlite_file import LedgerError
 from tests.support.runtime.machines import machine
 from tests.support.runtime.whole_runs import running, words_for
 
@@ -53,7 +54,7 @@ def fill(disk: Path) -> Path:
     return path
 
 
-def test_a_full_disk_is_said_once_and_nothing_is_missing_when_there_is_space_again(
+def test_a_full_disk_is_reported_once_and_nothing_is_missing_when_there_is_space_again(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
@@ -65,6 +66,7 @@ def test_a_full_disk_is_said_once_and_nothing_is_missing_when_there_is_space_aga
         for first in range(11, 1011, 100):
             journal.append(steps(first, first + 99))
         assert len(said) == 1
+        assert "ledger.sqlite cannot be used now" in said[0]
         assert "full" in said[0]
         assert "training continues" in said[0]
         full.unlink()
@@ -72,6 +74,12 @@ def test_a_full_disk_is_said_once_and_nothing_is_missing_when_there_is_space_aga
         assert "is written again" in said[1]
         assert [event.data["step"] for event in ledger.events("step")] == list(range(1, 1011))
         assert journal.close() == 0
+
+
+def test_a_ledger_that_a_full_disk_has_no_room_for_is_not_begun(small_disk: Path) -> None:
+    fill(small_disk)
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite cannot be written: "):
+        Ledger.create(small_disk / "ledger.sqlite", run="run", cluster=CLUSTER)
 
 
 def test_memory_is_bounded_and_what_is_rare_is_kept(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +99,25 @@ def test_memory_is_bounded_and_what_is_rare_is_kept(small_disk: Path, monkeypatc
         assert [event.machine for event in ledger.events("machine-up")] == ["worker/0"]
 
 
+def test_of_too_many_events_that_wait_the_newest_half_is_kept_and_the_rest_is_counted(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "MOST_WAITING", 100)
+    monkeypatch.setattr(journal_module, "RETRY_S", 0.0)
+    with Ledger.create(small_disk / "ledger.sqlite", run="run", cluster=CLUSTER) as ledger:
+        journal = Journal(ledger, lambda _: None)
+        full = fill(small_disk)
+        for n in range(101):
+            journal.append([Event(at_s=float(n), kind="warning", data={"text": "x" * 10_000})])
+        assert [event.at_s for event in journal.waiting] == list(range(51, 101))
+        assert journal.close() == 101
+        full.unlink()
+        assert journal.close() == 51
+        assert [event.at_s for event in ledger.events("warning")] == list(range(51, 101))
+
+
 @pytest.mark.parametrize("how", ["deleted", "moved and made again"])
-def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -> None:
+def test_a_run_folder_that_is_deleted_is_reported_prominently(tmp_path: Path, how: str) -> None:
     folder, said = tmp_path / "run", list[str]()
     folder.mkdir()
     with Ledger.create(folder / "ledger.sqlite", run="run", cluster=CLUSTER) as ledger:
@@ -112,7 +137,7 @@ def test_a_run_folder_that_is_deleted_is_said_loudly(tmp_path: Path, how: str) -
         assert journal.gone
 
 
-def test_a_run_goes_on_over_a_full_disk_and_then_without_its_folder_to_a_whole_report(
+def test_a_run_continues_over_a_full_disk_and_then_without_its_folder_to_a_whole_report(
     small_disk: Path, tmp_path: Path
 ) -> None:
     options = ["--json", "--save", "every 1000 steps"]

@@ -78,7 +78,7 @@ def test_a_long_ledger_is_read_in_parts_that_leave_nothing_out(ledger: Ledger) -
     assert [event.data["step"] for event in ledger.events("step", after=24_990)] == list(range(24_991, 25_001))
 
 
-def test_a_resumed_run_goes_on_in_its_ledger(ledger: Ledger, path: Path) -> None:
+def test_a_resumed_run_continues_in_its_ledger(ledger: Ledger, path: Path) -> None:
     ledger.append([Event(at_s=1, kind="run-started", data={"resumed": False})])
     ledger.close()
     with Ledger.open(path, write=True) as again:

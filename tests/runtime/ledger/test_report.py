@@ -149,6 +149,7 @@ def test_the_whole_story_as_json() -> None:
         "changes": ["worker/1: h instead of g"],
         "notes": ["scaled"],
         "warnings": [],
+        "profile": None,
     }  # fmt: skip
 
 
@@ -169,7 +170,7 @@ class TestARunThatBreaksOff:
         told = report(event(0, "run-started"), *ups(10), step(20, 1))
         assert (told.outcome, told.wall_s, told.bill.machine_s) == ("broken-off", 20, 30)
 
-    def test_machines_of_a_run_that_goes_on_are_paid_until_now(self) -> None:
+    def test_machines_of_a_run_that_continues_are_paid_until_now(self) -> None:
         told = report(event(0, "run-started"), *ups(10), step(20, 1), now_s=40)
         assert (told.outcome, told.wall_s, told.bill.machine_s) == ("running", 40, 90)
 
@@ -187,7 +188,7 @@ class TestARunThatBreaksOff:
         )  # fmt: skip
         assert (told.sessions, told.wall_s, told.bill.machine_s) == (2, 40, 120)
 
-    def test_a_machine_that_outlived_its_session_is_paid_until_its_end_is_told(self) -> None:
+    def test_a_machine_that_outlived_its_session_is_paid_until_its_end_is_reported(self) -> None:
         told = report(
             event(0, "run-started"), *ups(0, ["worker/0"]), step(10, 1),
             event(1000, "run-started", resumed=True), *downs(1001, "stopped", ["worker/0"]),
@@ -250,7 +251,7 @@ class TestSteps:
 
 
 class TestPauses:
-    def test_losses_before_training_goes_on_are_one_pause(self) -> None:
+    def test_losses_before_training_continues_are_one_pause(self) -> None:
         told = report(
             *(step(n, n) for n in range(1, 4)), *downs(4, "lost", ["worker/0"]), *downs(5, "lost", ["worker/1"]),
             event(8, "group", machines=["worker/0", "worker/1"]), event(9, "restored", "worker/0", step=3, seconds=1.0),
@@ -267,7 +268,7 @@ class TestPauses:
         told = report(step(1, 1), *downs(2, "lost", ["worker/1"]), step(2.02, 2), event(5, "group"), step(7, 2))
         assert [(p.at_s, p.seconds) for p in told.pauses] == [(2.02, pytest.approx(4.98))]
 
-    def test_training_that_goes_on_without_a_new_group_stood_still_until_its_next_step(self) -> None:
+    def test_training_that_continues_without_a_new_group_stood_still_until_its_next_step(self) -> None:
         told = report(step(1, 1), *downs(2, "lost", ["worker/1"]), step(3, 2), step(4, 3), event(50, "run-ended"))
         assert [p.seconds for p in told.pauses] == [2]
 
@@ -321,7 +322,7 @@ class TestPauses:
 
 
 class TestSaves:
-    def test_a_stall_that_is_told_twice_counts_once(self) -> None:
+    def test_a_stall_that_is_reported_twice_counts_once(self) -> None:
         told = report(save(1, 5, stall_s=0.5), save(2, 5, "durable", stall_s=0.5), save(3, 6, "failed", stall_s=1.0))
         assert told.stalled_s == 1.5
 
@@ -451,7 +452,7 @@ _EVENTS = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(events=st.lists(_EVENTS, max_size=25), now_s=st.none() | st.floats(0, 200))
-def test_whatever_is_told_there_is_a_report_that_adds_up(events: list[Event], now_s: float | None) -> None:
+def test_any_events_give_a_report_that_adds_up(events: list[Event], now_s: float | None) -> None:
     told = report(*events, now_s=now_s)
     numbered = [e for e in events if e.kind == "step" and type(e.data.get("step")) is int and is_time(e.at_s)]
     counted = [e for e in numbered if abs(e.data["step"]) <= LARGEST]

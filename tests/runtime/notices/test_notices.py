@@ -414,7 +414,7 @@ class Heard:
             return list(self.notices)
 
 
-def test_each_notice_is_told_once(started: Callable[[T], T], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_notice_is_reported_once(started: Callable[[T], T], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(AwsNotices, "interval_s", 0.02)
     service, heard = started(Ec2()), Heard()
     with Watch(AwsNotices(service.url), heard):

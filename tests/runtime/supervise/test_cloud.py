@@ -5,11 +5,14 @@ EC2 is a moto server on loopback, which real calls of boto3 reach; SkyPilot's se
 
 from __future__ import annotations
 
+import base64
 import fcntl
+import gzip
 import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -36,6 +39,7 @@ from tests.support.waiting import wait_until
 NAMES = ["memory/0", "worker/0", "worker/1", "worker/2"]
 RANK = 2  # three spot g4dn.xlarge and a memory node for $1.2461/h
 SKY = ("ask_every_s=0.001", "down_within_s=5")
+KEY = "the-key-of-this-run-8Zt"
 CHANGES = re.compile("Create|Authorize|Modify|Delete|Terminate")
 
 
@@ -171,6 +175,17 @@ def test_a_dry_run_on_skypilot_prints_its_task_files(here: Path, capsys: pytest.
     assert runs(here) == []
 
 
+def test_without_a_rank_the_best_of_the_plan_is_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words_without = ["run", "plan.json", "--on", "skypilot", "--name", "r1", "--dry-run", "--", "train.py"]
+    assert deepvm_command(words_without) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line.startswith("# r1-")] == [
+        "# r1-workers.yaml",
+        "# r1-anchor.yaml",
+    ]
+    assert "num_nodes: 2" in shown, "two workers beside the anchor"
+
+
 @pytest.mark.parametrize(
     ("on", "option", "told"),
     [
@@ -207,13 +222,64 @@ def test_settings_become_what_their_fields_are() -> None:
     assert given == SkyPilotSettings(packages=("torch", "./a.whl"), workdir=Path("/src"), cloud="gcp")
 
 
-@pytest.mark.parametrize("word", [["--preempt", "at:5s:worker/0"], ["--isolate"], ["--workers", "2"]])
+@pytest.mark.parametrize("word", [["--preempt", "at:5s:worker/0"], ["--isolate"], ["--workers", "2"], ["--seed", "7"]])
 def test_what_is_for_machines_played_here_is_refused(
     here: Path, capsys: pytest.CaptureFixture[str], word: list[str]
 ) -> None:
     assert deepvm_command(words("ec2", [], *word)) == 2
     assert f"{word[0]}" in capsys.readouterr().err
     assert runs(here) == []
+
+
+# --- the run's key ------------------------------------------------------------------------------------------------
+
+
+def files_with(text: str, folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("on", ["ec2", "skypilot"])
+def test_a_dry_run_names_the_runs_key_and_does_not_show_it(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: str
+) -> None:
+    monkeypatch.setenv("DEEPVM_RUN_KEY", KEY)
+    image = [f"image={ec2_server.IMAGE}"] if on == "ec2" else []
+    assert deepvm_command(words(on, image, "--dry-run")) == 0
+    shown = capsys.readouterr()
+    assert "DEEPVM_RUN_KEY" in shown.out
+    assert KEY not in shown.out + shown.err
+
+
+def test_the_runs_key_reaches_every_machine_of_ec2_and_no_file_here(
+    ec2: ec2_server.Relay, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPVM_RUN_KEY", KEY)
+    with started("ec2", on_moto(ec2), here) as said:
+        found = ec2.client.describe_launch_templates()["LaunchTemplates"]
+        assert len(found) == 2  # for the hub's machine, and for all others
+        for template in found:
+            (version,) = ec2.client.describe_launch_template_versions(LaunchTemplateId=template["LaunchTemplateId"])[
+                "LaunchTemplateVersions"
+            ]
+            data = base64.b64decode(version["LaunchTemplateData"]["UserData"]).decode()
+            block = data.split("gunzip > /etc/deepvm/environment\n")[1].split("\nDEEPVM")[0]
+            assert gzip.decompress(base64.b64decode(block)).decode() == f'DEEPVM_RUN_KEY="{KEY}"\n'
+        assert files_with(KEY, here) == []
+        assert KEY not in "".join(said)
+        cloud_run.end("r1")
+
+
+def test_the_runs_key_is_a_secret_of_every_task_of_skypilot_and_in_no_file_here(
+    sky: Sky, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPVM_RUN_KEY", KEY)
+    with started("skypilot", list(SKY), here) as said:
+        assert len(sky.tasks) == 4
+        assert {task.secrets["DEEPVM_RUN_KEY"] for task in sky.tasks.values()} == {KEY}
+        assert not any(KEY in value for task in sky.tasks.values() for value in task.envs.values())
+        assert files_with(KEY, here) == []
+        assert KEY not in "".join(said)
+        cloud_run.end("r1")
 
 
 # --- a run, from its start to its end -----------------------------------------------------------------------------
@@ -243,6 +309,12 @@ def test_a_run_is_followed_into_the_ledger_and_down_leaves_nothing_of_it(
     assert len(events(here, "run-ended")) == 1
     assert deepvm_command(["run", "--report", "r1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["run"] == "r1"
+
+
+def test_what_marks_a_run_as_ending_is_its_owners_alone(sky: Sky, here: Path) -> None:
+    with started("skypilot", list(SKY), here):
+        cloud_run.end("r1")
+    assert stat.S_IMODE((here / "runs" / "r1" / "ending").stat().st_mode) == 0o600
 
 
 def test_ctrl_c_leaves_the_machines_and_says_how_to_end_them(
@@ -386,7 +458,7 @@ def test_skypilots_machines_are_replaced_from_here_and_waited_for_where_there_ar
 def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
-    def say(text: str) -> None:
+    def show(text: str) -> None:
         said.append(text)
         if sum(" is up" in each for each in said) == 4:
             sky.alive.pop("deepvm-r1-memory-0", None)
@@ -394,7 +466,7 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
     with pytest.raises(DeepvmError, match=r"memory/0 is down, .* deepvm run --down r1$"):
         cloud_run.run_cloud(
             "skypilot", load_cluster("plan.json", rank=RANK), RunSpec(script="train.py", rank=RANK), "r1",
-            options=SKY, dry_run=False, show=say,
+            options=SKY, dry_run=False, show=show,
         )  # fmt: skip
     assert said[-1] == "memory/0 is down (lost)"
     cloud_run.end("r1")

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(300)  # whole runs, on machines that may be bus
 SELDOM = ["--save", "every 1000 steps", "--json"]
 
 
-def test_ctrl_c_saves_first_loses_no_step_and_the_run_goes_on_to_a_durable_end(tmp_path: Path) -> None:
+def test_ctrl_c_saves_first_loses_no_step_and_the_run_continues_to_a_durable_end(tmp_path: Path) -> None:
     words = words_for(tmp_path, "run", 40, "--step-s", "0.05", options=SELDOM)
     with running(tmp_path, words, name="run") as run:
         run.until_step(8)
@@ -49,8 +49,8 @@ def test_ctrl_c_saves_first_loses_no_step_and_the_run_goes_on_to_a_durable_end(t
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path: Path) -> None:
-    # no step ends soon enough to be saved
-    words = words_for(tmp_path, "run", 1000, "--step-s", "8", options=SELDOM, workers=1)
+    # no further step ends that could be saved
+    words = words_for(tmp_path, "run", 1000, "--hang-after", "1", options=SELDOM, workers=1)
     with running(tmp_path, words, name="run") as run:
         run.until_step(1)
         run.interrupt()
@@ -92,7 +92,7 @@ print("trained without deepvm")
 """
 
 
-def test_a_script_that_never_calls_deepvm_ends_well_and_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_a_script_that_never_calls_deepvm_ends_well_with_a_warning(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(STRANGER, encoding="utf-8")
     words = [str(write_plan(tmp_path)), "--name", "run", "--workers", "1", "--", "./plain.py"]
     with running(tmp_path, words, name="run") as run:

@@ -69,7 +69,7 @@ def test_a_step_can_be_when_however_steps_are_repeated() -> None:
 # --- by chance ----------------------------------------------------------------------------------------------------
 
 
-def test_chance_takes_each_machine_on_spot_as_often_as_it_is_told() -> None:
+def test_chance_takes_each_spot_machine_at_the_given_rate() -> None:
     hours = 2000
     found = faults("poisson:3/h").due(hours * HOUR_S)
     assert {name for fault in found for name in fault.machines} == set(WORKERS)
@@ -184,7 +184,7 @@ def test_a_trace_that_is_not_there_or_says_nothing_is_refused(tmp_path: Path) ->
         ("at:5s:worker/1,notice=-2s", "--preempt 'notice=-2s': '-2s' is not a duration"),
     ],
 )
-def test_what_cannot_be_understood_is_said_with_its_place(text: str, message: str) -> None:
+def test_what_cannot_be_understood_is_reported_with_its_place(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         faults(text)
     assert message in str(caught.value)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from deepvm.performance.measured import Machine as MeasuredMachine
+from deepvm.performance.measured import Provenance, Samples
+from deepvm.performance.profile import OverheadPoint, Profile
 from deepvm.runtime.cluster import Cluster, Machine, load_cluster, scaled
 from deepvm.runtime.supervise.replan import Replanner
 from tests.support.runtime.whole_runs import write_plan
@@ -43,3 +46,33 @@ def test_a_memory_node_becomes_another_machine_without_a_gpu(cluster: Cluster) -
 def test_the_budget_holds(cluster: Cluster) -> None:
     dear = tuple(replace(m, usd_per_hour=1.4) if m.name != "worker/1" else m for m in cluster.machines)
     assert Replanner().instead_of(replace(cluster, machines=dear), named(cluster, "worker/1"), "sold out") is None
+
+
+def test_what_the_run_measured_counts_in_a_new_plan(cluster: Cluster) -> None:
+    size = 12_000_000_000
+    stages = {"detection": 0.5, "regroup": 2.0, "start": 30.0, "restore": 3.0}
+    measured = Profile(
+        workload="digits",
+        provenance=Provenance(machine=MeasuredMachine(cpu="a cpu", cores=2), date="2026-11-18"),
+        overheads=tuple(
+            OverheadPoint(name=name, state_bytes=size, seconds=Samples((seconds,))) for name, seconds in stages.items()
+        ),
+    )
+    lost = named(cluster, "memory/0")
+    plain = Replanner().instead_of(cluster, lost, "sold out")
+    found = Replanner(measured=lambda: measured).instead_of(cluster, lost, "sold out")
+    assert plain is not None
+    assert found is not None
+    assert plain[0].restore_s == cluster.restore_s
+    assert named(plain[0], "memory/0").instance == "m6i.xlarge"
+    assert found[0].restore_s is not None
+    assert found[0].restore_s > 32.5
+    assert "checkpoints have 12 GB, as this run measured, and not the planned 300 MB" in found[1]
+    assert any(change.startswith("a loss is expected to stop training for") for change in found[1])
+    assert len(plain[1]) == 2
+
+
+def test_profiles_of_a_plan_survive_in_its_file(cluster: Cluster) -> None:
+    broken = dict(cluster.plan) | {"request": {**cluster.plan["request"], "profiles": [{"format": "something"}]}}
+    lost = named(cluster, "worker/1")
+    assert Replanner().instead_of(replace(cluster, plan=broken), lost, "sold out") is None

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from deepvm.cli.app import run as deepvm
+from deepvm.performance.profile import read_profile
 from deepvm.runtime.cluster import load_cluster, scaled
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.run_spec import RunSpec
@@ -36,7 +37,7 @@ STEPS = 60
 pytestmark = pytest.mark.timeout(300)  # whole runs, on machines that may be busy
 
 
-def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weights(
+def test_a_run_that_loses_a_machine_and_is_interrupted_continues_to_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     options = ["--preempt", "at:step:12:worker/1:notice=1s", "--json"]
@@ -66,7 +67,44 @@ def test_a_run_that_loses_a_machine_and_is_interrupted_goes_on_to_the_same_weigh
     assert report["notices"][0]["choice"] == "save"
     assert report["steps"]["repeated"] == check_repeats(run.events())
     check_samples(tmp_path, "run", STEPS, per_epoch=12, samples=96)
+    measured = read_profile(report["profile"])
+    assert measured.workload == "toy_training"
+    assert {"save_stall", "save_remote", "regroup", "start", "restore", "first_step"} <= {
+        point.name for point in measured.overheads
+    }
+    assert 2 in {point.workers for point in measured.scaling}
+    assert deepvm(["run", "--report", "run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["profile"] == report["profile"]
     assert weights(tmp_path, "run") == undisturbed(tmp_path, STEPS)
+
+
+def test_a_memory_node_that_is_killed_alone_is_started_again_and_trainers_continue_to_save(tmp_path: Path) -> None:
+    def node_of(machine: str) -> int | None:
+        ready = tmp_path / "runs" / "run" / "machines" / machine / "memory-node"
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"memory-node" in words and os.fsencode(ready) in words:
+                return int(name)
+        return None
+
+    def saved() -> list[int]:
+        return [event.data["step"] for event in run.events("save") if event.data["state"] == "remote"]
+
+    words = words_for(tmp_path, "run", STEPS, "--step-s", "0.2", options=["--json"])
+    with running(tmp_path, words, name="run") as run:
+        run.until(saved, "a save")
+        pid = node_of("memory-0")
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        before = run.step()
+        run.until(lambda: max(saved()) > before, "a save after the restart")
+        code, out, err = run.end()
+    assert code == 0, err
+    assert json.loads(out)["steps"]["repeated"] == 0
+    assert any("memory node of memory/0 ended by SIGKILL" in event.data["text"] for event in run.events("warning"))
 
 
 def test_a_worker_that_fails_by_itself_is_quoted_and_not_started_for_ever(tmp_path: Path) -> None:
@@ -174,7 +212,7 @@ def test_the_hub_and_its_machines_as_processes_of_their_own_finish_a_job(tmp_pat
         (["--down", "taken", "--resume", "taken"], "exclude each other"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_one_sentence_and_leaves_nothing(
+def test_what_cannot_be_run_is_reported_in_one_sentence_and_leaves_nothing(
     words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("DEEPVM_RUNS", str(tmp_path / "runs"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
-from deepvm.errors import MalformedFile, UnknownName, UsageError
+from deepvm.errors import AccessDenied, MalformedFile, UnknownName, UsageError
 from deepvm.runtime.supervise.run_folder import RunFolder, all_runs, runs_folder
 
 
@@ -48,6 +50,34 @@ def test_what_is_kept_is_found_by_name_and_by_path_and_private(runs: Path) -> No
     assert folder.settings()["script"] == "y.py"
     folder.remove()
     assert all_runs() == []
+
+
+def test_a_name_means_a_run_and_never_a_folder_of_the_present_directory(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = RunFolder.create("one", {"script": "own.py"})
+    shutil.copytree(own.path, tmp_path / "shared" / "one")
+    shutil.copytree(own.path, tmp_path / "shared" / "other")
+    monkeypatch.chdir(tmp_path / "shared")
+    assert RunFolder.find("one").path == own.path
+    assert RunFolder.find("./one").path == tmp_path / "shared" / "one"
+    with pytest.raises(UnknownName):
+        RunFolder.find("other")
+
+
+@pytest.mark.parametrize("part", ["", "settings.json"])
+@pytest.mark.parametrize("change", ["mode", "owner"])
+def test_a_folder_that_others_could_have_written_is_refused(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, part: str, change: str
+) -> None:
+    folder = RunFolder.create("one", {"script": "x.py"})
+    if change == "mode":
+        (folder.path / part).chmod(0o777)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: folder.path.stat().st_uid + 1)
+    for name in ("one", str(folder.path)):
+        with pytest.raises(AccessDenied, match="not this user's alone"):
+            RunFolder.find(name)
 
 
 def test_a_second_run_of_a_name_is_refused(runs: Path) -> None:

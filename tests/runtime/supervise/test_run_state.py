@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import time
 
 import pytest
+from rich.console import Console
 
-from deepvm.cli.run.display import _checkpoint, _step
+from deepvm.cli.run.display import _checkpoint, _drawn, _step
 from deepvm.events import Event
 from deepvm.runtime.hub.progress import Progress
 from deepvm.runtime.supervise import run_state as state_module
@@ -69,9 +71,24 @@ def test_a_script_that_tells_nothing_is_spoken_of_once(monkeypatch: pytest.Monke
     assert run.silent_script(progress) is None
 
 
-def test_a_script_that_calls_deepvm_hears_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_that_calls_deepvm_gets_no_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     run, progress = state(), Progress()
     monkeypatch.setattr(state_module, "SILENT_SCRIPT_S", 0.0)
     run.observe(event("group", **GROUP))
     progress.observe(event("restored", step=3, place="memory://m:1", seconds=0.1))
     assert run.silent_script(progress) is None
+
+
+def test_a_machine_costs_what_it_ran_for_and_nothing_before() -> None:
+    run = RunState([machine("worker/0")])
+    view = run.machines["worker/0"]
+    assert view.cost_usd(time.time()) == 0.0
+    for kind, at_s in (("machine-up", 1000.0), ("machine-down", 4600.0), ("machine-up", 9000.0)):
+        run.observe(Event(at_s=at_s, kind=kind, machine="worker/0", data={}))
+    assert view.cost_usd(10_800.0) == pytest.approx(0.16 * 1.5)
+
+
+def test_the_table_of_machines_has_titles() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(_drawn(state().view(Progress(), training=False, news=[]), ""))
+    assert shown.getvalue().strip().splitlines()[0].split() == ["machine", "what", "state", "for", "$/h", "cost"]

@@ -133,7 +133,7 @@ def streamed(template: Template, tmp_path: Path, target: Any, *args: Any, **how:
     return code, (tmp_path / "out").read_text(), (tmp_path / "err").read_text()
 
 
-def test_streams_go_where_they_are_told_to(template: Template, tmp_path: Path) -> None:
+def test_streams_are_redirected(template: Template, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("a line\n")
     with (tmp_path / "in").open() as given:
         code, out, err = streamed(template, tmp_path, template_jobs.talk, stdin=given.fileno())
@@ -287,7 +287,7 @@ def test_an_import_that_takes_for_ever_is_given_up(tmp_path: Path) -> None:
     assert gone(template.pid)
 
 
-def test_a_template_that_dies_while_it_imports_is_told(tmp_path: Path) -> None:
+def test_a_template_that_dies_while_it_imports_is_reported(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text("import os; os._exit(9)")
     with (
         Template(preload=["dies"], first_path=str(tmp_path)) as template,

@@ -334,7 +334,7 @@ def test_a_lock_that_is_never_given_back_is_an_error(tmp_path: Path, monkeypatch
 # --- disks that refuse --------------------------------------------------------------------------------------------
 
 
-def test_too_large_a_file_is_said_before_the_first_byte(tmp_path: Path) -> None:
+def test_too_large_a_file_is_reported_before_the_first_byte(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, hard))
@@ -358,7 +358,7 @@ def small_disk(tmp_path: Path) -> Path:
     return where
 
 
-def test_a_full_disk_is_told_and_older_checkpoints_stay(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_and_older_checkpoints_stay(small_disk: Path) -> None:
     try:
         store, data = FileStore(small_disk / "kept"), payload(3 * 2**20)
         save(store, data, step=1)
@@ -375,7 +375,7 @@ def test_a_full_disk_is_told_and_older_checkpoints_stay(small_disk: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
-def test_forbidden_directories_are_told(tmp_path: Path) -> None:
+def test_forbidden_directories_are_reported(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     save(store, payload(10))
     (tmp_path / "run-a").chmod(0)
@@ -388,13 +388,13 @@ def test_forbidden_directories_are_told(tmp_path: Path) -> None:
         (tmp_path / "run-a").chmod(0o755)
 
 
-def test_a_file_in_the_way_is_told(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(StoreUnavailable, match="Not a directory"):
         save(FileStore(tmp_path / "file"), payload(10))
 
 
-def test_a_read_only_disk_is_told(tmp_path: Path) -> None:
+def test_a_read_only_disk_is_reported(tmp_path: Path) -> None:
     if not os.access("/proc/self", os.R_OK) or os.access("/proc/sys/nothing", os.F_OK):
         pytest.skip("no file system here that refuses writing")
     with pytest.raises((AccessDenied, StoreUnavailable)):

@@ -112,3 +112,24 @@ def test_a_closed_store_asks_no_node_any_more() -> None:
         store.runs()
         store.close()
         assert "deepvm-health" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_node_that_hangs_is_logged_once_and_again_when_it_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(health, "AGAIN_S", 0.001)
+    answers = threading.Event()
+
+    def greet(node: str) -> None:
+        if not answers.is_set():
+            raise StoreUnavailable("it is silent")
+
+    with closing(health.Health(greet, spare=1)) as found:
+        for why in ("it is silent", "it is still silent"):
+            found.suspect("n:1", StoreUnavailable(why))
+        assert [record.getMessage() for record in caplog.records] == [
+            "memory node n:1 hangs and is not used until it answers: it is silent"
+        ]
+        answers.set()
+        wait_until(lambda: not found.is_hung("n:1"), "it answers")
+    assert [record.getMessage() for record in caplog.records][1:] == ["memory node n:1 answers again"]

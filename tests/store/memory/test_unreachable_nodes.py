@@ -27,7 +27,7 @@ def store(nodes: list[MemoryNode]) -> Iterator[MemoryStore]:
         yield found
 
 
-def test_a_delete_that_one_node_does_not_hear_is_told_and_done_at_the_others(
+def test_a_delete_that_does_not_reach_one_node_is_reported_and_done_at_the_others(
     store: MemoryStore, nodes: list[MemoryNode]
 ) -> None:
     save(store, payload(6 * CHUNK))

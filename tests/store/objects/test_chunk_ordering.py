@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepvm.errors import StoreError, StoreUnavailable
+from deepvm.store.objects import ordered_stream
 from deepvm.store.objects.ordered_stream import OrderedStream
+from tests.support.waiting import wait_until
 
 
 @settings(deadline=None, max_examples=60)
@@ -42,14 +45,14 @@ def test_whoever_brings_more_than_the_budget_waits_for_the_stream() -> None:
     chunks.stop(StoreError("done"))
 
 
-def test_a_stream_that_takes_nothing_is_told() -> None:
+def test_a_stream_that_takes_nothing_is_reported() -> None:
     chunks = OrderedStream(10, budget_bytes=10, stall_s=0.05)
     chunks.add(0, bytes(10))
     with pytest.raises(StoreUnavailable, match=r"within 0\.05 s"):
         chunks.add(1, bytes(10))
 
 
-def test_a_chunk_that_never_comes_and_a_publication_that_never_comes_are_told() -> None:
+def test_a_chunk_that_never_comes_and_a_publication_that_never_comes_are_reported() -> None:
     chunks = OrderedStream(2, budget_bytes=10, stall_s=0.05)
     chunks.add(0, b"a")
     stream = chunks.stream()
@@ -71,3 +74,29 @@ def test_stopping_ends_every_wait_with_the_reason() -> None:
             waiting.result(10)
     with pytest.raises(StoreUnavailable, match="network is gone"):
         chunks.add(0, b"a")
+
+
+def test_a_stream_that_takes_chunks_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time to give up begins anew with each chunk that is taken."""
+    now_s, read_at_s = 0.0, list[float]()
+
+    def clock() -> float:
+        read_at_s.append(now_s)
+        return now_s
+
+    monkeypatch.setattr(ordered_stream, "time", SimpleNamespace(monotonic=clock))
+    chunks = OrderedStream(3, budget_bytes=20, stall_s=60)
+    chunks.add(0, bytes(10))
+    chunks.add(1, bytes(10))
+    stream = chunks.stream()
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(chunks.add, 2, bytes(20))
+        wait_until(lambda: len(read_at_s) >= 4, "it waits for room")
+        now_s = 50.0
+        next(stream)
+        wait_until(lambda: 50.0 in read_at_s, "it saw that a chunk was taken")
+        now_s = 100.0
+        chunks.seal()  # wakes it, though there is no room yet
+        wait_until(lambda: 100.0 in read_at_s, "it looked again")
+        next(stream)
+        third.result(10)

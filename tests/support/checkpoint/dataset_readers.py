@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from deepvm.checkpoint import Checkpointer, ResumableLoader, ResumableSampler, per_sample_seed, resumable
 from tests.support.checkpoint.processes import _append
 
-Told = dict[str, Any]
+Result = dict[str, Any]
 # In a process of the template, workers would come from a template of their own, with torch to import.
 FORKED: tuple[dict[str, Any], ...] = ({}, {"multiprocessing_context": "fork"})
 
@@ -65,7 +65,7 @@ class Stateful(DataLoader[int]):
 # --- what ranks do ------------------------------------------------------------------------------------------------
 
 
-def train_some(rank: int, url: str, samples: int, batch_size: int, steps: int | None, workers: int) -> Told:
+def train_some(rank: int, url: str, samples: int, batch_size: int, steps: int | None, workers: int) -> Result:
     """Train with DDP for some steps, save, and take one more that nobody will know of; or train to the epoch's end."""
     mp.current_process().daemon = False  # one that is may have no workers
     dataset = Numbers(samples)
@@ -90,13 +90,13 @@ def train_some(rank: int, url: str, samples: int, batch_size: int, steps: int | 
     return {**told, "seen": seen, "epoch": loader.epoch}
 
 
-def save_stateful(rank: int, url: str) -> Told:
+def save_stateful(rank: int, url: str) -> Result:
     with Checkpointer({"model": torch.nn.Linear(2, 2), "loader": Stateful(rank + 1)}, url) as ckpt:
         ckpt.save(1).wait("remote", 40)
     return {}
 
 
-def restore_stateful(rank: int, url: str) -> Told:
+def restore_stateful(rank: int, url: str) -> Result:
     loader = Stateful(99)
     with Checkpointer({"model": torch.nn.Linear(2, 2), "loader": loader}, url) as ckpt:
         ckpt.restore()

@@ -45,7 +45,7 @@ class Forked:
         self.process.start()
         theirs.close()
 
-    def hear(self, timeout_s: float = PATIENCE_S) -> Any:
+    def receive(self, timeout_s: float = PATIENCE_S) -> Any:
         assert self.pipe.poll(timeout_s), f"the process said nothing in {timeout_s:g} s"
         return self.pipe.recv()
 
@@ -77,7 +77,7 @@ class Node:
 
     def start(self) -> None:
         self._forked = Forked(_serve, {**self._fields, "listen": self.address or "127.0.0.1:0"})
-        self.address = self._forked.hear()
+        self.address = self._forked.receive()
 
     @property
     def pid(self) -> int:

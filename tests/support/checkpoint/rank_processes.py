@@ -7,6 +7,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,10 +25,10 @@ from deepvm.runtime.notices.files import write_notice
 from tests.support.checkpoint.processes import Forked, Work, digest_of
 from tests.support.waiting import wait_until
 
-Told = dict[str, Any]
+Result = dict[str, Any]
 
 
-def _rank(pipe: Connection, rank: int, world_size: int, meeting: str, work: Callable[..., Told], words: Any) -> None:
+def _rank(pipe: Connection, rank: int, world_size: int, meeting: str, work: Callable[..., Result], words: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
@@ -43,12 +44,12 @@ def _rank(pipe: Connection, rank: int, world_size: int, meeting: str, work: Call
         dist.destroy_process_group()
 
 
-def run_ranks(world_size: int, directory: Path, work: Callable[..., Told], *words: Any) -> list[Told]:
+def run_ranks(world_size: int, directory: Path, work: Callable[..., Result], *words: Any) -> list[Result]:
     """Run ``work(rank, *words)`` on every rank; what each tells."""
     meeting = directory / f"meeting-{os.getpid()}-{time.monotonic_ns()}"
     started = [Forked(_rank, rank, world_size, str(meeting), work, words) for rank in range(world_size)]
     try:
-        told = [rank.hear(90) for rank in started]
+        told = [rank.receive(90) for rank in started]
     finally:
         for rank in started:
             rank.kill()
@@ -68,7 +69,7 @@ def replicated(rank: int, width: int = 400) -> Work:
     return work
 
 
-def save_once(rank: int, url: str, step: int) -> Told:
+def save_once(rank: int, url: str, step: int) -> Result:
     work = replicated(rank)
     truth = digest_of(work.model, work.optimizer, "")
     with Checkpointer(work.state, url, deadline_s=30) as ckpt:
@@ -78,7 +79,7 @@ def save_once(rank: int, url: str, step: int) -> Told:
         return {"sent": handle.bytes_sent, "truth": truth}
 
 
-def save_often(rank: int, url: str, saves: int) -> Told:
+def save_often(rank: int, url: str, saves: int) -> Result:
     """Without waiting, so that ranks are busy at different times; a save is skipped on all or on none."""
     work = replicated(rank)
     states = []
@@ -97,7 +98,7 @@ def save_often(rank: int, url: str, saves: int) -> Told:
         return {"states": [h.state for h in states], "reasons": [h.reason for h in states], "error": last.last_error}
 
 
-def restore(rank: int, url: str) -> Told:
+def restore(rank: int, url: str) -> Result:
     work = Work(400)
     state = {**work.state, "position": {}}
     with Checkpointer(state, url) as ckpt:
@@ -105,14 +106,14 @@ def restore(rank: int, url: str) -> Told:
         return {"step": step, "position": ckpt.state["position"], "digest": digest_of(work.model, work.optimizer, "")}
 
 
-def save_different_layouts(rank: int, url: str) -> Told:
+def save_different_layouts(rank: int, url: str) -> Result:
     state = {"model": torch.nn.Linear(30, 30 + rank)}
     with Checkpointer(state, url, deadline_s=20) as ckpt:
         handle = ckpt.save(1)
         return {"state": handle.state, "reason": handle.reason}
 
 
-def save_below_what_is_there(rank: int, url: str) -> Told:
+def save_below_what_is_there(rank: int, url: str) -> Result:
     """Without restore(), then after one that goes back behind the newest."""
     work = replicated(rank)
     with Checkpointer(work.state, url, deadline_s=30) as ckpt:
@@ -131,7 +132,7 @@ class Odd:
         return {"odd": self.value}
 
 
-def save_what_one_rank_cannot(rank: int, url: str) -> Told:
+def save_what_one_rank_cannot(rank: int, url: str) -> Result:
     state: dict[str, Any] = {"model": torch.nn.Linear(30, 30), "own": Odd() if rank == 1 else Odd(3)}
     with Checkpointer(state, url, deadline_s=20) as ckpt:
         first = ckpt.save(1)
@@ -141,7 +142,7 @@ def save_what_one_rank_cannot(rank: int, url: str) -> Told:
         return {"state": first.state, "reason": first.reason}
 
 
-def decide_by_time(rank: int, url: str) -> Told:
+def decide_by_time(rank: int, url: str) -> Result:
     """Clocks that are apart: rank 1 is late at every step."""
     work = replicated(rank)
     with Checkpointer(work.state, url, policy=EverySeconds(0.1), on_busy="wait", deadline_s=30) as ckpt:
@@ -153,7 +154,7 @@ def decide_by_time(rank: int, url: str) -> Told:
         return {"saved": saved}
 
 
-def notice_on_one_rank(rank: int, url: str) -> Told:
+def notice_on_one_rank(rank: int, url: str) -> Result:
     work = replicated(rank)
     with Checkpointer(work.state, url, policy=AtNotice(again_after_s=0.001), on_busy="wait", deadline_s=30) as ckpt:
         saved = []
@@ -165,7 +166,7 @@ def notice_on_one_rank(rank: int, url: str) -> Told:
         return {"saved": saved}
 
 
-def notice_in_a_file(rank: int, url: str, folder: str) -> Told:
+def notice_in_a_file(rank: int, url: str, folder: str) -> Result:
     """Only one machine may be taken away, and only there a file is looked at."""
     path = Path(folder) / "notice"
     if rank == 1:
@@ -186,20 +187,46 @@ def notice_in_a_file(rank: int, url: str, folder: str) -> Told:
         return {"saved": [handle.step for handle in handles]}
 
 
-def share_a_batch(rank: int, global_batch: int, planned: int) -> Told:
+def share_a_batch(rank: int, global_batch: int, planned: int) -> Result:
     share = share_of_batch(global_batch, planned_world_size=planned)
     sampler = ResumableSampler(range(1000), global_batch=share.global_batch)
     return {"own": len(next(iter(sampler))), "per_rank": share.per_rank, "accumulate": share.accumulate}
 
 
-def save_into_files(rank: int, url: str) -> Told:
+def save_into_files(rank: int, url: str) -> Result:
     work = replicated(rank)
     with Checkpointer(work.state, url) as ckpt:
         ckpt.save(5).wait("remote", 40)
     return {}
 
 
-def die_in_the_middle(rank: int, url: str) -> Told:
+def save_a_step_again(rank: int, stores: list[str], folder: str) -> Result:
+    """Rank 0's second save of a step, or its copy into the further store, waits until rank 1 has looked at its own."""
+    looked, work = Path(folder) / "looked", replicated(rank)
+    reached = "remote" if len(stores) == 1 else "durable"
+    with Checkpointer(work.state, stores) as ckpt:
+        ckpt.save(1).wait("durable", 40)
+        work.step()
+        if rank == 0:
+            writer = ckpt._stores[-1].writer
+
+            def late(*words: Any, **named: Any) -> Any:
+                wait_until(looked.exists, 40)
+                return writer(*words, **named)
+
+            ckpt._stores[-1].writer = late  # type: ignore[method-assign]
+        handle = ckpt.save(1)
+        if rank == 1:
+            with suppress(CheckpointError):
+                handle.wait(reached, 1.0)
+        early = handle.state == reached
+        if rank == 1:
+            looked.touch()
+        handle.wait("durable", 40)
+        return {"early": early}
+
+
+def die_in_the_middle(rank: int, url: str) -> Result:
     """Rank 1 never sends: the others hear of it within their deadline, and what was committed stays."""
     work = replicated(rank)
     with Checkpointer(work.state, url, deadline_s=3) as ckpt:
@@ -250,7 +277,7 @@ class Noisy:
         return digest_of(self.model, self.optimizer, "")
 
 
-def noisy_steps(rank: int, url: str, run: str, steps: int, save_at: int) -> Told:
+def noisy_steps(rank: int, url: str, run: str, steps: int, save_at: int) -> Result:
     seed_all(5)  # the same model everywhere
     work = Noisy()
     seed_all(100 + rank)
@@ -262,7 +289,7 @@ def noisy_steps(rank: int, url: str, run: str, steps: int, save_at: int) -> Told
     return {"losses": work.losses, "digest": work.digest()}
 
 
-def noisy_resume(rank: int, url: str, run: str, steps: int) -> Told:
+def noisy_resume(rank: int, url: str, run: str, steps: int) -> Result:
     seed_all(77)
     work = Noisy()
     with Checkpointer(work.state, url, run=run) as ckpt:
@@ -272,7 +299,7 @@ def noisy_resume(rank: int, url: str, run: str, steps: int) -> Told:
         return {"losses": work.losses, "digest": work.digest(), "drift": ckpt.status().drift}
 
 
-def summed_steps(rank: int, url: str, run: str, steps: int, first_sums: str) -> Told:
+def summed_steps(rank: int, url: str, run: str, steps: int, first_sums: str) -> Result:
     """DDP over gradients of any size, from the newest checkpoint on; ``first_sums``: settled, or as DDP begins."""
     seed_all(5)
     model = torch.nn.Sequential(torch.nn.Linear(40, 60), torch.nn.Tanh(), torch.nn.Linear(60, 30))
@@ -295,7 +322,7 @@ def summed_steps(rank: int, url: str, run: str, steps: int, first_sums: str) -> 
     return {"step": step, "digest": digest_of(model, optimizer, "")}
 
 
-def witnessed(rank: int, url: str) -> Told:
+def witnessed(rank: int, url: str) -> Result:
     seed_all(5)
     work = Noisy()
     seed_all(100 + rank)
@@ -309,7 +336,7 @@ def witnessed(rank: int, url: str) -> Told:
     return {}
 
 
-def replayed(rank: int, url: str, drawing: int) -> Told:
+def replayed(rank: int, url: str, drawing: int) -> Result:
     work = Noisy()
 
     def step() -> None:
@@ -328,11 +355,11 @@ def replayed(rank: int, url: str, drawing: int) -> Told:
 # --- ranks that are not at the same call --------------------------------------------------------------------------
 
 
-def apart(rank: int, url: str, calls: list[str], patience_s: float) -> Told:
+def diverge(rank: int, url: str, calls: list[str], patience_s: float) -> Result:
     """Each rank makes its own call; what it says of the others."""
     ranks.STEP_S, rank_agreement.WARN_S = patience_s, 0.2
     work = replicated(rank)
-    told: Told = {"problem": None}
+    told: Result = {"problem": None}
     ckpt = Checkpointer(work.state, url, policy="every 2 steps", deadline_s=20)
     try:
         if calls[rank] == "nothing":
@@ -348,7 +375,7 @@ def apart(rank: int, url: str, calls: list[str], patience_s: float) -> Told:
     return told
 
 
-def components_differ(rank: int, url: str) -> Told:
+def components_differ(rank: int, url: str) -> Result:
     state: dict[str, Any] = {"model": torch.nn.Linear(3, 3), "epoch": 1}
     if rank == 1:
         del state["epoch"]
@@ -359,7 +386,7 @@ def components_differ(rank: int, url: str) -> Told:
     return {"problem": None}
 
 
-def restore_another_model(rank: int, url: str) -> Told:
+def restore_another_model(rank: int, url: str) -> Result:
     """One rank has another model than the checkpoint is of."""
     model = torch.nn.Linear(3, 3 + rank)
     with Checkpointer({"model": model}, url) as ckpt:
@@ -370,20 +397,20 @@ def restore_another_model(rank: int, url: str) -> Told:
             return {"problem": str(error)}
 
 
-def save_a_small_model(rank: int, url: str) -> Told:
+def save_a_small_model(rank: int, url: str) -> Result:
     with Checkpointer({"model": torch.nn.Linear(3, 3)}, url) as ckpt:
         ckpt.save(4).wait("remote", 30)
     return {"rank": rank}
 
 
-def tensor_on_one_rank(rank: int, url: str) -> Told:
+def tensor_on_one_rank(rank: int, url: str) -> Result:
     state = {"model": torch.nn.Linear(3, 3), "meter": {"best": torch.tensor(1.0) if rank == 0 else 1.0}}
     with Checkpointer(state, url) as ckpt:
         reasons = {str(ckpt.save(step).reason) for step in range(1, 4)}
     return {"reasons": sorted(reasons)}
 
 
-def last_step_after_the_group(rank: int, url: str) -> Told:
+def last_step_after_the_group(rank: int, url: str) -> Result:
     """A short run whose process group is destroyed before its checkpointer is closed."""
     work = replicated(rank)
     ckpt = Checkpointer(work.state, url, policy="every 100 steps")

@@ -177,7 +177,7 @@ class Session:
         for process in self._processes:
             process.start()
 
-    def told(self, rank: int = 0) -> list[dict[str, Any]]:
+    def logged(self, rank: int = 0) -> list[dict[str, Any]]:
         path = Path(f"{self._log}.{rank}")
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -185,7 +185,7 @@ class Session:
         """Until some rank has made that step, or all have ended."""
         wait_until(
             lambda: (
-                any(line.get("step", -1) >= step for line in self.told())
+                any(line.get("step", -1) >= step for line in self.logged())
                 or not any(process.is_alive() for process in self._processes)
             ),
             f"step {step}",
@@ -197,7 +197,7 @@ class Session:
             for process in self._processes:
                 process.join(PATIENCE_S)
             for rank in range(self._plan.ranks):
-                problem = [line["failed"] for line in self.told(rank) if "failed" in line]
+                problem = [line["failed"] for line in self.logged(rank) if "failed" in line]
                 assert not problem, problem
         finally:
             self.kill()
@@ -217,7 +217,7 @@ class Session:
     def story(self) -> Story:
         found = Story(ranks=self._plan.ranks)
         for rank in range(self._plan.ranks):
-            for line in self.told(rank):
+            for line in self.logged(rank):
                 if "step" in line:
                     found.steps[rank, line["step"]] = (line["losses"], line["data"])
                 elif "digest" in line:

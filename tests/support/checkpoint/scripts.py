@@ -48,7 +48,7 @@ class Script:
     def finish(self) -> str:
         """What it has said."""
         try:
-            assert self._forked.hear() == "done"
+            assert self._forked.receive() == "done"
         except EOFError:
             raise AssertionError(self.output) from None
         finally:

@@ -72,5 +72,5 @@ def changes(backend: Backend, count: int, timeout_s: float = PATIENCE_S) -> list
     return found
 
 
-def told(found: Sequence[Change]) -> list[tuple[str, str, str, int | None]]:
+def as_tuples(found: Sequence[Change]) -> list[tuple[str, str, str, int | None]]:
     return [(change.machine, change.state, change.why, change.exit_code) for change in found]

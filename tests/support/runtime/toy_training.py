@@ -1,6 +1,6 @@
 """What runs in tests of whole runs: the same weights at the end, however often it was broken off.
 
-python toy_training.py STEPS FOLDER [--step-s 0.02] [--fail-at STEP --fail-rank 1]
+python toy_training.py STEPS FOLDER [--step-s 0.02] [--fail-at STEP --fail-rank 1] [--hang-after STEP]
 
 In FOLDER it leaves ``weights`` (a SHA-256) and ``samples``: a line for each step of each rank.
 """
@@ -22,6 +22,7 @@ import deepvm
 from deepvm.checkpoint import with_final_buckets
 
 SAMPLES, BATCH = 96, 8
+HANG_S = 3600.0
 
 
 def main() -> None:
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.02)
     parser.add_argument("--fail-at", type=int)
     parser.add_argument("--fail-rank", type=int, default=1)
+    parser.add_argument("--hang-after", type=int, help="the step after this one never ends")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -49,7 +51,7 @@ def main() -> None:
         print(f"rank {rank} of {world_size} begins at {step}", flush=True)
         while step < options.steps:
             for x, y, numbers in loader:
-                ends_s = time.monotonic() + options.step_s
+                ends_s = time.monotonic() + (HANG_S if step == options.hang_after else options.step_s)
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(network(x), y).backward()
                 optimizer.step()
@@ -69,7 +71,7 @@ def main() -> None:
 
 
 def _note(folder: Path, step: int, epoch: int, numbers: list[int]) -> None:
-    """In one write, so that a line is whole; groups are told apart by their own store's port."""
+    """In one write, so that a line is whole; groups are distinguished by their own store's port."""
     line = f"{step} {epoch} {os.environ['MASTER_PORT']} {' '.join(map(str, numbers))}\n"
     with (folder / "samples").open("ab", buffering=0) as file:
         file.write(line.encode())

@@ -54,23 +54,16 @@ def fetch(
     progress: Progress | None = None,
 ) -> Catalog:
     """Read the region. ``previous`` supplies on-demand prices if the price list cannot be read."""
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError:
-        raise MissingExtra("reading live AWS data", "aws") from None
-    if not region:
-        raise UsageError("no AWS region given: add --region, as in --region us-east-1")
-    config = Config(
-        connect_timeout=connect_timeout_s,
-        read_timeout=read_timeout_s,
-        retries={"mode": "standard", "total_max_attempts": attempts},
-        user_agent_extra="deepvm",
+    calls = open_calls(
+        region,
+        session=session,
+        endpoint_url=endpoint_url,
+        connect_timeout_s=connect_timeout_s,
+        read_timeout_s=read_timeout_s,
+        deadline_s=deadline_s,
+        attempts=attempts,
+        progress=progress,
     )
-    calls = _Calls(
-        session=session, new_session=boto3.Session, config=config, endpoint_url=endpoint_url,
-        ends=time.monotonic() + deadline_s, progress=progress or (lambda _: None),
-    )  # fmt: skip
     today = datetime.now(timezone.utc).date()
     notes: list[str] = []
     instances = _instances(calls, region)
@@ -91,8 +84,39 @@ def fetch(
     return _catalog(name or default_name(region), region, instances, spot, on_demand, quotas, notes)
 
 
+def open_calls(
+    region: str,
+    *,
+    session: Any = None,
+    endpoint_url: str | None = None,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    read_timeout_s: float = READ_TIMEOUT_S,
+    deadline_s: float = DEADLINE_S,
+    attempts: int = ATTEMPTS,
+    progress: Progress | None = None,
+) -> AwsCalls:
+    """Prepare requests to a region. The deadline counts from now."""
+    try:
+        import boto3
+        from botocore.config import Config
+    except ImportError:
+        raise MissingExtra("reading live AWS data", "aws") from None
+    if not region:
+        raise UsageError("no AWS region given: add --region, as in --region us-east-1")
+    config = Config(
+        connect_timeout=connect_timeout_s,
+        read_timeout=read_timeout_s,
+        retries={"mode": "standard", "total_max_attempts": attempts},
+        user_agent_extra="deepvm",
+    )
+    return AwsCalls(
+        session=session, new_session=boto3.Session, config=config, endpoint_url=endpoint_url,
+        ends=time.monotonic() + deadline_s, progress=progress or (lambda _: None),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Calls:
+class AwsCalls:
     """Paged requests with one deadline for all, and errors as SourceFailed."""
 
     session: Any
@@ -148,7 +172,7 @@ def _sentence(error: Exception, what: str, region: str) -> str:
     return f"the AWS request failed ({type(error).__name__}): check the AWS configuration"
 
 
-def _instances(calls: _Calls, region: str) -> list[Instance]:
+def _instances(calls: AwsCalls, region: str) -> list[Instance]:
     rows = calls.pages("ec2", region, "describe_instance_types", "InstanceTypes")
     try:
         return [instance_of(row) for row in rows]
@@ -156,7 +180,7 @@ def _instances(calls: _Calls, region: str) -> list[Instance]:
         raise SourceFailed(f"AWS sent an instance type in an unknown format ({type(error).__name__})") from None
 
 
-def _spot_prices(calls: _Calls, region: str) -> dict[tuple[str, str], tuple[float, date]]:
+def _spot_prices(calls: AwsCalls, region: str) -> dict[tuple[str, str], tuple[float, date]]:
     newest: dict[tuple[str, str], tuple[datetime, float]] = {}
     now = datetime.now(timezone.utc)
     rows = calls.pages(
@@ -174,7 +198,7 @@ def _spot_prices(calls: _Calls, region: str) -> dict[tuple[str, str], tuple[floa
     return {key: (usd, now.date()) for key, (_, usd) in newest.items()}
 
 
-def _on_demand_prices(calls: _Calls, region: str, today: date) -> OnDemandPrices:
+def _on_demand_prices(calls: AwsCalls, region: str, today: date) -> OnDemandPrices:
     wanted = {
         "regionCode": region,
         "operatingSystem": "Linux",
@@ -195,7 +219,7 @@ def _on_demand_prices(calls: _Calls, region: str, today: date) -> OnDemandPrices
     return prices
 
 
-def _quotas(calls: _Calls, region: str) -> tuple[Quota, ...]:
+def _quotas(calls: AwsCalls, region: str) -> tuple[Quota, ...]:
     found = []
     for row in calls.pages("service-quotas", region, "list_service_quotas", "Quotas", ServiceCode="ec2"):
         known, value = QUOTAS.get(row.get("QuotaCode", "")), row.get("Value")

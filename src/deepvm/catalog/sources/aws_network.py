@@ -1,4 +1,4 @@
-"""Sustained bandwidth of EC2 types by family: a name and vCPUs in, Gbit/s out. For catalogues without bandwidths.
+"""The network of EC2 types by name: a name and vCPUs in, sustained Gbit/s and whether it has EFA out.
 
 Burstable and accelerated types have EC2's documented figures. For the rest, a family's lowest rate per vCPU applies, up
 to the bandwidth of its middle sizes: never above what EC2 sustains. No requests.
@@ -85,6 +85,25 @@ _PER_VCPU: tuple[tuple[re.Pattern[str], float, float], ...] = tuple(
 )
 _ANY = 0.1  # old generations and unknown types: m4.4xlarge sustains 2 Gbit/s with 16 vCPUs
 _MOST = 25.0
+
+
+# Series -> sizes with an Elastic Fabric Adapter, as eksctl lists them (instance_types.go, 2026-08); g4dn.metal and dl1
+# are from EC2's own list.
+_LARGE = ("8xlarge", "12xlarge", "16xlarge", "24xlarge", "48xlarge")
+_EFA: dict[str, tuple[str, ...]] = {
+    "g4dn": (*_LARGE, "metal"),
+    **dict.fromkeys(("g5", "g6", "g6e", "g7", "g7e", "gr6"), _LARGE),
+    **dict.fromkeys(("p3dn", "p4d", "p4de", "dl1", "inf1"), ("24xlarge",)),
+    "p5": ("4xlarge", "48xlarge"),
+    **dict.fromkeys(("p5e", "p5en", "p6-b200", "p6-b300", "trn2", "trn2u"), ("48xlarge",)),
+    **dict.fromkeys(("trn1", "trn1n"), ("32xlarge",)),
+}
+
+
+def has_efa(instance: str) -> bool:
+    """True if an accelerated EC2 type has an Elastic Fabric Adapter."""
+    series, _, size = instance.lower().partition(".")
+    return size in _EFA.get(series, ())
 
 
 def sustained_by_family(instance: str, vcpus: float | None) -> float | None:

@@ -38,11 +38,11 @@ def read(
         status = path.stat()
         if status.st_size > MAX_BYTES:
             raise MalformedFile(
-                path, f"is not a catalogue: {status.st_size:,} bytes, at most {MAX_BYTES:,} are allowed"
+                path, f"not a catalogue: it has {status.st_size:,} bytes, at most {MAX_BYTES:,} are allowed"
             )
         content = path.read_bytes()
     except OSError as error:
-        raise MalformedFile(path, f"cannot be read ({error.strerror or error})") from None
+        raise MalformedFile(path, f"it cannot be read: {error.strerror or error}") from None
     day = seen or datetime.fromtimestamp(status.st_mtime, tz=timezone.utc).date()
     return parse(content, path, provider=provider, name=name, seen=day, region=region, origin=path.name)
 
@@ -142,14 +142,14 @@ def _read_rows(content: bytes, source: Path | str, region: str | None, types: In
             if reason is not None:
                 table.left_out.add(reason, reader.line_num)
     except csv.Error as error:
-        raise MalformedFile(source, f"is not valid CSV ({error})", line=max(1, reader.line_num)) from None
+        raise MalformedFile(source, f"not valid CSV: {error}", line=max(1, reader.line_num)) from None
     if region is not None and not table.kept and other_regions:
         raise UnknownName("region of this file", region, other_regions)
     if not table.kept:
         first = table.left_out.counts()
         if not first:
-            raise MalformedFile(source, "has column names but no rows", line=1)
-        raise MalformedFile(source, f"holds no usable row: {first[0].reason}", line=first[0].first_line)
+            raise MalformedFile(source, "no rows follow the column names", line=1)
+        raise MalformedFile(source, f"no row can be used: {first[0].reason}", line=first[0].first_line)
 
 
 def _add_offers(
@@ -203,25 +203,27 @@ def _add_offers(
 
 def _text(content: bytes, source: Path | str) -> str:
     if not content.strip():
-        raise MalformedFile(source, "is empty, a SkyPilot catalogue starts with its column names", line=1)
+        raise MalformedFile(source, "the file is empty: a SkyPilot catalogue starts with its column names", line=1)
     nul = content.find(b"\0")
     if nul >= 0:
-        raise MalformedFile(source, "is binary, a SkyPilot catalogue is CSV", line=content.count(b"\n", 0, nul) + 1)
+        raise MalformedFile(
+            source, "not a text file: a SkyPilot catalogue is CSV", line=content.count(b"\n", 0, nul) + 1
+        )
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise MalformedFile(source, "is not UTF-8 text, a SkyPilot catalogue is CSV", line=line) from None
+        raise MalformedFile(source, "not UTF-8 text: a SkyPilot catalogue is CSV", line=line) from None
 
 
 def _columns(header: list[str], source: Path | str) -> dict[str, int]:
     names = [name.strip() for name in header]
     absent = [name for name in _NEEDED if name not in names]
     if absent:
-        raise MalformedFile(source, f"is not a SkyPilot catalogue: column {', '.join(absent)} is missing", line=1)
+        raise MalformedFile(source, f"not a SkyPilot catalogue: it has no column {', '.join(absent)}", line=1)
     twice = [name for name in (*_NEEDED, *_OPTIONAL) if names.count(name) > 1]
     if twice:
-        raise MalformedFile(source, f"has the column {twice[0]} twice", line=1)
+        raise MalformedFile(source, f"the column {twice[0]} is there twice: remove one", line=1)
     return {name: names.index(name) if name in names else len(names) for name in (*_NEEDED, *_OPTIONAL)}
 
 

@@ -57,7 +57,7 @@ class WriteWatch:
         self.pid, self.huge_bytes = os.getpid(), huge_page_bytes()
         self._uffd = _userfaultfd()
         try:
-            self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            self._pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
         except OSError:
             os.close(self._uffd)
             raise

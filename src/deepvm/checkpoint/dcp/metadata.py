@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from deepvm.checkpoint.state.documents import parse
+from deepvm.checkpoint.state.layout import dtype_named
 from deepvm.checkpoint.state.skeleton import Tensors, flatten, rebuild
 from deepvm.errors import CheckpointError, Corrupt
 from deepvm.store.safetensors import Header, TensorEntry
@@ -65,7 +66,7 @@ def decode_object(document: Mapping[str, Any]) -> Any:
     for name, (dtype, shape, text) in document.get("tensors", {}).items():
         data = bytearray(base64.b64decode(text))
         flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-        tensors[name] = flat.view(_parse_dtype(dtype)).view(shape)
+        tensors[name] = flat.view(dtype_named(dtype)).view(shape)
     return rebuild(document["value"], tensors)
 
 
@@ -110,7 +111,7 @@ def decode(header: Header) -> Contents:
         known: dict[str, Any] = {fqn: BytesStorageMetadata() for fqn in document["objects"]}
         shards: dict[MetadataIndex, Shard] = {}
         for fqn, row in document["tensors"].items():
-            dtype, chunks = _parse_dtype(row["dtype"]), []
+            dtype, chunks = dtype_named(row["dtype"]), []
             for name, offsets, sizes in row["shards"]:
                 if prod(sizes) * dtype.itemsize != entries[name].size_bytes or min(sizes, default=0) < 0:
                     raise Corrupt(f"shard {name} of {sizes} {dtype} has {entries[name].size_bytes} bytes")
@@ -126,10 +127,3 @@ def decode(header: Header) -> Contents:
 
 def _dtype_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _parse_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise Corrupt(f"{name!r} is not a type of tensors in torch {torch.__version__}")
-    return dtype

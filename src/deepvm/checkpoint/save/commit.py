@@ -14,9 +14,10 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
 
+from deepvm.checkpoint.save.save_job import save_name
 from deepvm.checkpoint.save.sender_threads import Upload
 from deepvm.errors import AccessDenied, CheckpointError, Corrupt, NotFound, StoreError, StoreUnavailable
-from deepvm.protocol.frames import Kind, fingerprint
+from deepvm.protocol.frames import Kind
 from deepvm.protocol.placement import Share, minimum_nodes
 from deepvm.store.base import Manifest
 from deepvm.store.memory.answers import step_rows
@@ -168,7 +169,7 @@ class CommitClient:
             world_size=self._world_size,
             nodes=store.nodes,
             replicas=store.replicas,
-            facts={**facts, "save": self._save_name(upload.attempt)},
+            facts={**facts, "save": save_name(store.session, upload.attempt)},
         ).to_bytes()
         before_publishing()
         published = self._publish(step, manifest, sealed, ends_s)
@@ -250,18 +251,15 @@ class CommitClient:
 
     def await_commit(self, step: int, attempt: int, ends_s: float) -> list[int]:
         """Wait, on ranks other than 0, until rank 0 has committed this very attempt; return the chunks' digests."""
-        watch = self._store.watch(self._run)
+        watch, name = self._store.watch(self._run), save_name(self._store.session, attempt)
         while (left_s := ends_s - time.monotonic()) > 0:
             with suppress(NotFound, StoreUnavailable):
                 if watch.states(step):
                     manifest = self._store.manifest(self._run, step)
-                    if manifest.facts.get("save") == self._save_name(attempt):
+                    if manifest.facts.get("save") == name:
                         return list(manifest.digests)
             watch.wait(min(left_s, COMMIT_WAIT_S))
         raise StoreUnavailable(f"step {step} was not committed within its deadline: rank 0 did not finish")
-
-    def _save_name(self, attempt: int) -> str:
-        return f"{fingerprint(self._store.session)}/{attempt}"
 
 
 def _left_s(ends_s: float) -> float:

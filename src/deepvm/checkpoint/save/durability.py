@@ -16,6 +16,7 @@ from contextlib import suppress
 from deepvm.checkpoint.determinism.replay import Witnesses, witness_run
 from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.checkpoint.save.event_log import EventLog
+from deepvm.checkpoint.save.save_job import is_committed, save_name
 from deepvm.checkpoint.save.step_order import StepOrder
 from deepvm.errors import StoreError
 from deepvm.store.base import Store
@@ -42,11 +43,12 @@ class DurabilityWorker:
         order: StepOrder,
         status: Status,
         deadline_s: float,
+        session: str,
         witnesses: Witnesses | None,
     ) -> None:
         self._stores, self._run, self._rank, self._event_log = stores, run, rank, event_log
         self._order, self._status, self._deadline_s = order, status, deadline_s
-        self._witnesses = witnesses
+        self._session, self._witnesses = session, witnesses
         self._newest: SaveHandle | None = None
         self._ends_s = math.inf
         self._committed: queue.SimpleQueue[SaveHandle | None] = queue.SimpleQueue()
@@ -99,9 +101,9 @@ class DurabilityWorker:
         first, *further = self._stores
         if self._rank == 0:
             self._supersede(first, handle)
-        if first.durable:
-            if self._rank == 0:
-                self._retain(first)
+        if first.durable and self._rank == 0:
+            self._retain(first)
+        if first.durable and not further:
             return first.url
         if further and self._rank == 0:
             from deepvm.store.verify import copy
@@ -111,20 +113,26 @@ class DurabilityWorker:
                 self._supersede(store, handle)
                 self._retain(store)
             return further[0].url
+        if further:
+            return self._await_further(handle, further)
         nodes = first.memory_nodes()
-        return None if nodes is None else self._await_nodes(nodes, handle.step, further)
+        return None if nodes is None else self._await_nodes(nodes, handle.step)
 
-    def _await_nodes(self, nodes: MemoryStore, step: int, further: Sequence[Store]) -> str | None:
-        """Wait until the nodes, or rank 0, have made it durable. Nodes answer when a state changes."""
+    def _await_further(self, handle: SaveHandle, further: Sequence[Store]) -> str | None:
+        """Wait, on ranks other than 0, until rank 0 has copied it into all further stores."""
+        ends_s, name = time.monotonic() + self._deadline_s, save_name(self._session, handle.attempt)
+        while time.monotonic() < ends_s and self._ends_s == math.inf and self._committed.empty():
+            if all(is_committed(store, self._run, handle.step, name) for store in further):
+                return further[0].url
+            time.sleep(FURTHER_POLL_S)
+        return None
+
+    def _await_nodes(self, nodes: MemoryStore, step: int) -> str | None:
+        """Wait until the nodes have made it durable. They answer when a state changes."""
         ends_s, watch = time.monotonic() + self._deadline_s, nodes.watch(self._run)
         while time.monotonic() < min(ends_s, self._ends_s) and self._committed.empty():
             if self._ends_s < math.inf and self._rank != 0:
                 return None
-            if further:
-                if all(step in store.steps(self._run) for store in further):
-                    return further[0].url
-                time.sleep(FURTHER_POLL_S)
-                continue
             states = watch.states(step)
             if not states or (self._ends_s < math.inf and not watch.writes_on):  # superseded, or nothing to wait for
                 return None

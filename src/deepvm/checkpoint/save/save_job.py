@@ -9,10 +9,25 @@ from typing import Any
 from deepvm.checkpoint.handle import SaveHandle
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.state.capture import join
-from deepvm.errors import CheckpointError
+from deepvm.errors import CheckpointError, Corrupt, NotFound
+from deepvm.protocol.frames import fingerprint
+from deepvm.store.base import Store
+from deepvm.store.state_check import STATE_FORMAT
 
-STATE_FORMAT = "deepvm-state/1"
 Texts = dict[str, bytearray]  # a rank's plain values, as JSON by component
+
+
+def save_name(session: str, attempt: int) -> str:
+    """Return the name of one save in its manifest's facts: a step that is saved again is another save."""
+    return f"{fingerprint(session)}/{attempt}"
+
+
+def is_committed(store: Store, run: str, step: int, name: str) -> bool:
+    """True if a store has this very save, and not only an older one of the same step."""
+    try:
+        return store.manifest(run, step).facts.get("save") == name
+    except (NotFound, Corrupt):
+        return False
 
 
 class HeaderFull(CheckpointError):

@@ -79,7 +79,7 @@ class _InStore:
         newest = max(self.own, default=-1)
         older = [s for s in found if s < newest and s not in self.own]
         self.own = [s for s in self.own if s in found]
-        for step in retention.expired_in_order([*older, *self.own]):
+        for step in retention.expired([*older, *self.own]):
             with suppress(StoreError):
                 self.store.delete(self.run, step)
         unknown = [s for s in found if s > newest and s not in self.superseded]

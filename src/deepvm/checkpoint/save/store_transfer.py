@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from deepvm.checkpoint import ranks
-from deepvm.checkpoint.save.save_job import SaveJob, Texts
+from deepvm.checkpoint.save.save_job import SaveJob, Texts, is_committed, save_name
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.state.capture import join
 from deepvm.checkpoint.state.chunk_map import ChunkMap
@@ -18,8 +18,9 @@ COMMIT_POLL_S = 0.05  # files and buckets cannot report a change
 
 
 class StoreTransfer:
-    def __init__(self, store: Store, run: str, rank: int, world_size: int = 1) -> None:
+    def __init__(self, store: Store, run: str, rank: int, world_size: int, session: str) -> None:
         self._store, self._run, self._rank, self._world_size = store, run, rank, world_size
+        self._session = session
 
     def prepare(self) -> int:
         """Return the size of chunks."""
@@ -35,9 +36,10 @@ class StoreTransfer:
     def save(self, job: SaveJob) -> None:
         """Write the snapshot and commit it; on ranks other than 0, wait for that: the state is the same on all."""
         snapshot, step, chunk_map = job.snapshot, job.handle.step, job.snapshot.chunk_map
+        name = save_name(self._session, job.handle.attempt)
         if self._rank != 0:
             job.handle.advance("staged")
-            self._await_commit(step, job.ends_s)
+            self._await_commit(step, name, job.ends_s)
             return
         job.write_header([job.skeleton()])
         size_bytes = chunk_map.layout.size_bytes
@@ -55,7 +57,7 @@ class StoreTransfer:
                     digests=digests,
                     created_s=time.time(),
                     world_size=self._world_size,
-                    facts=job.facts,
+                    facts={**job.facts, "save": name},
                 )
             )
         except BaseException:
@@ -63,8 +65,8 @@ class StoreTransfer:
             raise
         job.handle.bytes_sent = size_bytes
 
-    def _await_commit(self, step: int, ends_s: float) -> None:
-        while step not in self._store.steps(self._run):
+    def _await_commit(self, step: int, name: str, ends_s: float) -> None:
+        while not is_committed(self._store, self._run, step, name):
             if time.monotonic() > ends_s:
                 raise StoreUnavailable(
                     f"rank 0 did not write step {step} within its deadline, or ranks do not share {self._store.url}: "

@@ -44,6 +44,11 @@ class Snapshot:
         self.frozen = False  # nothing is protected any more
         self.torn: str | None = None
 
+    @property
+    def bytes_in_place(self) -> int:
+        """The bytes that were not copied when the snapshot was taken."""
+        return self._in_place.bytes
+
     # --- the trainer's side -------------------------------------------------------------------------------------
 
     def freeze(self) -> None:

@@ -18,13 +18,14 @@ from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.buffers.write_watch import shared_watch
 from deepvm.checkpoint.snapshot.device import Arrivals, DeviceCopies
+from deepvm.checkpoint.snapshot.file_size import HEADER_SLACK_BYTES, plan_layout, skeleton_bytes
 from deepvm.checkpoint.snapshot.frozen import Frozen
 from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.snapshot.prefault import Warming, expected_bytes
 from deepvm.checkpoint.snapshot.snapshot import Snapshot, stage
 from deepvm.checkpoint.state.capture import Capture, Captured
 from deepvm.checkpoint.state.chunk_map import ChunkMap
-from deepvm.checkpoint.state.layout import DTYPES, Layout, make_layout, spec_of
+from deepvm.checkpoint.state.layout import DTYPES, Layout, spec_of
 from deepvm.checkpoint.state.owners import Owners
 from deepvm.checkpoint.state.rank_difference import name_difference
 from deepvm.errors import CheckpointError, OverBudget
@@ -34,7 +35,6 @@ log = logging.getLogger("deepvm.checkpoint")
 
 MOST_WARMED = 3  # at the start, and after the first steps
 MOST_DISTURBED = 3  # saves, before all that follow copy the state at once
-HEADER_SLACK_BYTES = 32 * 1024  # plain values that grow (counters, schedules) without moving a tensor
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,6 @@ class Snapshotter:
     def staging_bytes(self) -> int:
         return 0 if self.staging is None else self.staging.size_bytes
 
-    @property
-    def reads_in_place(self) -> int:
-        """The bytes that the last save read in place."""
-        return 0 if self._plan is None else self._plan.live.in_place.bytes
-
     def disturbed(self) -> None:
         """Copy everything at the next save: what the last one read in place was written meanwhile."""
         self._copy_next = True
@@ -157,7 +152,7 @@ class Snapshotter:
         def capture() -> tuple[Captured, list[int]]:
             captured = self._capture.take(state)
             fits = self._plan is not None and self._plan.still_fits(captured)
-            return captured, [not fits, not (fits or self._may_plan_again(captured)), _text_bytes(captured)]
+            return captured, [not fits, not (fits or self._may_plan_again(captured)), skeleton_bytes(captured)]
 
         (captured, _), rows = ranks.agree("save()", capture, report=lambda found: found[1])
         needed, moved, text_bytes = (max(column) for column in zip(*rows, strict=True))
@@ -223,10 +218,7 @@ class Snapshotter:
         """Lay out the file, with room for the skeleton; as in the ``old`` plan, if that has room."""
         if old is not None and old.has_room(text_bytes):
             return old.chunk_map, old.text_bytes
-        specs = [spec_of(name, tensor) for name, tensor in captured.tensors.items()]
-        # JSON within JSON: a character takes two at most
-        room = (2 * text_bytes + HEADER_SLACK_BYTES) * self._world_size
-        layout = make_layout(specs, {"skeleton": ""}, room, owners.stability(captured.tensors))
+        layout = plan_layout(captured, owners, text_bytes, self._world_size)
         self._check_budget(layout)
         return ChunkMap(layout, self._chunk_bytes()), text_bytes
 
@@ -273,7 +265,3 @@ class Snapshotter:
             self.staging = None  # freed before the new one is allocated
             self.staging = Staging(layout.size_bytes)
         return self.staging
-
-
-def _text_bytes(captured: Captured) -> int:
-    return sum(2 * len(name) + len(text) + 8 for name, text in captured.texts.items())

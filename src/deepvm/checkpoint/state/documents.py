@@ -9,8 +9,7 @@ from typing import Any
 from deepvm import strict_json as strict
 from deepvm.errors import Corrupt
 from deepvm.store.safetensors import MOST_HEADER_BYTES, MOST_HEADER_VALUES
-
-MOST_STATE_DEPTH = 500  # a state that is nested deeper cannot be flattened when it is saved
+from deepvm.store.state_check import MOST_STATE_DEPTH
 
 
 def parse(text: Any, what: str) -> Any:

@@ -19,8 +19,10 @@ from functools import cached_property
 import torch
 import xxhash
 
+from deepvm import strict_json as strict
 from deepvm.errors import CheckpointError, Corrupt
 from deepvm.store.safetensors import MOST_HEADER_BYTES, header_bytes, parse_header
+from deepvm.store.state_check import is_dtype_name
 
 PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
@@ -75,8 +77,16 @@ def to_storable(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
     raise CheckpointError(f"a tensor of type {tensor.dtype} cannot be saved")
 
 
+def dtype_named(name: object) -> torch.dtype:
+    """Return torch's type of this name, from a file. Raise Corrupt if torch has something else of that name."""
+    dtype = getattr(torch, str(name), None) if is_dtype_name(name) else None
+    if not isinstance(dtype, torch.dtype):
+        raise Corrupt(f"{strict.brief(name)} is not a type of tensors in torch {torch.__version__}")
+    return dtype
+
+
 def from_storable(tensor: torch.Tensor, real: str) -> torch.Tensor:
-    dtype = getattr(torch, real)
+    dtype = dtype_named(real)
     return torch.view_as_complex(tensor) if dtype in _AS_REAL else tensor.view(dtype)
 
 
@@ -170,13 +180,13 @@ def make_layout(
         return tuple(found)
 
     text = len(_with_metadata(entries_text(placed(0), 0), metadata)) + slack_bytes
-    header_bytes = _header_bytes(8 + text, sum(sizes))
+    header_bytes = header_size(8 + text, sum(sizes))
     if header_bytes > MOST_HEADER_BYTES:
         raise CheckpointError(f"the state's names and plain values need {header_bytes} bytes, the format holds 100 MB")
     return Layout(entries=placed(header_bytes), header_bytes=header_bytes, size_bytes=header_bytes + sum(sizes))
 
 
-def _header_bytes(needed: int, data_bytes: int) -> int:
+def header_size(needed: int, data_bytes: int) -> int:
     """Return a power of two that has room; a larger one for large states: one size for many runs."""
     least = LARGE_HEADER_BYTES if data_bytes >= LARGE_STATE_BYTES else PAGE_BYTES
     step = max(least, min(1 << (needed - 1).bit_length(), HEADER_STEP_BYTES))

@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.state.layout import from_storable, to_storable
+from deepvm import strict_json as strict
+from deepvm.checkpoint.state.layout import dtype_named, from_storable, to_storable
 from deepvm.checkpoint.state.tensor_kinds import (
     check_readable,
     class_name,
@@ -29,6 +30,7 @@ from deepvm.checkpoint.state.tensor_kinds import (
     usual_stride,
 )
 from deepvm.errors import CheckpointError, Corrupt
+from deepvm.store.state_check import is_array_dtype, is_device_name
 
 RESERVED = "deepvm."  # prefix of our own components: a checkpoint may have them, or not
 
@@ -221,9 +223,9 @@ def _rebuild_numpy(skeleton: dict[str, Any], tensors: Mapping[str, torch.Tensor]
 
     array = rebuild(skeleton["$numpy"], tensors).numpy().copy(order="K")
     if "dtype" in skeleton:
+        if not is_array_dtype(skeleton["dtype"]):
+            raise Corrupt(f"the saved state has an array of type {strict.brief(skeleton['dtype'])}")
         dtype, shape = np.dtype(skeleton["dtype"]), skeleton["shape"]
-        if dtype.hasobject:
-            raise Corrupt(f"the saved state has an array of type {dtype}, which cannot be saved")
         array = np.frombuffer(array.tobytes(), dtype, math.prod(shape)).reshape(shape).copy()
     return array[()] if skeleton["scalar"] else array
 
@@ -257,12 +259,20 @@ class LaidOut:
 
 def _rebuild_wrapper(row: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
     inner = {key: rebuild(part, tensors) for key, part in row["inner"].items()}
+    if not all(isinstance(part, torch.Tensor) for part in inner.values()):
+        raise Corrupt(f"a saved tensor of class {strict.brief(row['$wrapper'])} has parts that are not tensors")
     size, stride = torch.Size(row["shape"]), tuple(row["stride"])
     return class_named(row["$wrapper"]).__tensor_unflatten__(inner, rebuild(row["context"], tensors), size, stride)
 
 
+def _rebuild_device(skeleton: dict[str, Any], _: Mapping[str, torch.Tensor]) -> torch.device:
+    if not is_device_name(skeleton["$device"]):
+        raise Corrupt(f"{strict.brief(skeleton['$device'])} is not the name of a device")
+    return torch.device(skeleton["$device"])
+
+
 def _rebuild_inline(skeleton: dict[str, Any], _: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    data, dtype = bytearray(base64.b64decode(skeleton["$inline"])), getattr(torch, skeleton["dtype"])
+    data, dtype = bytearray(base64.b64decode(skeleton["$inline"])), dtype_named(skeleton["dtype"])
     flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
     return flat.reshape(skeleton["shape"])
 
@@ -276,8 +286,8 @@ _REBUILD: dict[str, Any] = {
     "$frozenset": lambda s, t: frozenset(rebuild(s["$frozenset"], t)),
     "$items": lambda s, t: {rebuild(k, t): rebuild(v, t) for k, v in s["$items"]},
     "$bytes": lambda s, _: base64.b64decode(s["$bytes"]),
-    "$dtype": lambda s, _: getattr(torch, s["$dtype"]),
-    "$device": lambda s, _: torch.device(s["$device"]),
+    "$dtype": lambda s, _: dtype_named(s["$dtype"]),
+    "$device": _rebuild_device,
     "$complex": lambda s, _: complex(float(s["$complex"][0]), float(s["$complex"][1])),
     "$module": _rebuild_module,
     "$numpy": _rebuild_numpy,

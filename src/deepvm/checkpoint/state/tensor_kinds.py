@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -189,7 +190,7 @@ def class_named(name: str) -> Any:
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None  # getattr may import
     usable = isinstance(found, type) and issubclass(found, torch.Tensor) and hasattr(found, "__tensor_unflatten__")
     if not usable:
         raise CheckpointError(

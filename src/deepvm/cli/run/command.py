@@ -256,6 +256,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
 
 def _report(name: str, *, as_json: bool) -> None:
     import time
+    from dataclasses import replace
 
     from deepvm.cli.run.report import show_report
     from deepvm.runtime.ledger.ledger import Ledger
@@ -267,5 +268,7 @@ def _report(name: str, *, as_json: bool) -> None:
     with Ledger.open(folder.ledger) as ledger:
         now_s = time.time() if being_written(folder.ledger) else None
         report = make_report(ledger.events(), ledger.cluster, now_s, run=ledger.run)
+    if folder.profile.is_file():
+        report = replace(report, profile=str(folder.profile))
     show_report(report, as_json)
     sys.stdout.flush()

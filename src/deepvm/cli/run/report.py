@@ -39,6 +39,9 @@ def show_report(report: Report, as_json: bool = False) -> None:
         console.print()
     for sentence in sentences:
         console.print(_text(sentence, "dim"))
+    if report.profile is not None:
+        console.print()
+        console.print(_text(f"measured: {report.profile}  (for deepvm plan --profile)", "dim"), soft_wrap=True)
     for warning in report.warnings[-_ROWS:]:
         console.print(_text(f"warning: {warning}", "yellow"))
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from deepvm.errors import DeepvmError
 from deepvm.protocol.addresses import join_address, split_address
+from deepvm.protocol.sockets import interrupt
 
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 5.0  # for a connection in all
+_CONNECTIONS = 8
 
 # status field -> name, kind, help; other fields are not metrics
 _FIGURES: Mapping[str, tuple[str, str, str]] = {
@@ -107,8 +111,49 @@ class MetricsServer:
 
 
 class _Server(ThreadingHTTPServer):
+    """Everybody who reaches the port may connect, so connections are few and short: clients of the node need the
+    descriptors. If all places are taken, the oldest connection is dropped."""
+
     daemon_threads = True
     request_queue_size = 16
+
+    def __init__(self, *given: Any) -> None:
+        self._began_s: dict[socket.socket, float] = {}  # the oldest first
+        self._dropped: set[socket.socket] = set()  # their threads have not ended yet
+        self._places = threading.Lock()
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._places:
+            if len(self._began_s) >= _CONNECTIONS:
+                self._drop(next(iter(self._began_s)))
+            full = len(self._dropped) >= _CONNECTIONS
+            if not full:
+                self._began_s[request] = time.monotonic()
+        if full:
+            self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Drop connections whose time is up. Called several times a second."""
+        with self._places:
+            now_s = time.monotonic()
+            for request in [one for one, began_s in self._began_s.items() if now_s - began_s > _TIMEOUT_S]:
+                self._drop(request)
+
+    def _drop(self, request: socket.socket) -> None:
+        del self._began_s[request]
+        self._dropped.add(request)
+        interrupt(request)  # its thread closes it
+
+    def shutdown_request(self, request: Any) -> None:
+        try:
+            super().shutdown_request(request)
+        finally:
+            with self._places:
+                self._began_s.pop(request, None)
+                self._dropped.discard(request)
 
     def handle_error(self, *_: object) -> None:
         pass  # a client that left in the middle

@@ -28,8 +28,9 @@ _MOST_ADDRESS = 60  # [IPv6]:PORT takes 47
 
 
 class ClientConnection:
-    def __init__(self, node: MemoryNode, channel: ClientSocket, peer: Peer) -> None:
+    def __init__(self, node: MemoryNode, channel: ClientSocket, peer: Peer, *, handshake_until: float) -> None:
         self._node, self._channel, self._peer, self.name = node, channel, peer, peer.name
+        self._handshake_until = handshake_until
         self._frames = FrameStream(channel)
         self._counted_in = self._counted_out = 0
 
@@ -44,7 +45,7 @@ class ClientConnection:
         """Serve until the client leaves, sends something invalid, or the node stops. Never raises."""
         requests: Requests | None = None
         try:
-            requests = Requests(self._node, *self._shake_hands())
+            requests = Requests(self._node, *self._shake_hands(), is_gone=self._channel.is_gone)
             while not self._node.closing:
                 self._one(requests)
         except PeerGone as reason:
@@ -100,7 +101,7 @@ class ClientConnection:
             return b""
         limits = self._node.settings.limits
         with Room(self._node.documents) as room:
-            return self._frames.receive_document(frame, room, within_s=limits.frame_s, piece_s=limits.document_piece_s)
+            return self._frames.receive_document(frame, room, piece_s=limits.document_piece_s)
 
     # --- chunks: straight from the socket into a block, and from a block into the socket ------------------------------
 
@@ -130,7 +131,7 @@ class ClientConnection:
         whole = False
         try:
             with self._node.arena.view(block, length) as view:
-                found = self._channel.receive_hashed(view)
+                found = self._channel.receive_hashed(view, self._frames.deadline)
                 whole = found == self._frames.receive_digest()
         finally:
             if not whole:
@@ -157,7 +158,7 @@ class ClientConnection:
         mended = False
         try:
             with self._node.arena.view(block, length) as view:
-                if self._channel.receive_hashed(view) != checkpoint.manifest.digests[chunk]:
+                if self._channel.receive_hashed(view, self._frames.deadline) != checkpoint.manifest.digests[chunk]:
                     raise RequestRefused("corrupt", f"these bytes are not chunk {chunk} of step {checkpoint.step}")
             mended = checkpoint.mend(chunk, block)
         finally:
@@ -203,8 +204,7 @@ class ClientConnection:
         }
         greeting = frames.encode(Kind.HELLO, 0, hello)
         self._channel.send(greeting)
-        limit_s = settings.limits.handshake_s
-        frame, meta = self._frames.receive(first_s=limit_s, timeout_s=limit_s)
+        frame, meta = self._frames.receive(deadline=self._handshake_until)
         if frame.kind is not Kind.AUTH:
             raise frames.ProtocolError(f"{frame.kind.name} before AUTH")
         version = fields.integer(meta, "version", 0, 2**31)

@@ -64,8 +64,8 @@ def chunks(meta: Meta) -> list[int]:
     return [chunk({"chunk": one}) for one in found]
 
 
-def timeout_s(meta: Meta) -> float:
-    return min(strict.number(meta.get("timeout_s", 0), "timeout_s", 0, sys.float_info.max), MOST_TIMEOUT_S)
+def timeout_s(meta: Meta, *, most_s: float = MOST_TIMEOUT_S) -> float:
+    return min(strict.number(meta.get("timeout_s", 0), "timeout_s", 0, sys.float_info.max), most_s)
 
 
 def begin(meta: Meta, block_bytes: int) -> Begin:

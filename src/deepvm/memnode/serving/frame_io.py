@@ -13,6 +13,7 @@ from deepvm.memnode.storage.budgets import FREE_BYTES, Room
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
 from deepvm.protocol.handshake import TAG_BYTES, Tags
+from deepvm.protocol.sockets import LEAST_BYTES_PER_S
 
 _PIECE_BYTES = 2**20  # documents grow as they arrive, so that an announced length alone takes no memory
 
@@ -23,32 +24,39 @@ class FrameStream:
         self._digest = memoryview(bytearray(frames.DIGEST.size + TAG_BYTES))
         self._tag = memoryview(bytearray(TAG_BYTES))
         self.tags = Tags()  # empty until the handshake is over
-        self.begun = False  # a frame's first byte was received, and it is not answered yet
+        self.begun = False  # a frame's first bytes were received, and it is not answered yet
+        self.deadline = 0.0  # of the frame that is being received
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def receive(self, *, first_s: float, timeout_s: float | None = None) -> tuple[frames.Frame, dict[str, Any]]:
-        """Receive a frame's header and meta. Its body is for the caller, who knows where it goes."""
+    def receive(self, *, first_s: float = 0.0, deadline: float | None = None) -> tuple[frames.Frame, dict[str, Any]]:
+        """Receive a frame's header and meta. Its body is for the caller, who knows where it goes. The frame begins
+        within ``first_s`` and has one deadline from then on; or all of it arrives before ``deadline``."""
         self.begun = False
 
         def receive(into: memoryview) -> None:
-            self._channel.receive(into, first_s=None if self.begun else first_s, timeout_s=timeout_s)
+            if self.begun or deadline is not None:
+                self._channel.receive(into, self.deadline if deadline is None else deadline)
+            else:
+                self.deadline = self._channel.receive_first(into, first_s=first_s)
             self.begun = True
 
-        return frames.receive_head(receive, self.tags)[:2]
+        frame, meta, _ = frames.receive_head(receive, self.tags)
+        self.deadline += frame.body_bytes / LEAST_BYTES_PER_S
+        return frame, meta
 
-    def receive_document(self, frame: frames.Frame, room: Room, *, within_s: float, piece_s: float) -> bytes:
+    def receive_document(self, frame: frames.Frame, room: Room, *, piece_s: float) -> bytes:
         """Receive a body, which takes room as it arrives. A large one must deliver each piece within ``piece_s``."""
-        deadline, length = time.monotonic() + within_s, frame.body_bytes
+        deadline, length = min(self.deadline, time.monotonic() + self._channel.frame_s), frame.body_bytes
         body = bytearray()
         while len(body) < length:
             piece = bytearray(min(_PIECE_BYTES, length - len(body)))
             room.grow(len(piece), deadline)
-            left_s = max(0.0, deadline - time.monotonic())
-            self._channel.receive(memoryview(piece), timeout_s=left_s if length <= FREE_BYTES else min(left_s, piece_s))
+            soon = time.monotonic() + piece_s if length > FREE_BYTES else deadline
+            self._channel.receive(memoryview(piece), min(deadline, soon))
             body += piece
         tag = self._tag[: self.tags.size]
-        self._channel.receive(tag, timeout_s=max(0.0, deadline - time.monotonic()))
+        self._channel.receive(tag, deadline)
         if not frames.is_intact(frame, body, tag, self.tags):
             raise RequestRefused("corrupt", f"the body of {frame.kind.name} is not what was sent: its digest differs")
         return bytes(body)
@@ -56,13 +64,13 @@ class FrameStream:
     def receive_digest(self) -> int:
         """Receive the digest that follows a chunk."""
         digest = self._digest[: frames.DIGEST.size + self.tags.size]
-        self._channel.receive(digest)
+        self._channel.receive(digest, self.deadline)
         frames.check_tag(self.tags.fits(digest[: frames.DIGEST.size], digest[frames.DIGEST.size :]))
         return int(frames.DIGEST.unpack_from(digest)[0])
 
     def discard(self, length: int, *, tags: int = 0) -> None:
         """Discard the rest of a body, and the tags in it."""
-        self._channel.discard(length + tags * self.tags.size)
+        self._channel.discard(length + tags * self.tags.size, self.deadline)
         self.tags.skip(tags)
 
     # --- out --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from deepvm.memnode.errors import RequestRefused
@@ -26,14 +27,16 @@ _OFFER_BYTES = 4 + 8  # of each chunk: its index and its digest
 _PROOF_BYTES = 32
 _MOST_LISTED_STEPS = 600  # an answer's meta has a limit; beyond it only the newest are listed
 _MOST_LISTED_RUNS = 600
-_CHECK_STOP_S = 0.5  # how often a request that waits checks whether the node is stopping
+_CHECK_STOP_S = 0.5  # how often a request that waits checks whether the node is stopping, or its client is gone
+_MOST_WATCH_S = 60.0  # for which STEPS waits for a change
 
 
 class Requests:
-    """The requests of one connection, and the run that it has open. ``_on_open`` answers Kind.OPEN, and so on."""
+    """The requests of one connection, and the run that it has open. ``_on_open`` answers Kind.OPEN, and so on.
+    ``is_gone`` is True once the client has left: a request that waits ends then, and gives its place back."""
 
-    def __init__(self, node: MemoryNode, node_nonce: str, client_nonce: str) -> None:
-        self._node, self._nonces = node, (node_nonce, client_nonce)
+    def __init__(self, node: MemoryNode, node_nonce: str, client_nonce: str, *, is_gone: Callable[[], bool]) -> None:
+        self._node, self._nonces, self._is_gone = node, (node_nonce, client_nonce), is_gone
         self._name: str | None = None
         self._run: Run | None = None
         self._verifier: str | None = None  # of a run that did not exist when it was opened
@@ -141,10 +144,11 @@ class Requests:
 
     def _on_extras(self, meta: Meta, _body: bytes) -> bytes:
         world_size = fields.integer(meta, "world_size", 1, MOST_WORLD_SIZE)
-        return self.upload(meta).extras(world_size, fields.timeout_s(meta))
+        return self.upload(meta).extras(world_size, fields.timeout_s(meta), self._is_gone)
 
     def _on_seal(self, meta: Meta, body: bytes) -> bytes:
-        return frames.pack("Q", self.upload(meta).seal(frames.unpack("I", body), fields.timeout_s(meta)))
+        chunks, timeout_s = frames.unpack("I", body), fields.timeout_s(meta)
+        return frames.pack("Q", self.upload(meta).seal(chunks, timeout_s, self._is_gone))
 
     def _on_publish(self, meta: Meta, body: bytes) -> None:
         run, step = self._open_run(), fields.step(meta)
@@ -163,20 +167,30 @@ class Requests:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def _on_steps(self, meta: Meta, _body: bytes) -> Answer:
-        run, writes_on = self._find_run(), bool(self._node.writeback.workers)
+        timeout_s, writes_on = fields.timeout_s(meta, most_s=_MOST_WATCH_S), bool(self._node.writeback.workers)
+        if "after" in meta:
+            self._await_change(fields.integer(meta, "after", 0, MOST_STEP), timeout_s)
+        run = self._find_run()
         if run is None:
             return {"steps": [], "writes_on": writes_on, "version": 0}
-        if "after" in meta:
-            self._await_change(run, fields.integer(meta, "after", 0, MOST_STEP), fields.timeout_s(meta))
         with run.lock:
             found, version = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:], run.version
         rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]
         return {"steps": rows, "writes_on": writes_on, "version": version}
 
-    def _await_change(self, run: Run, version: int, timeout_s: float) -> None:
+    def _await_change(self, version: int, timeout_s: float) -> None:
+        """Wait while the list is still that of a version. A run that does not exist has an empty list of version 0."""
         ends_s = time.monotonic() + timeout_s
-        while run.version == version and not self._node.stopping and (left_s := ends_s - time.monotonic()) > 0:
-            run.wait_for_change(version, min(left_s, _CHECK_STOP_S))
+        while not self._node.stopping and not self._is_gone() and (left_s := ends_s - time.monotonic()) > 0:
+            run, wait_s = self._find_run(), min(left_s, _CHECK_STOP_S)
+            if (0 if run is None else run.version) != version:
+                return
+            if run is not None:
+                run.wait_for_change(version, wait_s)
+            elif self._node.runs.find(str(self._name)) is None:
+                self._node.runs.wait_for(str(self._name), wait_s)
+            else:  # it is of another key, and stays invisible
+                time.sleep(wait_s)
 
     def _on_manifest(self, meta: Meta, _body: bytes) -> bytes:
         return self.checkpoint(meta).document

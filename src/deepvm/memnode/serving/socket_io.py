@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -12,7 +13,7 @@ import xxhash
 
 from deepvm.memnode.errors import PeerGone
 from deepvm.protocol.handshake import local_address
-from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
+from deepvm.protocol.sockets import HASHED_BYTES, LEAST_BYTES_PER_S, interrupt, tune
 
 _TICK_S = 1.0  # how often a thread that waits for its client checks its deadline
 _JUNK = bytearray(2**18)  # discarded bytes are received here, by all threads at once
@@ -24,7 +25,7 @@ class ClientSocket:
     def __init__(self, sock: socket.socket, *, frame_s: float) -> None:
         self._sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
-        self._frame_s = frame_s
+        self.frame_s = frame_s
         self._flags = 0 if self._tls else socket.MSG_WAITALL
         self.received_bytes = self.sent_bytes = 0
         tune(sock)
@@ -42,11 +43,26 @@ class ClientSocket:
         """IP:PORT at which this client reached the node."""
         return local_address(self._sock)
 
-    def receive(self, into: memoryview, *, timeout_s: float | None = None, first_s: float | None = None) -> None:
-        """Fill ``into``. ``first_s`` is how long the first byte may take, if that is longer than the rest."""
+    def is_gone(self) -> bool:
+        """True if the client has closed its end, or its connection broke: nothing waits for an answer."""
+        watched = select.poll()
+        try:
+            watched.register(self._sock, select.POLLRDHUP)  # POLLHUP and POLLERR are always watched
+            return bool(watched.poll(0))
+        except (OSError, ValueError):
+            return True
+
+    def receive_first(self, into: memoryview, *, first_s: float) -> float:
+        """Fill ``into`` with the first bytes of a frame, which may take ``first_s`` to begin. Return the frame's
+        deadline, without the time for its body."""
+        return self._receive(into, time.monotonic() + first_s, first=True)
+
+    def receive(self, into: memoryview, deadline: float) -> None:
+        """Fill ``into`` before the deadline of its frame."""
+        self._receive(into, deadline)
+
+    def _receive(self, into: memoryview, deadline: float, *, first: bool = False) -> float:
         done, wanted = 0, len(into)
-        limit_s = self._frame_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + (limit_s if first_s is None else first_s)
         while done < wanted:
             try:
                 count = self._sock.recv_into(into[done:], wanted - done, self._flags)
@@ -56,18 +72,17 @@ class ClientSocket:
                 raise PeerGone("the connection broke") from None
             if count == 0:
                 raise PeerGone("the connection was closed")
-            now = time.monotonic() if done + max(count, 0) < wanted else 0.0
+            now = time.monotonic()
             if count > 0:
-                if done == 0 and first_s is not None:
-                    deadline = now + limit_s
+                if first:
+                    deadline, first = now + self.frame_s, False
                 done += count
-            if now > deadline:
-                raise PeerGone("the client is too slow")
+            _check(deadline, now)
         self.received_bytes += wanted
+        return deadline
 
-    def receive_hashed(self, into: memoryview) -> int:
+    def receive_hashed(self, into: memoryview, deadline: float) -> int:
         """Fill ``into`` and return its digest, taken piece by piece while each is still in the core's cache."""
-        deadline = time.monotonic() + self._frame_s
         digest, receive = xxhash.xxh3_64(), self._sock.recv_into
         for start in range(0, len(into), HASHED_BYTES):
             piece = into[start : start + HASHED_BYTES]
@@ -77,21 +92,21 @@ class ClientSocket:
                 done = 0
             self.received_bytes += done
             if done < len(piece):
-                self.receive(piece[done:], timeout_s=max(0.0, deadline - time.monotonic()))
+                self.receive(piece[done:], deadline)
             digest.update(piece)
+        _check(deadline, time.monotonic())
         return digest.intdigest()
 
-    def discard(self, length: int) -> None:
-        """Receive bytes that will not be used, within the time of one frame."""
-        deadline = time.monotonic() + self._frame_s
+    def discard(self, length: int, deadline: float) -> None:
+        """Receive bytes that will not be used."""
         junk = memoryview(_JUNK)
         while length:
             piece = min(length, len(junk))
-            self.receive(junk[:piece], timeout_s=max(0.0, deadline - time.monotonic()))
+            self.receive(junk[:piece], deadline)
             length -= piece
 
     def send(self, *pieces: bytes | bytearray | memoryview) -> None:
-        deadline = time.monotonic() + self._frame_s
+        deadline = time.monotonic() + self.frame_s + sum(map(len, pieces)) / LEAST_BYTES_PER_S
         pieces = tuple(
             piece for piece in pieces if len(piece)
         )  # an empty one after MSG_MORE would delay the rest by 200 ms
@@ -119,3 +134,9 @@ class ClientSocket:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.close()
+
+
+def _check(deadline: float, now: float) -> None:
+    """Raise if a deadline is over. Bytes that arrive later do not count: each piece of a frame could take as long."""
+    if now > deadline:
+        raise PeerGone("the client is too slow")

@@ -18,7 +18,7 @@ class Runs:
 
     def __init__(self, arena: Arena, outlet: Outlet, counters: Counters, kept: KeptDocuments, *, most: int) -> None:
         self._arena, self._outlet, self._counters, self._kept, self._most = arena, outlet, counters, kept, most
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._runs: dict[str, Run] = {}
 
     def __iter__(self) -> Iterator[Run]:
@@ -29,6 +29,11 @@ class Runs:
 
     def find(self, name: str) -> Run | None:
         return self._runs.get(name)
+
+    def wait_for(self, name: str, timeout_s: float) -> None:
+        """Wait until there is a run of that name."""
+        with self._lock:
+            self._lock.wait_for(lambda: name in self._runs, timeout_s)
 
     def add(self, name: str, verifier: str) -> Run:
         """Return the run of that name, or make it. The caller checks whether the verifier fits."""
@@ -47,6 +52,7 @@ class Runs:
 
     def _make(self, name: str, verifier: str) -> Run:
         run = self._runs[name] = Run(name, verifier, self._arena, self._outlet, self._counters, self._kept)
+        self._lock.notify_all()
         return run
 
     def _forget_one(self) -> None:

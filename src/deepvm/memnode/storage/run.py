@@ -180,11 +180,13 @@ class Run:
 
     def trim(self, keep: int) -> None:
         """Free the memory of the oldest checkpoints; those in the spill directory can still be read."""
-        inside = [found for found in self.in_order() if found.in_memory]
-        for found in inside[:-keep]:
+        oldest = [found for found in self.in_order() if found.in_memory][:-keep]
+        for found in oldest:
             found.evict()
             if found.copy is None:
                 del self.checkpoints[found.step]
+        if oldest:
+            self.mark_changed()
 
     def in_order(self) -> list[Checkpoint]:
         """Return the checkpoints in the order of their commits; after a roll-back the last may have a lower step."""

@@ -225,7 +225,7 @@ class Upload:
             self._extras.add(rank, document)
             self._changed.notify_all()
 
-    def extras(self, world_size: int, timeout_s: float) -> bytes:
+    def extras(self, world_size: int, timeout_s: float, is_gone: Callable[[], bool]) -> bytes:
         def missing() -> int:
             return world_size - len(self._extras)
 
@@ -234,13 +234,13 @@ class Upload:
                 raise RequestRefused(
                     "failed", f"world_size is {world_size}, the upload began with {self.begin.world_size}"
                 )
-            if not self._wait(lambda: missing() <= 0, timeout_s):
+            if not self._wait(lambda: missing() <= 0, timeout_s, is_gone):
                 raise RequestRefused(
                     "busy", f"step {self.begin.step}: the states of {missing()} of {world_size} ranks are missing"
                 )
             return self._extras.as_list()
 
-    def seal(self, chunks: Sequence[int], timeout_s: float) -> list[int]:
+    def seal(self, chunks: Sequence[int], timeout_s: float, is_gone: Callable[[], bool]) -> list[int]:
         self._check_count(chunks)
         missing = list(chunks)
 
@@ -251,20 +251,20 @@ class Upload:
 
         self.length(max(chunks, default=0))
         with self._changed:
-            if not self._wait(whole, timeout_s):
+            if not self._wait(whole, timeout_s, is_gone):
                 raise RequestRefused(
                     "busy", f"step {self.begin.step}: {len(missing)} of {len(chunks)} chunks are missing"
                 )
             return [self.digests[chunk] for chunk in chunks]
 
-    def _wait(self, ready: Callable[[], bool], timeout_s: float) -> bool:
+    def _wait(self, ready: Callable[[], bool], timeout_s: float, is_gone: Callable[[], bool]) -> bool:
         deadline = time.monotonic() + timeout_s
         while True:
             self._check()
             if ready():
                 return True
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or is_gone():
                 return False
             self._changed.wait(min(left, _LOOK_S))
 

@@ -61,6 +61,9 @@ class Durable:
         if checkpoint.share.index == 0:
             self._store.delete(run.name, checkpoint.step)
 
+    def is_lost(self) -> bool:
+        return False  # a store that does not answer now may answer the next time
+
     def close(self) -> None:
         if self._ours:
             self._store.close()

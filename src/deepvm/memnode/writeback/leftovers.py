@@ -47,7 +47,7 @@ def _folders(directory: Path, log: Log) -> list[Path]:
         try:
             found += [Path(e.path) for e in os.scandir(parent) if e.is_dir(follow_symlinks=False) and e.name[0] != "."]
         except FileNotFoundError:
-            continue
+            pass
         except OSError as error:
             log.error("spill", error=f"{parent} cannot be read: {error.strerror}")
     return sorted(found)

@@ -177,6 +177,15 @@ class Spill:
             else:
                 yield checkpoint
 
+    def is_lost(self) -> bool:
+        """True if the directory was deleted or replaced: its lock is not the one that this node holds."""
+        try:
+            return not os.path.samestat(os.stat(self._directory / _LOCK), os.fstat(self._lock_fd))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
     def close(self) -> None:
         self._whole.close()
         self._parts.close()

@@ -24,6 +24,10 @@ class Sink(Protocol):
     def wants(self, checkpoint: Checkpoint) -> bool: ...
     def write(self, run: Run, checkpoint: Checkpoint, source: HeldChunks) -> None: ...
     def remove(self, run: Run, checkpoint: Checkpoint) -> None: ...
+    def is_lost(self) -> bool:
+        """True if no write can succeed any more. It is asked after one has failed."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -50,7 +54,7 @@ class WritebackWorker:
         self.last_error: str | None = None
         self._jobs: dict[str, _Job] = {}
         self._changed = threading.Condition()
-        self._busy = self._closed = self._flushing = False
+        self._busy = self._closed = self._flushing = self._lost = False
         self._source: HeldChunks | None = None
         self._abandoned = False
         self._thread = threading.Thread(target=self._work, name=f"deepvm-{sink.name}", daemon=True)
@@ -100,11 +104,13 @@ class WritebackWorker:
         }
 
     def flush(self, deadline: float) -> bool:
-        """Wait until everything is written, and retry failures at once; return False if time is up before."""
+        """Wait until everything is written, and retry failures at once. Return False if time is up before, or if the
+        sink is lost."""
         with self._changed:
-            self._flushing = True
+            self._flushing, self._lost = True, False
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: not self.waiting, max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(lambda: not self.waiting or self._lost, max(0.0, deadline - time.monotonic()))
+            return not self.waiting
 
     def close(self) -> None:
         with self._changed:
@@ -159,6 +165,7 @@ class WritebackWorker:
             step, attempt = job.checkpoint.step, job.attempts
             self._log.error(self.sink.name, run=job.run.name, step=step, attempt=attempt, error=reason)
             self._retry(job)
+            self._lost = self.sink.is_lost()
         else:
             self.last_error = None
 

@@ -19,14 +19,20 @@ from deepvm.json_fields import json_fields
 from deepvm.performance import (
     DEFAULT_UTILISATION,
     AllReduce,
+    ClusterAllReduce,
+    LimitedBatch,
     SpeedupCurve,
     allreduce_speedup,
     bandwidth_memory_nodes,
+    compute_share,
     curve_from_spec,
+    limited_scaling,
     table_memory_nodes,
 )
+from deepvm.performance.cluster.interconnect import EFA, TCP
 from deepvm.performance.eflops import T4_EFLOPS
 from deepvm.plan.request import Request
+from deepvm.plan.search.links import Links
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,9 +51,16 @@ class Workers:
     site: Ints  # where its memory nodes must be: the place, or the region
     spot_usd: Floats
     on_demand_usd: Floats
-    eflops: Floats
+    eflops: Floats  # of the machine: its GPUs' less what they need to exchange gradients inside
+    gpu_eflops: Floats  # of one GPU alone
+    gpus: Floats
+    gpu_memory_gib: Floats
+    inside_gbytes_per_s: Floats  # of an all-reduce between its GPUs
+    inside_latency_s: Floats
+    efa: NDArray[np.bool_]
     gbps: Floats
     memory_gib: Floats
+    least_nodes: Floats  # machines on whose GPUs the job fits, with FSDP together
     spot_limit: Floats  # machines that the quotas admit; inf without a quota
     on_demand_limit: Floats
 
@@ -88,6 +101,7 @@ class Board:
     saturation: str
     workers: Workers
     memory: MemoryNodes
+    links: tuple[Links, ...]  # by catalogue instance
     eflops_estimated: NDArray[np.bool_]  # by catalogue instance
     gbps_estimated: NDArray[np.bool_]
     left_out: tuple[LeftOut, ...]
@@ -114,25 +128,67 @@ class Board:
             return "saturation table of the paper"
         return f"bandwidth for a checkpoint every {self.request.checkpoint_every_s:g} s"
 
-    def curve(self, instance: int, slowest_gbps: float = np.inf) -> SpeedupCurve:
+    def curve(self, instance: int, slowest_gbps: float = np.inf, *, efa: bool = True) -> SpeedupCurve:
         """Return a type's speedup curve: measured if the catalogue has one, else all-reduce.
 
-        In a mixed cluster, a ring is as fast as its slowest link."""
+        In a mixed cluster, a ring is as fast as its slowest link, and has EFA (``efa``) only if all its machines do."""
         spec = self._measured_spec(instance)
-        if spec is not None:
-            return curve_from_spec(spec)
-        row = int(np.flatnonzero(self.workers.instance == instance)[0])
-        return AllReduce(
-            compute_s=float(self.compute_s(np.array([row]))[0]),
-            gradient_bytes=self.request.gradient_bytes_per_step,
-            sustained_gbps=min(float(self.workers.gbps[row]), slowest_gbps),
+        row = np.flatnonzero(self.workers.instance == instance)[:1]
+        curve = self._modelled(row, slowest_gbps, efa) if spec is None else curve_from_spec(spec)
+        if self.request.global_batch is None:
+            return curve
+        return LimitedBatch(
+            curve=curve.to_spec(),
+            gpus=float(self.workers.gpus[row][0]),
+            batch=float(self.full_batch(row)[0]),
+            global_batch=self.request.global_batch,
+            compute_share=float(self.compute_share(row)[0]),
         )
 
+    def _modelled(self, row: Ints, slowest_gbps: float, efa: bool) -> SpeedupCurve:
+        figures: dict[str, Any] = {
+            name: float(np.broadcast_to(value, 1)[0])
+            for name, value in {
+                "compute_s": self.compute_s(row),
+                **self._network(row, efa),
+                **self._inside(row),
+            }.items()
+        }
+        figures["sustained_gbps"] = min(figures["sustained_gbps"], slowest_gbps)
+        if figures["gpus"] > 1:
+            return ClusterAllReduce(**figures)
+        return AllReduce(**{name: figures[name] for name in AllReduce.bounds if name in figures})
+
+    def unmeasured_links(self, instance: int, *, efa: bool) -> tuple[str, ...]:
+        """Name the links behind a type's curve whose figures come from data sheets; ``efa`` if its ring has EFA."""
+        if self._measured_spec(instance) is not None:
+            return ()
+        links = self.links[instance]
+        inside = [f"all-reduce over {links.inside.name}"] if links.gpus > 1 else []
+        return (*inside, *(["all-reduce over EFA"] if efa else []))
+
+    def _network(self, rows: Ints, efa: bool = True) -> dict[str, Floats | float]:
+        with_efa = self.workers.efa[rows] & efa
+        return {
+            "gradient_bytes": self.request.gradient_bytes_per_step,
+            "sustained_gbps": self.workers.gbps[rows],
+            "latency_s": np.where(with_efa, EFA.latency_s, TCP.latency_s),
+            "efficiency": np.where(with_efa, EFA.efficiency, TCP.efficiency),
+        }
+
+    def _inside(self, rows: Ints) -> dict[str, Floats]:
+        names = ("gpus", "inside_gbytes_per_s", "inside_latency_s")
+        return {name: getattr(self.workers, name)[rows] for name in names}
+
     def _measured_spec(self, instance: int) -> Mapping[str, Any] | None:
-        return self.catalog.instances[instance].speedup if self.request.curve == "auto" else None
+        if self.request.curve != "auto":
+            return None
+        one, ratings = self.catalog.instances[instance], self.request.ratings
+        profiled = None if ratings is None else ratings.curve_spec(one.name)
+        return one.speedup if profiled is None else profiled
 
     def scaling(self, nodes: Ints) -> Floats:
-        """Return [row of workers, node count]: the factor of eFLOPS × n."""
+        """Return [row of workers, node count]: the factor of eFLOPS × n. NaN for more GPUs than samples."""
         types, first, inverse = np.unique(self.workers.instance, return_index=True, return_inverse=True)
         table = np.empty((len(types), len(nodes)))
         modelled = []
@@ -144,24 +200,32 @@ class Board:
                 modelled.append(t)
         if modelled:
             rows = first[modelled]
-            speedup = allreduce_speedup(
-                nodes,
-                compute_s=self.compute_s(rows)[:, None],
-                gradient_bytes=self.request.gradient_bytes_per_step,
-                sustained_gbps=self.workers.gbps[rows][:, None],
+            figures = {"compute_s": self.compute_s(rows), **self._network(rows), **self._inside(rows)}
+            columns = {name: np.broadcast_to(value, len(rows))[:, None] for name, value in figures.items()}
+            table[modelled] = allreduce_speedup(nodes, **columns) / nodes
+        if self.request.global_batch is not None:
+            table = limited_scaling(
+                table,
+                gpus=self.workers.gpus[first][:, None] * nodes,
+                batch=self.full_batch(first)[:, None],
+                global_batch=self.request.global_batch,
+                compute_share=self.compute_share(first)[:, None],
             )
-            table[modelled] = speedup / nodes
         return np.asarray(table[inverse.reshape(-1)])
 
     def compute_s(self, rows: Ints) -> Floats:
         """Return the compute time of a step. Every accelerator has its own batch, as large as its memory admits."""
-        seconds = np.empty(len(rows))
-        for i, row in enumerate(rows):
-            instance = self.catalog.instances[self.workers.instance[row]]
-            eflops_each = self.workers.eflops[row] / max(instance.accelerator_count, 1.0)
-            batch = (instance.accelerator_memory_gib or T4_MEMORY_GIB) / T4_MEMORY_GIB
-            seconds[i] = self.request.step_s * batch * T4_EFLOPS / eflops_each
-        return seconds
+        return compute_s(self.request, self.workers.gpu_eflops[rows], self.workers.gpu_memory_gib[rows])
+
+    def compute_share(self, rows: Ints) -> Floats:
+        """Return the share of one machine's step that computes."""
+        figures = {**self._network(rows), **self._inside(rows)}
+        return compute_share(compute_s=self.compute_s(rows), **figures)
+
+    def full_batch(self, rows: Ints) -> Floats:
+        """Return the samples that fill the memory of one GPU; NaN if the request does not say what a T4 takes."""
+        batch = np.nan if self.request.batch is None else self.request.batch
+        return batch * self.workers.gpu_memory_gib[rows] / T4_MEMORY_GIB
 
     # --- the memory tier ---------------------------------------------------------------------------------------
 
@@ -215,6 +279,10 @@ class Board:
         counts = self.tier_counts(rows, gbps, count)[:, 0]
         order = np.lexsort((rows, counts, usd))[:limit]
         return [(int(rows[i]), int(counts[i])) for i in order if np.isfinite(usd[i])]
+
+
+def compute_s(request: Request, gpu_eflops: Floats, gpu_memory_gib: Floats) -> Floats:
+    return np.asarray(request.step_s * (gpu_memory_gib / T4_MEMORY_GIB) * T4_EFLOPS / gpu_eflops)
 
 
 def _rows_by_value(column: Ints) -> dict[int, Ints]:

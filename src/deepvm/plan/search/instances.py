@@ -13,9 +13,23 @@ from deepvm.catalog.accelerators import find as find_accelerator
 from deepvm.catalog.accelerators import spellings
 from deepvm.catalog.sources.aws_network import sustained_by_family
 from deepvm.errors import UnknownName
-from deepvm.performance import estimate_eflops, estimate_sustained_gbps
+from deepvm.performance import compute_share, estimate_eflops, estimate_sustained_gbps
+from deepvm.performance.cluster.interconnect import PCIE
+from deepvm.plan.job_facts import USABLE_GPU_MEMORY
+from deepvm.plan.profiles import Ratings
 from deepvm.plan.request import Request
-from deepvm.plan.search.board import Board, Floats, Ints, LeftOut, MemoryNodes, Workers
+from deepvm.plan.search.board import (
+    T4_MEMORY_GIB,
+    Board,
+    Floats,
+    Ints,
+    LeftOut,
+    MemoryNodes,
+    Workers,
+    compute_s,
+)
+from deepvm.plan.search.links import Links, links_of
+from deepvm.units import format_bytes
 
 
 def analyse_instances(catalog: Catalog, request: Request) -> Board:
@@ -23,8 +37,13 @@ def analyse_instances(catalog: Catalog, request: Request) -> Board:
     return _Analysis(catalog, request).board()
 
 
-def eflops_of(instance: Instance) -> tuple[float | None, bool]:
-    """Return a machine's eFLOPS, and True if it is an estimate; None for an unknown accelerator."""
+def eflops_of(instance: Instance, ratings: Ratings | None = None) -> tuple[float | None, bool]:
+    """Return a machine's eFLOPS, and True if it is an estimate; None for an unknown accelerator.
+
+    Profiles come first: what was measured, and then what a roofline of measured machines estimates."""
+    rated = None if ratings is None else ratings.eflops_of(instance)
+    if rated is not None:
+        return rated
     if instance.eflops is not None:
         return instance.eflops, False
     accelerator = None if instance.accelerator is None else find_accelerator(instance.accelerator)
@@ -36,6 +55,24 @@ def eflops_of(instance: Instance) -> tuple[float | None, bool]:
         count=instance.accelerator_count,
     )
     return eflops, True
+
+
+def job_eflops(instance: Instance, provider: str, request: Request) -> float | None:
+    """Return a machine's eFLOPS for a job: an estimate less what its GPUs need to exchange the job's gradients."""
+    eflops, estimated = eflops_of(instance, request.ratings)
+    if eflops is None or not estimated:
+        return eflops
+    links = links_of(instance, provider)
+    memory_gib = np.asarray(instance.accelerator_memory_gib or T4_MEMORY_GIB)
+    share = compute_share(
+        compute_s=compute_s(request, np.asarray(eflops / links.gpus), memory_gib),
+        gradient_bytes=request.gradient_bytes_per_step,
+        sustained_gbps=np.nan,  # one machine needs none
+        gpus=links.gpus,
+        inside_gbytes_per_s=links.inside_gbytes_per_s,
+        inside_latency_s=links.inside.latency_s,
+    )
+    return eflops * float(share)
 
 
 def gpu_memory_gb(instance: Instance) -> float | None:
@@ -71,15 +108,37 @@ class _Analysis:
         site = self._sites()
         limits = {market: self._limits(market) for market in Market}
         gib = np.array([i.memory_gib or np.nan for i in self.catalog.instances])
+        links = self._links()
+        gpus = np.array([link.gpus for link in links])
+        gpu_memory_gib = np.array([i.accelerator_memory_gib or T4_MEMORY_GIB for i in self.catalog.instances])
+        inside_gbytes_per_s = np.array([link.inside_gbytes_per_s for link in links])
+        inside_latency_s = np.array([link.inside.latency_s for link in links])
+        inside_share = compute_share(
+            compute_s=compute_s(self.request, self.eflops / gpus, gpu_memory_gib),
+            gradient_bytes=self.request.gradient_bytes_per_step,
+            sustained_gbps=self.gbps,
+            gpus=gpus,
+            inside_gbytes_per_s=inside_gbytes_per_s,
+            inside_latency_s=inside_latency_s,
+        )
+        # A measured machine was measured with its exchange of gradients.
+        eflops = np.where(self.eflops_estimated, self.eflops * inside_share, self.eflops)
         workers = Workers(
             instance=instance,
             place=place,
             site=site[place],
             spot_usd=usd[Market.SPOT][instance, place],
             on_demand_usd=usd[Market.ON_DEMAND][instance, place],
-            eflops=self.eflops[instance],
+            eflops=eflops[instance],
+            gpu_eflops=(self.eflops / gpus)[instance],
+            gpus=gpus[instance],
+            gpu_memory_gib=gpu_memory_gib[instance],
+            inside_gbytes_per_s=inside_gbytes_per_s[instance],
+            inside_latency_s=inside_latency_s[instance],
+            efa=np.array([link.efa for link in links], dtype=bool)[instance],
             gbps=self.gbps[instance],
             memory_gib=gib[instance],
+            least_nodes=np.array([self._least_nodes(i) for i in self.catalog.instances])[instance],
             spot_limit=limits[Market.SPOT][instance, place],
             on_demand_limit=limits[Market.ON_DEMAND][instance, place],
         )
@@ -98,6 +157,7 @@ class _Analysis:
             saturation=self.saturation,
             workers=workers,
             memory=memory,
+            links=links,
             eflops_estimated=self.eflops_estimated,
             gbps_estimated=self.gbps_estimated,
             left_out=tuple(
@@ -105,6 +165,11 @@ class _Analysis:
                 for reason, names in sorted(self.reasons.items(), key=lambda item: -len(item[1]))
             ),
         )
+
+    def _links(self) -> tuple[Links, ...]:
+        without_gpu = Links(gpus=1.0, inside=PCIE, inside_gbytes_per_s=np.inf, efa=False)
+        provider = self.catalog.provider
+        return tuple(links_of(i, provider) if i.accelerator else without_gpu for i in self.catalog.instances)
 
     def _check_names(self) -> None:
         request, catalog = self.request, self.catalog
@@ -138,7 +203,7 @@ class _Analysis:
 
     def _rate(self, i: int, instance: Instance) -> None:
         """Set eFLOPS and bandwidth: measured, else estimated and marked, else missing."""
-        eflops, self.eflops_estimated[i] = eflops_of(instance)
+        eflops, self.eflops_estimated[i] = eflops_of(instance, self.request.ratings)
         self.eflops[i] = np.nan if eflops is None else eflops
         # The paper's table has advertised bandwidths; the other models use sustained ones.
         gbps = instance.burst_gbps if self.saturation == "table" and instance.burst_gbps else instance.gbps
@@ -168,7 +233,26 @@ class _Analysis:
                 return "GPU memory unknown, and a least one is asked for"
             if marketed_gb < request.min_gpu_memory_gb:
                 return f"less than {request.min_gpu_memory_gb:g} GB of GPU memory"
+        if not np.isfinite(self._least_nodes(instance)):
+            return self._too_small(instance)
         return self._unfit_quota(instance)
+
+    def _least_nodes(self, instance: Instance) -> float:
+        """Return the fewest machines of a type whose GPUs hold the job; inf if no number of them does."""
+        job = self.request.job
+        if job is None or instance.accelerator is None:
+            return 1.0
+        gpus = job.least_gpus(instance.accelerator_memory_gib)
+        return float(np.ceil(gpus / max(instance.accelerator_count, 1.0)))
+
+    def _too_small(self, instance: Instance) -> str:
+        job = self.request.job
+        assert job is not None  # noqa: S101 - else every GPU would fit
+        assert job.whole_bytes is not None  # noqa: S101 - as above
+        if instance.accelerator_memory_gib is None:
+            return f"GPU memory unknown, and {job.name} needs {format_bytes(job.whole_bytes)}"
+        each = " on every GPU, however many share the rest" if job.sharded_bytes else ""
+        return f"too little GPU memory: {job.name} needs {format_bytes(job.whole_bytes / USABLE_GPU_MEMORY)}{each}"
 
     def _unfit_memory(self, i: int, instance: Instance) -> str | None:
         if instance.memory_gib is None:

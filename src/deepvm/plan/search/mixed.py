@@ -69,16 +69,27 @@ def _programs(board: Board, space: Space, at_least: float) -> Iterator[_Program]
     nodes, workers = space.nodes, board.workers
     # The anchor's own link receives the checkpoints, independent of the ring.
     anchor_usd = np.where(SingleAnchor().may_anchor(board), workers.on_demand_usd, np.inf)
-    for gbps in np.unique(workers.gbps):
-        slowed = replace(board, workers=replace(workers, gbps=np.minimum(workers.gbps, gbps)))
+    # A ring without EFA is for machines of which one at least has none; the others are better off with it.
+    fastest_tcp = workers.gbps[~workers.efa].max(initial=0.0)
+    rings = [(gbps, False) for gbps in np.unique(workers.gbps) if gbps <= fastest_tcp]
+    rings += [(gbps, True) for gbps in np.unique(workers.gbps[workers.efa])]
+    for gbps, efa in rings:
+        slowed = _slowed(board, gbps, efa)
         gain = workers.eflops[:, None] * slowed.scaling(nodes)
         tier = slowed.cheapest_tier_usd(nodes)
+        admitted = (workers.gbps >= gbps) & (workers.efa | (not efa))
         for place in np.unique(workers.place):
-            rows = np.flatnonzero((workers.place == place) & (workers.gbps >= gbps))
+            rows = np.flatnonzero((workers.place == place) & admitted)
             for kind in space.architectures:
                 yield from _programs_of(
                     slowed, kind, rows, gain[rows], anchor_usd[rows], tier[rows[:1]], nodes, float(gbps), at_least
                 )
+
+
+def _slowed(board: Board, gbps: float, efa: bool) -> Board:
+    """Return the board of a ring: no link is faster than its slowest, and without EFA in one machine none uses it."""
+    workers = board.workers
+    return replace(board, workers=replace(workers, gbps=np.minimum(workers.gbps, gbps), efa=workers.efa & bool(efa)))
 
 
 def _programs_of(
@@ -101,7 +112,8 @@ def _programs_of(
     if not anchored:
         anchor_usd = usd
     useful = np.isfinite(usd) | np.isfinite(anchor_usd)
-    keep = useful & ~_dominated(usd, gain, anchor_usd, board)
+    least = _least_nodes(board)
+    keep = useful & ~_dominated(usd, gain, anchor_usd, least[rows], board)
     rows, usd, gain, anchor_usd = rows[keep], usd[keep], gain[keep], anchor_usd[keep]
     if rows.size < 2 or not (np.isfinite(usd).any() and np.isfinite(anchor_usd).any()):
         return
@@ -115,13 +127,16 @@ def _programs_of(
     money = board.request.budget_usd + USD_TOLERANCE - np.where(possible, fixed, 0.0)
     bound = _bounds(gain, np.minimum(usd, anchor_usd), money, nodes)
     for n in np.flatnonzero(possible & (money > 0) & (bound > at_least * (1 + _GAP))):
+        fits = least[rows] <= nodes[n]
+        if not (fits & np.isfinite(usd)).any():
+            continue
         yield _Program(
             architecture=kind,
             rows=rows,
             nodes=int(nodes[n]),
             gain=gain[:, n],
-            usd=usd,
-            anchor_usd=anchor_usd if anchored else None,
+            usd=np.where(fits, usd, np.inf),
+            anchor_usd=np.where(fits, anchor_usd, np.inf) if anchored else None,
             fixed_usd=float(fixed[n]),
             gbps=gbps,
             bound=float(bound[n]),
@@ -134,13 +149,24 @@ def _worker_market(kind: Architecture) -> Market | None:
     return Market.ON_DEMAND if isinstance(kind, AllOnDemand) else None  # plug-ins have one type
 
 
-def _dominated(usd: Floats, gain: Floats, anchor_usd: Floats, board: Board) -> Any:
-    """Return True for offers that another beats in price and in gain at every size. With quotas, keep all."""
+def _least_nodes(board: Board) -> Floats:
+    """Return [row of workers]: the machines that hold the job if each of them brought one GPU, as the others may."""
+    instances = [board.catalog.instances[i] for i in board.workers.instance]
+    job = board.request.job
+    if job is None:
+        return np.ones(len(instances))
+    return np.array([job.least_gpus(i.accelerator_memory_gib) for i in instances])
+
+
+def _dominated(usd: Floats, gain: Floats, anchor_usd: Floats, least: Floats, board: Board) -> Any:
+    """Return True for offers that another beats in price, in gain at every size, and in fitting the job. With quotas,
+    keep all."""
     dominated = np.zeros(len(usd), dtype=bool)
     if board.quotas:
         return dominated
     for i in range(len(usd)):
-        better = (usd <= usd[i]) & (anchor_usd <= anchor_usd[i]) & (gain >= gain[i]).all(axis=1) & ~dominated
+        cheaper = (usd <= usd[i]) & (anchor_usd <= anchor_usd[i]) & (least <= least[i])
+        better = cheaper & (gain >= gain[i]).all(axis=1) & ~dominated
         better[i] = False
         dominated[i] = better.any()
     return dominated

@@ -134,4 +134,5 @@ def prices(board: Board, kinds: Sequence[Architecture], nodes: Ints) -> Floats:
     if not kinds:
         return np.empty((0, *shape))
     usd = np.stack([np.asarray(kind.hourly_usd(board, nodes), dtype=np.float64) for kind in kinds])
-    return np.where(np.isnan(usd), np.inf, usd.round(USD_DECIMALS))
+    too_few = nodes < board.workers.least_nodes[:, None]  # the job does not fit into their GPUs together
+    return np.where(np.isnan(usd) | too_few, np.inf, usd.round(USD_DECIMALS))

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from deepvm.fetch.segment import PATH_VARIABLE
 from deepvm.policy.loss import parse_after_loss
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.agent.interfaces import socket_variables
+from deepvm.runtime.agent.node_process import NodeProcess
 from deepvm.runtime.agent.prefetch import Prefetcher, store_urls
 from deepvm.runtime.hub.client import STOPPED, HubClient
 from deepvm.runtime.hub.json_lines import HubGone
@@ -40,7 +40,6 @@ from deepvm.runtime.workers.template import Template
 log = logging.getLogger("deepvm.runtime")
 
 ENDED_BY = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-NODE_READY_S, NODE_STOP_S = 60.0, 60.0
 LEAVE_BEFORE_S = 0.25  # the machine's end, so that it can report itself that it leaves
 WITHOUT_TIME_S = 30.0  # for a notice without a time: the least that any cloud gives
 
@@ -123,6 +122,7 @@ class MachineAgent:
         self._stores = self.hub.stores
         self._template: Template | None = None
         self._trains = self.hub.role != "memory"
+        self._failed = False  # its memory node ended again and again
         self._saved, self._wanted_step = threading.Event(), 0  # a save of this step or a later one, at a notice
 
     def run(self) -> int:
@@ -145,6 +145,7 @@ class MachineAgent:
             self._trains = False
             if code == 0 and self.hub.role != "worker":  # its checkpoints are needed until the run is over
                 self._wait()
+                code = int(self._failed)
             return code
 
     @property
@@ -153,39 +154,33 @@ class MachineAgent:
         return self.hub.ended == STOPPED
 
     def _wait(self) -> None:
-        while self.hub.ended is None:
+        while self.hub.ended is None and not self._failed:
             time.sleep(0.05)
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _memory_node(self) -> Any:
-        """Run a memory node in a process of its own, which spills to this machine's disk."""
-        ready = self._folder / "memory-node"
-        ready.unlink(missing_ok=True)
-        spill = self._folder / "spill"
-        spill.mkdir(mode=0o700, exist_ok=True)
-        command = [
-            sys.executable, "-m", "deepvm", "memory-node", "--listen", f"{self._address}:0",
-            "--capacity", str(self.spec.memory_bytes), "--spill", str(spill),
-            "--token-file", str(self._token_file), "--ready-file", str(ready),
-        ]  # fmt: skip
+    def _memory_node(self) -> NodeProcess:
+        """Return a memory node in a process of its own, which spills to this machine's disk."""
+        options = ["--capacity", str(self.spec.memory_bytes), "--token-file", str(self._token_file)]
         if self.spec.durable:
-            command += ["--durable", self.spec.durable]
-        node = subprocess.Popen(command)
-        try:
-            deadline = time.monotonic() + NODE_READY_S
-            while not (ready.exists() and (address := ready.read_text().strip())):
-                if node.poll() is not None or time.monotonic() > deadline:
-                    raise DeepvmError(f"the memory node of {self.hub.name} did not start: see {self._folder}")
-                time.sleep(0.02)
-            self.hub.send("memory", address=address)
-            yield
-        finally:
-            node.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.wait(NODE_STOP_S)
-            node.kill()
+            options += ["--durable", self.spec.durable]
+        return NodeProcess(
+            self._folder, self._address, options, name=self.hub.name,
+            listens=lambda address: self.hub.send("memory", address=address), report=self._warn, failed=self._fail,
+        )  # fmt: skip
+
+    def _warn(self, text: str) -> None:
+        """Record a sentence in the run's ledger."""
+        log.warning("%s", text)
+        with contextlib.suppress(HubGone):
+            self.hub.send("warning", text=text)
+
+    def _fail(self, why: str) -> None:
+        """End this machine, so that it is replaced."""
+        self._warn(why)
+        self._failed = True
+        if self._trains:  # else _wait() returns by itself
+            os.kill(os.getpid(), signal.SIGTERM)
 
     # --- training -------------------------------------------------------------------------------------------------
 

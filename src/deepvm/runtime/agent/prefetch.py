@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepvm import variables
-from deepvm.fetch import segment
+from deepvm.fetch import segment_files
 
 log = logging.getLogger("deepvm.runtime")
 
@@ -26,7 +26,9 @@ def store_urls(nodes: Sequence[str], durable: str | None) -> list[str]:
 
 def segment_of(folder: Path) -> Path:
     """Return the segment of the machine with this folder: one host may run several machines."""
-    return segment.default_path(f"machine-{hashlib.blake2s(os.fsencode(folder.absolute()), digest_size=8).hexdigest()}")
+    return segment_files.default_path(
+        f"machine-{hashlib.blake2s(os.fsencode(folder.absolute()), digest_size=8).hexdigest()}"
+    )
 
 
 class Prefetcher:
@@ -73,4 +75,4 @@ class Prefetcher:
         except subprocess.TimeoutExpired:
             fetcher.kill()
             fetcher.wait()
-            segment.remove(self.path)
+            segment_files.remove(self.path)

@@ -22,6 +22,7 @@ from deepvm.protocol.sockets import listen_at
 from deepvm.runtime.hub.client import Group, HubClient
 
 STORE_S = 30.0  # for the machine of rank 0 to answer; a round whose machine is lost breaks sooner
+GROUP_S = 24 * 3600.0  # for a group to form: a market may have no machine for hours
 _POLL_S = 1.0
 _TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
@@ -45,8 +46,8 @@ def listening_store(host: str) -> TCPStore:
 class HubRendezvous(RendezvousHandler):
     """``hub`` may have joined the first round already, while this module was imported."""
 
-    def __init__(self, hub: HubClient, run: str, *, timeout_s: float = 24 * 3600.0) -> None:
-        self._hub, self._run, self._timeout_s = hub, run, timeout_s
+    def __init__(self, hub: HubClient, run: str) -> None:
+        self._hub, self._run = hub, run
         self.group: Group | None = None
         self._store: TCPStore | None = None
 
@@ -58,7 +59,7 @@ class HubRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + GROUP_S
         while time.monotonic() < deadline:
             over = 0 if self.group is None else self.group.number
             self._store = None
@@ -78,7 +79,7 @@ class HubRendezvous(RendezvousHandler):
             return RendezvousInfo(
                 store, group.rank, len(group.members), RendezvousStoreInfo(master_addr=host, master_port=port)
             )
-        raise RendezvousTimeoutError(f"no group was formed within {self._timeout_s:.0f} s")
+        raise RendezvousTimeoutError(f"no group was formed within {GROUP_S:.0f} s")
 
     def _await_group(self, over: int, deadline: float) -> Group:
         while (left_s := deadline - time.monotonic()) > 0:
@@ -87,7 +88,7 @@ class HubRendezvous(RendezvousHandler):
                 return group
             if self._hub.ended is not None:
                 raise RendezvousGracefulExitError(self._hub.ended)
-        raise RendezvousTimeoutError(f"no group was formed within {self._timeout_s:.0f} s")
+        raise RendezvousTimeoutError(f"no group was formed within {GROUP_S:.0f} s")
 
     def _endpoint(self, group: Group) -> str | None:
         if group.rank != 0:

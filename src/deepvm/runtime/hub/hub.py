@@ -37,6 +37,7 @@ START_S = 300.0  # while they import and fork, they have no thread for heartbeat
 TICK_S = 0.02
 MOST_CONNECTIONS = 1000  # a host may play all machines
 MOST_WORKERS = 1024  # of one machine
+MOST_WARNING_CHARS = 500
 
 
 class Hub:
@@ -207,6 +208,8 @@ class Hub:
                 self._lose(connection.name)
             elif what == "notice":
                 self._notice(connection, message)
+            elif what == "warning":
+                self._log("warning", connection.name, text=str(message["text"])[:MOST_WARNING_CHARS])
             elif what == "failing":
                 self._failing(connection, str(message.get("error", "")), message.get("code"))
             elif what == "failed":

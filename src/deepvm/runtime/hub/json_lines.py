@@ -25,7 +25,7 @@ from deepvm.runtime.line_buffer import LineBuffer
 MOST_MESSAGE_BYTES = 2**20
 MOST_LINE_BYTES = MOST_MESSAGE_BYTES + 64  # with its tag
 STRANGERS_LINE_BYTES = 4096  # before the token is shown
-HANDSHAKE_S = 10.0
+HANDSHAKE_S = 10.0  # in all
 SEND_S = 10.0  # a peer that receives nothing for longer counts as dead
 VERSION = frames.VERSION
 
@@ -121,7 +121,7 @@ class Lines:
 
 def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
     """Run the hub's side of the handshake. Return what the machine sent about itself, after it proved the token."""
-    nonce = frames.new_nonce()
+    nonce, until_s = frames.new_nonce(), time.monotonic() + HANDSHAKE_S
     greeting = lines.send("hub", version=VERSION, nonce=nonce)
     hello = lines.receive(HANDSHAKE_S)
     if hello["say"] != "hello" or hello.get("version") != VERSION:
@@ -137,7 +137,7 @@ def accept_handshake(lines: Lines, token: str) -> dict[str, Any]:
         raise _refused(lines, why)
     lines.send("known", proof=handshake.proof(token, "server"))
     lines.protect(handshake.tags(token, "server"))
-    return lines.receive(HANDSHAKE_S)
+    return lines.receive(max(0.0, until_s - time.monotonic()))
 
 
 def _refused(lines: Lines, why: str) -> HubGone:

@@ -50,8 +50,8 @@ class Journal:
 
     def close(self) -> int:
         """Try a last time. Return how many events the ledger lacks."""
-        self._retry_at_s = 0.0
-        self.append(())
+        if self.waiting:
+            self._write()
         return len(self.waiting) + self._dropped
 
     def _write(self) -> None:

@@ -73,6 +73,7 @@ class Report:
     changes: tuple[str, ...]  # by replanning
     notes: tuple[str, ...]  # how the cluster differs from the plan
     warnings: tuple[str, ...] = ()  # distinct ones
+    profile: str | None = None  # the file with what the run measured
 
     @property
     def stalled_s(self) -> float:
@@ -117,6 +118,7 @@ class Report:
             "changes": list(self.changes),
             "notes": list(self.notes),
             "warnings": list(self.warnings),
+            "profile": self.profile,
         }
 
 

@@ -138,7 +138,7 @@ def take_lock(path: Path) -> int:
 def being_written(path: Path) -> bool:
     """True if a process has it open for writing now, this one included."""
     try:
-        fd = os.open(_lock_path(path), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(_lock_path(path), os.O_RDONLY)
     except OSError:
         return False
     try:

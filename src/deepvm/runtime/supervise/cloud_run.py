@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import time
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from deepvm import variables
 from deepvm.errors import DeepvmError, UnknownName, UsageError
 from deepvm.events import Event
 from deepvm.runtime.backends.base import Backend
@@ -90,8 +92,8 @@ def run_cloud(
 ) -> None:
     """Request the machines, and supervise them until interrupted; they continue without this process."""
     spec.check()
-    if spec.preempt or spec.isolate or spec.workers is not None:
-        raise UsageError("--preempt, --isolate and --workers are for --on local: leave them out in a cloud")
+    if spec.preempt or spec.seed or spec.isolate or spec.workers is not None:
+        raise UsageError("--preempt, --seed, --isolate and --workers are for --on local: leave them out in a cloud")
     if spec.module:
         raise UsageError(f"-m {spec.script}: machines of a cloud get a script, not a module; write -- train.py")
     kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": on, "options": list(options)}
@@ -193,10 +195,12 @@ def _record_end(folder: RunFolder) -> None:
 
 
 def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
+    key = os.environ.get(variables.RUN_KEY)
     return folder.started(
         spec,
         script=str(Path(spec.script).resolve()),
         hub=f"0.0.0.0:{HUB_PORT}",
         planned_world_size=len(cluster.trainers),
         memory_bytes=spec.memory_bytes or int(STATES_IN_MEMORY * (cluster.checkpoint_bytes or 300_000_000)),
+        env={variables.RUN_KEY: key} if key else {},
     )

@@ -66,9 +66,9 @@ class Faults:
         return found
 
 
-def parse_faults(text: str, machines: Sequence[Machine], seed: int, *, notice_s: float = DEFAULT_NOTICE_S) -> Faults:
-    """Read ``--preempt``. ``notice_s`` is the default notice. One seed always gives the same machines and times."""
-    rules = []
+def parse_faults(text: str, machines: Sequence[Machine], seed: int) -> Faults:
+    """Read ``--preempt``. One seed always gives the same machines and times."""
+    rules, notice_s = [], DEFAULT_NOTICE_S
     for rule in (part.strip() for part in text.split(",")):
         if rule.startswith("notice="):
             notice_s = _named(rule, parse_seconds, rule.removeprefix("notice="))

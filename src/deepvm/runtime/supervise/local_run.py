@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from deepvm.errors import UsageError
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.events import Event
+from deepvm.performance.profile import Profile
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.backends.local.network import Network
@@ -18,6 +20,7 @@ from deepvm.runtime.cluster import Cluster, cluster_of, scaled
 from deepvm.runtime.hub.durability import Durability
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.measured import measured_profile
 from deepvm.runtime.ledger.report import Report, make_report
 from deepvm.runtime.log_tail import tail_text
 from deepvm.runtime.run_spec import RunSpec
@@ -26,6 +29,7 @@ from deepvm.runtime.supervise.local_supervisor import Outcome, Supervisor
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 from deepvm.runtime.supervise.run_state import View
+from deepvm.runtime.this_machine import here_and_now
 
 STATES_IN_MEMORY = 2.2  # two buffers, and the rest of their last blocks
 MOST_OF_MEMORY = 0.25  # of this host, for all memory nodes
@@ -89,6 +93,10 @@ def resume(
     cluster = cluster_of(found["plan"], folder.path, rank=spec.rank)
     local, faults = _checked(cluster, spec)
     with Ledger.open(folder.ledger, write=True) as ledger:
+        ends = [event.data.get("outcome") for event in ledger.events("run-ended")]
+        if ends[-1:] == ["finished"] and not changes and not preempt:  # no machine is needed to find that out
+            report = make_report(ledger.events(), ledger.cluster, run=folder.name)
+            return Ended(run=folder.name, folder=folder.path, outcome=Outcome(outcome="finished"), report=report)
         folder.keep({"plan": cluster.plan, "settings": replace(spec, preempt="").to_settings(), "on": "local"})
         return _run(folder, local, spec, faults, ledger, watch, begun, resumed=True)
 
@@ -136,14 +144,39 @@ def _run(
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=spec.durable)
         supervisor = Supervisor(
             cluster, backend=backend, hub=hub, ledger=ledger, faults=faults,
-            replanner=Replanner(), watch=watch, end_now=backend.stop_now, durability=durability,
+            replanner=Replanner(measured=lambda: _measured(folder, spec, ledger)), watch=watch,
+            end_now=backend.stop_now, durability=durability,
             tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=TAIL_BYTES),
             start_facts={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
         )  # fmt: skip
         begun(folder, cluster, supervisor)
         outcome = supervisor.follow()
-    report = make_report(chain(ledger.events(), supervisor.unwritten), ledger.cluster, run=folder.name)
+    report = _with_profile(folder, spec, ledger, supervisor.unwritten)
     return Ended(run=folder.name, folder=folder.path, outcome=outcome, report=report)
+
+
+def _with_profile(folder: RunFolder, spec: RunSpec, ledger: Ledger, unwritten: Sequence[Event]) -> Report:
+    """Write what the run measured into its folder, and return its report, which names the file."""
+    report = make_report(chain(ledger.events(), unwritten), ledger.cluster, run=folder.name)
+    try:
+        profile = _measured(folder, spec, ledger, unwritten, report)
+        if profile is not None:
+            profile.write(folder.profile, private=True)
+    except DeepvmError as error:
+        return replace(report, warnings=(*report.warnings, f"what was measured is not written: {error}"))
+    return replace(report, profile=None if profile is None else str(folder.profile))
+
+
+def _measured(
+    folder: RunFolder,
+    spec: RunSpec,
+    ledger: Ledger,
+    unwritten: Sequence[Event] = (),
+    report: Report | None = None,
+) -> Profile | None:
+    report = report or make_report(ledger.events(), ledger.cluster, run=folder.name)
+    workload = spec.script if spec.module else Path(spec.script).stem
+    return measured_profile(chain(ledger.events(), unwritten), report, workload=workload, provenance=here_and_now())
 
 
 def _memory_bytes(cluster: Cluster) -> int:

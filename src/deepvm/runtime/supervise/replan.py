@@ -1,4 +1,6 @@
-"""A machine that the market does not have -> another type, at present prices and within the same budget."""
+"""A machine that the market does not have -> another type, at present prices and within the same budget.
+
+What the run has measured so far counts: the size of its checkpoints, and how long it takes to recover."""
 
 from __future__ import annotations
 
@@ -10,21 +12,28 @@ import numpy as np
 
 from deepvm.catalog import Catalog, Market, Quota, library
 from deepvm.catalog.model import Prices
-from deepvm.errors import DeepvmError
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.performance.profile import Profile, profile_of
 from deepvm.plan import Request
+from deepvm.plan.job_facts import JobFacts
 from deepvm.plan.planner import plan as make_plan
+from deepvm.plan.profiles import Ratings
 from deepvm.plan.result import InstanceAnalysis, Plan, Role
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.units import format_usd
+from deepvm.strict_json import MalformedJson
+from deepvm.units import format_bytes, format_seconds, format_usd
 
 Replanned = tuple[Cluster, tuple[str, ...]]
 
 
 class Replanner:
-    """``load`` returns a catalogue by name, with today's prices and quotas."""
+    """``load`` returns a catalogue by name, with today's prices and quotas; ``measured`` what the run has measured so
+    far, if anything."""
 
-    def __init__(self, load: Callable[[str], Catalog] = library.load) -> None:
-        self._load = load
+    def __init__(
+        self, load: Callable[[str], Catalog] = library.load, measured: Callable[[], Profile | None] = lambda: None
+    ) -> None:
+        self._load, self._measured = load, measured
         self._missing: set[tuple[str, str]] = set()  # types and markets without capacity
 
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
@@ -33,9 +42,9 @@ class Replanner:
         One slow machine slows all of them: choose the cheapest type that is at least as fast, else the fastest."""
         self._missing.add((lost.instance, lost.market))
         try:
-            request = _request(cluster)
+            request, learned = _with_measurements(_request(cluster), self._measured())
             found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1))
-        except DeepvmError:
+        except (DeepvmError, MalformedJson):
             return None
         left_usd = request.budget_usd - sum(m.usd_per_hour for m in cluster.machines if m.name != lost.name)
         rated = [
@@ -51,12 +60,19 @@ class Replanner:
         fast = [machine for machine, eflops in rated if eflops >= needed]
         instead = min(fast, key=lambda m: m.usd_per_hour) if fast else max(rated, key=lambda pair: pair[1])[0]
         machines = tuple(instead if m.name == lost.name else m for m in cluster.machines)
-        changed = replace(cluster, machines=machines)
+        forecast = found.recommendations[0].restore if found.recommendations else None
+        restore_s = forecast.on_demand_s if forecast is not None and forecast.measured else cluster.restore_s
+        if restore_s != cluster.restore_s and restore_s is not None:
+            learned += (
+                f"a loss is expected to stop training for {format_seconds(restore_s)}, as this run measured it",
+            )
+        changed = replace(cluster, machines=machines, restore_s=restore_s)
         return changed, (
             f"{lost.name} is {instead.instance} ({instead.market}, {format_usd(instead.usd_per_hour)}/h) instead of "
             f"{lost.instance} ({format_usd(lost.usd_per_hour)}/h): {why}",
             f"the cluster costs {format_usd(changed.hourly_usd)}/h instead of {format_usd(cluster.hourly_usd)}/h, "
             f"of a budget of {format_usd(request.budget_usd)}/h",
+            *learned,
         )
 
 
@@ -91,7 +107,32 @@ def _request(cluster: Cluster) -> Request:
             Quota(families=tuple(q["families"]), market=Market(q["market"]), vcpus=q["vcpus"], region=q["region"])
             for q in asked["quotas"]
         )
+    try:
+        asked["profiles"] = tuple(profile_of(document) for document in asked.get("profiles", ()))
+    except MalformedJson as error:
+        raise DeepvmError(f"the plan's profiles cannot be read: {error}") from None
+    if asked.get("ratings") is not None:
+        asked["ratings"] = Ratings.from_json(asked["ratings"])
+    if asked.get("job") is not None:
+        try:
+            asked["job"] = JobFacts.from_json(asked["job"])
+        except MalformedJson as error:
+            raise UsageError(f"the plan's job cannot be read: {error}") from None
     return Request(**asked)
+
+
+def _with_measurements(request: Request, measured: Profile | None) -> tuple[Request, tuple[str, ...]]:
+    """Return the request with what the run measured, and sentences about what that changes."""
+    if measured is None:
+        return request, ()
+    request = replace(request, profiles=(*request.profiles, measured))
+    size = max((point.state_bytes for point in measured.overheads), default=request.checkpoint_bytes)
+    if size == request.checkpoint_bytes:
+        return request, ()
+    was = format_bytes(request.checkpoint_bytes)
+    return replace(request, checkpoint_bytes=size), (
+        f"checkpoints have {format_bytes(size)}, as this run measured, and not the planned {was}",
+    )
 
 
 def _eflops(cluster: Cluster, instance: str) -> float:

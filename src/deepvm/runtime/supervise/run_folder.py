@@ -7,13 +7,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepvm import strict_json as strict
-from deepvm.errors import MalformedFile, UnknownName, UsageError
+from deepvm.errors import AccessDenied, MalformedFile, UnknownName, UsageError
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.store.regular_file import write_private
 
@@ -32,11 +33,13 @@ def runs_folder() -> Path:
 
 
 class RunFolder:
-    """``settings.json`` (the RunSpec, and where it runs), ``token``, ``ledger.sqlite``, and ``machines/``."""
+    """``settings.json`` (the RunSpec, and where it runs), ``token``, ``ledger.sqlite``, ``machines/``, and
+    ``profile.json`` (what it measured)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.ledger, self.token_file, self.machines = path / "ledger.sqlite", path / "token", path / "machines"
+        self.profile = path / "profile.json"
         self._settings = path / "settings.json"
 
     @property
@@ -62,13 +65,19 @@ class RunFolder:
 
     @staticmethod
     def find(name: str) -> RunFolder:
-        """Return the folder of a run by its name or path."""
-        path = Path(name)
-        if (path / "settings.json").is_file():
-            return RunFolder(path.resolve())
-        folder = RunFolder(runs_folder() / name)
-        if not _NAME.match(name) or not folder._settings.is_file():
+        """Return the folder of a run by its name, or by a path with a separator (``./NAME``). It names the script that
+        is run, so it must be the user's own, and others must not be able to write to it."""
+        is_path = os.sep in name
+        folder = RunFolder(Path(name).resolve() if is_path else runs_folder() / name)
+        if not (is_path or _NAME.match(name)) or not folder._settings.is_file():
             raise UnknownName("run", name, [found.name for found in all_runs()])
+        for path in (folder.path, folder._settings):
+            found = path.stat()
+            if found.st_uid != os.getuid() or found.st_mode & 0o022:
+                raise AccessDenied(
+                    f"{path} is not this user's alone (owner {found.st_uid}, {stat.filemode(found.st_mode)}) and could "
+                    "name any script: use a folder of your own that others cannot write to"
+                )
         return folder
 
     def settings(self) -> dict[str, Any]:

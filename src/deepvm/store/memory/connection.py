@@ -258,9 +258,9 @@ class Connection:
         frame, meta = self._receive_head(deadline_s)
         body = bytearray(frame.body_bytes)
         if body:
-            tag = bytearray(self._tags.size)
-            self._channel.receive(memoryview(body), deadline_s)
-            self._channel.receive(memoryview(tag), deadline_s)
+            tag, end_s = bytearray(self._tags.size), self._channel.end_s(len(body))
+            self._channel.receive(memoryview(body), deadline_s, end_s)
+            self._channel.receive(memoryview(tag), deadline_s, end_s)
             with self._breaking():
                 intact = frames.is_intact(frame, body, tag, self._tags)
             if not intact:
@@ -268,9 +268,10 @@ class Connection:
         return frame, meta, body
 
     def _receive_head(self, deadline_s: float) -> tuple[Frame, dict[str, Any]]:
+        end_s = deadline_s + self._channel.progress_s  # an answer that begins late is whole a little later
         with self._breaking():
             frame, meta, self._head = frames.receive_head(
-                lambda into: self._channel.receive(into, deadline_s), self._tags
+                lambda into: self._channel.receive(into, deadline_s, end_s), self._tags
             )
             if self._requests:
                 self._answers += 1

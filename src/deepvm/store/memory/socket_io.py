@@ -17,7 +17,7 @@ import xxhash
 from deepvm.errors import StoreUnavailable
 from deepvm.protocol.addresses import split_address
 from deepvm.protocol.handshake import dialled_address
-from deepvm.protocol.sockets import HASHED_BYTES, interrupt, tune
+from deepvm.protocol.sockets import HASHED_BYTES, LEAST_BYTES_PER_S, interrupt, tune
 from deepvm.store.memory.health import STALL_S
 
 PROGRESS_S = 30.0  # a node that moves no byte for this long is considered dead
@@ -97,7 +97,12 @@ class NodeSocket:
 
     # --- in -----------------------------------------------------------------------------------------------------
 
-    def receive(self, into: memoryview, deadline_s: float) -> None:
+    def end_s(self, size_bytes: int) -> float:
+        """Return when the rest of an answer must be here that has begun: a node that drips is considered dead, too."""
+        return self.soon_s() + size_bytes / LEAST_BYTES_PER_S
+
+    def receive(self, into: memoryview, deadline_s: float, end_s: float) -> None:
+        """Fill ``into``. The first byte arrives before ``deadline_s``, each further one soon, all before ``end_s``."""
         received = 0
         while received < len(into):
             try:
@@ -111,15 +116,17 @@ class NodeSocket:
                 raise self._break("closed the connection")
             received += count
             if received < len(into):
-                deadline_s = max(deadline_s, self.soon_s())
+                deadline_s = min(max(deadline_s, self.soon_s()), end_s)
+                if time.monotonic() > end_s:
+                    raise self._break(f"answers too slowly: {received} of {len(into)} bytes in time")
 
     def receive_hashed(self, into: memoryview, deadline_s: float) -> int:
         """Fill ``into`` and return its digest, taken piece by piece while each is still in the core's cache."""
-        hasher = xxhash.xxh3_64()
+        hasher, end_s = xxhash.xxh3_64(), self.end_s(len(into))
         for start in range(0, len(into), HASHED_BYTES):
             piece = into[start : start + HASHED_BYTES]
             self._wake_at(min(_WOKEN_BYTES, len(into) - start - len(piece)))  # these are sure to arrive
-            self.receive(piece, deadline_s)
+            self.receive(piece, deadline_s, end_s)
             deadline_s = max(deadline_s, self.soon_s())
             hasher.update(piece)
         return hasher.intdigest()

@@ -11,7 +11,6 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -55,6 +54,8 @@ class MemoryStore(Store):
             raise UsageError(f"replicas is {replicas}: it must be from 1 to the number of memory nodes, {len(nodes)}")
         if not 1 <= connections <= 64:
             raise UsageError(f"connections is {connections}: it must be from 1 to 64 for each memory node")
+        if pace_bytes_per_s is not None and not 1 <= pace_bytes_per_s < 2**31:  # the kernel takes a C int
+            raise UsageError(f"pace is {pace_bytes_per_s}: it must be from 1 to {2**31 - 1} bytes per second")
         for node in nodes:
             split_address(node)
         self.nodes, self.replicas, self.connections = tuple(nodes), replicas, connections
@@ -206,10 +207,10 @@ class MemoryStore(Store):
         return sorted({run for node, (answer, _) in answers.items() for run in run_names(answer, node)})
 
     def steps(self, run: str) -> list[int]:
-        """Return the steps whose manifest some node has, and whose every chunk some reachable node should have. If
-        none is found and a node does not answer, raise: that node may have them."""
+        """Return the steps whose manifest some node has, damaged ones too, and whose every chunk some reachable node
+        should have. If none is found and a node does not answer, raise: that node may have them."""
         held, failure = self._held(run)
-        whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes))
+        whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes, damaged=True))
         if failure is not None and not whole:
             raise failure
         for step in sorted(held.keys() - set(whole)):
@@ -229,15 +230,18 @@ class MemoryStore(Store):
             return {}
         return {step: nodes for step, nodes in held.items() if not self._is_whole(run, step, nodes)}
 
-    def _is_whole(self, run: str, step: int, holders: Sequence[str]) -> bool:
-        """True if every chunk has a node among those that have the manifest. It lists the nodes that shared it, which
-        need not be the present ones."""
+    def _is_whole(self, run: str, step: int, holders: Sequence[str], *, damaged: bool = False) -> bool:
+        """True if every chunk has a node among those that have the manifest: it lists the nodes that shared it. If no
+        manifest is good and one is not, return ``damaged``."""
+        found = False
         for node in holders:
-            with suppress(StoreError):
+            try:
                 document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
                 manifest = read_manifest(bytes(document), run, step, f"memory node {node}")
                 return len(holders) >= minimum_nodes(len(manifest.nodes), manifest.replicas)
-        return False
+            except StoreError as error:
+                found = found or (damaged and isinstance(error, Corrupt))
+        return found
 
     def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
         answers, failure = self.call_each(run, Kind.STEPS)

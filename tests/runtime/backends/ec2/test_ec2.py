@@ -143,24 +143,27 @@ def test_templates_ask_for_metadata_v2_end_with_the_machine_and_lead_to_the_hub(
         assert data["KeyName"] == "mine"
         assert data["SecurityGroupIds"][0].startswith("sg-")
         assert packed(text, "/etc/deepvm/token").decode().strip() == TOKEN
+        assert packed(text, "/etc/deepvm/environment").decode() == f'API_KEY="{SECRET}"\n'
         assert packed(text, "/var/lib/deepvm/script/train.py") == b"print('trains')\n"
         assert 'shutdown -h "+' in text
         checked = subprocess.run(["bash", "-n"], input=text.encode(), capture_output=True, timeout=30, check=False)
         assert checked.returncode == 0, checked.stderr
     assert f"--hub {address}:7069 --name worker/auto" in text
     assert "deepvm.runtime.hub" not in text
-    assert "job.json" not in text  # and with it the user's environment: only the hub needs it
+    assert "job.json" not in text
     hub, _ = user_data_of(ec2, f"deepvm-{RUN}-hub")
     assert "--hub $address:7069 --name memory/0" in hub
     document = json.loads(packed(hub, "/etc/deepvm/job.json"))
     assert document["script"] == "/var/lib/deepvm/script/train.py"
-    assert document["env"] == {"API_KEY": SECRET}
+    assert document["env"] == {}  # the hub sends the document to machines, in plain text
     assert [row["name"] for row in document["machines"]] == ["worker/0", "worker/1", "worker/2", "memory/0"]
 
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_user_data_install_write_and_start_or_end_the_machine(job, tmp_path, breaks):
     """The script itself, run by bash: with folders of this test, and the system's commands only noted."""
+    strange = r"""a b"c\d`e`$(f)'#;"""
+    job = replace(job, env={"API_KEY": SECRET, "STRANGE": strange})
     root, commands, noted = tmp_path / "root", tmp_path / "commands", tmp_path / "noted"
     commands.mkdir()
     for folder in ("etc/systemd/system", "var/lib", "opt/deepvm/bin"):
@@ -191,6 +194,12 @@ def test_user_data_install_write_and_start_or_end_the_machine(job, tmp_path, bre
     assert (root / "etc/deepvm/token").read_text() == TOKEN + "\n"
     assert {path.stat().st_mode & 0o077 for path in (root / "etc/deepvm").iterdir()} == {0}
     assert TOKEN not in noted.read_text() + done.stdout + done.stderr
+    assert SECRET not in noted.read_text() + done.stdout + done.stderr
+    found = subprocess.run(  # bash reads double quotes as systemd does
+        ["bash", "-c", '. "$1"; printf "%s\\n%s\\n" "$API_KEY" "$STRANGE"', "-", root / "etc/deepvm/environment"],
+        capture_output=True, text=True, timeout=30, check=True,
+    )  # fmt: skip
+    assert found.stdout.splitlines() == [SECRET, strange]
     if breaks:
         assert lines[-1] == "shutdown -h +1"
         assert "of the user data failed, this machine ends" in done.stdout
@@ -204,9 +213,17 @@ def test_user_data_install_write_and_start_or_end_the_machine(job, tmp_path, bre
     hub, joined = ((root / f"etc/systemd/system/deepvm-{n}.service").read_text() for n in ("hub", "machine"))
     assert "-m deepvm.runtime.hub --listen 10.0.0.7:7069 --job" in hub
     assert "-m deepvm.runtime.agent --hub 10.0.0.7:7069 --name memory/0 --token-file" in joined
+    assert all(f"EnvironmentFile={root}/etc/deepvm/environment\n" in unit for unit in (hub, joined))
 
 
-def test_machines_get_names_in_tags_and_are_told_once(ec2, job):
+@pytest.mark.parametrize("env", [{"A=B": "c"}, {"DEEPVM_RUN_KEY": "two\nlines"}])
+def test_an_environment_that_cannot_be_passed_on_is_refused_without_its_value(ec2, job, env):
+    with pytest.raises(UsageError, match=r"A=B|DEEPVM_RUN_KEY") as refused:
+        started(ec2, replace(job, env=env))
+    assert "two" not in str(refused.value)
+
+
+def test_machines_get_names_in_tags_and_are_reported_once(ec2, job):
     made = started(ec2, job)
     changes = made.poll()
     assert sorted((c.machine, c.state) for c in changes) == [
@@ -275,7 +292,7 @@ def test_a_run_that_has_machines_already_is_not_started_twice(ec2, job):
     assert len(of_run(ec2)) == 4
 
 
-def test_without_boto3_it_is_said_how_to_install_it(ec2, job, monkeypatch):
+def test_without_boto3_the_error_names_the_command_that_installs_it(ec2, job, monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(MissingExtra, match=r"deepvm\[aws\]"):
         started(ec2, job)
@@ -340,7 +357,7 @@ def test_a_lost_hub_ends_the_run_with_a_sentence(ec2, job):
         made.up([m for m in cluster.machines if m.name == "memory/0"])
 
 
-def test_what_keeps_a_fleet_from_its_machines_is_told_once(ec2, job, monkeypatch):
+def test_what_keeps_a_fleet_from_its_machines_is_reported_once(ec2, job, monkeypatch):
     monkeypatch.setattr(ec2_module, "TROUBLE_EVERY_S", 0.0)
     made = started(ec2, job)
     made.poll()

@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 
 from deepvm.cli.app import run as deepvm_command
-from deepvm.errors import UsageError
+from deepvm.errors import DeepvmError, UsageError
+from deepvm.runtime.backends.local import network
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.backends.local.network import Network, sweep
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.supervise.run_folder import RunFolder
 from tests.support import ROOT
-from tests.support.runtime.machines import PATIENCE_S, changes, job, machine, marked, python, told
+from tests.support.runtime.machines import PATIENCE_S, as_tuples, changes, job, machine, marked, python
 from tests.support.waiting import wait_until
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces")
@@ -85,7 +86,7 @@ def line(stream: socket.socket) -> str:
 
 @root
 @pytest.mark.usefixtures("clean")
-def test_machines_meet_at_the_bridge_and_their_links_are_as_slow_as_they_are_told(tmp_path: Path) -> None:
+def test_machines_connect_at_the_bridge_and_their_links_have_the_given_bandwidth(tmp_path: Path) -> None:
     given = job(tmp_path)
     backend = LocalBackend(
         given,
@@ -128,7 +129,7 @@ def test_a_machine_that_is_replaced_has_its_address_again_and_knows_its_interfac
         for end in (lambda: None, lambda: backend.down(["worker/1"]), backend.down, lambda: None):
             backend.up([machine("worker/1")])
             up, down = changes(backend, 2)
-            assert told([down]) == [("worker/1", "down", "ended", 0)]
+            assert as_tuples([down]) == [("worker/1", "down", "ended", 0)]
             addresses.append(up.address)
             end()
         assert len(set(addresses)) == 1
@@ -242,14 +243,14 @@ def test_workers_of_templates_reduce_over_their_links_and_vanish_with_their_mach
         before = len(marked(given))
         changes(backend, 2)
         backend.preempt("worker/1", notice_s=0)
-        assert told(changes(backend, 1)) == [("worker/1", "down", "preempted", -9)]
+        assert as_tuples(changes(backend, 1)) == [("worker/1", "down", "preempted", -9)]
         assert len(marked(given)) == before // 2
     finally:
         backend.down(within_s=10)
     assert marked(given) == []
 
 
-def test_who_is_not_root_is_told_so() -> None:
+def test_without_root_isolation_is_refused() -> None:
     code = """
     import os
     from deepvm.errors import UsageError
@@ -277,3 +278,20 @@ def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_bandwidth_that_lets_nothing_through_is_refused() -> None:
     with pytest.raises(UsageError, match="the bandwidth is 0 bit/s: it must be at least 8000"):
         Network.create(0)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("sh", "-c", "echo it is >&2; echo broken >&2; exit 3"), "failed: it is broken"),
+        (("sh", "-c", "exit 3"), "returned non-zero exit status 3"),
+        (("no-such-tool",), "No such file or directory: 'no-such-tool'"),
+    ],
+)
+def test_a_tool_that_fails_is_named_with_its_own_words_or_those_of_the_system(
+    words: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(DeepvmError, match="--isolate cannot create its network: `") as told:
+        network._run(*words)
+    assert str(told.value).endswith(reason) or f"{reason}." in str(told.value)
+    assert "\n" not in str(told.value)

@@ -20,7 +20,7 @@ from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.notices.files import FileNotices
 from tests.support import ROOT
-from tests.support.runtime.machines import NASTY, changes, job, machine, marked, python, runs, told
+from tests.support.runtime.machines import NASTY, as_tuples, changes, job, machine, marked, python, runs
 from tests.support.runtime.stubborn_tree import EXPECTED
 from tests.support.waiting import wait_until
 
@@ -55,7 +55,7 @@ def printed(backend: LocalBackend, what: str) -> None:
 # --- what a machine is given --------------------------------------------------------------------------------------
 
 
-def test_a_machine_is_told_where_to_meet_who_it_is_and_where_notices_come(tmp_path: Path) -> None:
+def test_a_machine_gets_the_hubs_address_its_name_and_its_notice_file(tmp_path: Path) -> None:
     backend = LocalBackend(job(tmp_path))
     folder = tmp_path / "machines" / "worker-1"
     assert backend.machine_command(WORKER) == [
@@ -69,7 +69,7 @@ def test_a_machine_is_told_where_to_meet_who_it_is_and_where_notices_come(tmp_pa
 def test_its_output_is_in_a_log_of_its_own_that_others_cannot_read(start: Start) -> None:
     code = "import os, sys; print(os.environ['GREETING'], flush=True); print('warned', file=sys.stderr)"
     backend = start(python(code))
-    assert told(changes(backend, 2)) == [("worker/1", "up", "", None), ("worker/1", "down", "ended", 0)]
+    assert as_tuples(changes(backend, 2)) == [("worker/1", "up", "", None), ("worker/1", "down", "ended", 0)]
     backend.up([WORKER])
     changes(backend, 2)
     assert log_of(backend) == "hello\nwarned\n" * 2
@@ -109,13 +109,13 @@ def test_it_begins_as_if_a_shell_had_started_it(start: Start) -> None:
 )
 def test_the_exit_code_tells_why_a_machine_is_down(start: Start, code: str, why: str, exit_code: int) -> None:
     backend = start(python(code))
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", why, exit_code)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", why, exit_code)
     assert backend.poll() == []
 
 
 def test_a_program_that_is_not_there_is_a_failure_that_the_log_explains(start: Start) -> None:
     backend = start(lambda _: ["/no/such/program"])
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", "failed", 127)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", "failed", 127)
     assert "/no/such/program cannot be started: [Errno 2] No such file" in log_of(backend)
 
 
@@ -124,7 +124,7 @@ def test_a_keeper_that_is_killed_loses_its_machine_and_leaves_nothing(start: Sta
     pids = wait_until(lambda: all_of("daemon", tmp_path), "the tree")
     keeper = int(Path(f"/proc/{pids[0]}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
     os.kill(keeper, signal.SIGKILL)
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", "lost", -9)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", "lost", -9)
     assert not any(map(runs, pids))
 
 
@@ -145,7 +145,7 @@ def test_nothing_of_a_tree_survives_that_does_not_want_to_end(start: Start, tmp_
     backend = start(lambda _: [sys.executable, "-I", "-S", NASTY, kind, str(tmp_path / "pids")])
     pids = wait_until(lambda: all_of(kind, tmp_path), "the tree")
     backend.preempt("worker/1", notice_s=0)
-    assert told(changes(backend, 2, timeout_s=5))[1] == ("worker/1", "down", "preempted", -9)
+    assert as_tuples(changes(backend, 2, timeout_s=5))[1] == ("worker/1", "down", "preempted", -9)
     assert not any(map(runs, pids))
     assert marked(backend.spec) == []
 
@@ -153,7 +153,7 @@ def test_nothing_of_a_tree_survives_that_does_not_want_to_end(start: Start, tmp_
 @pytest.mark.parametrize("kind", ["daemon", "nameless", "workers"])
 def test_a_machine_whose_main_process_ends_is_off(start: Start, tmp_path: Path, kind: str) -> None:
     backend = start(lambda _: [sys.executable, "-I", "-S", NASTY, kind, str(tmp_path / "pids"), "leave"])
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", "ended", 0)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", "ended", 0)
     pids = [int(line) for line in (tmp_path / "pids").read_text(encoding="utf-8").splitlines()]
     assert not any(map(runs, pids))
     assert marked(backend.spec) == []
@@ -162,9 +162,9 @@ def test_a_machine_whose_main_process_ends_is_off(start: Start, tmp_path: Path, 
 # --- notices ------------------------------------------------------------------------------------------------------
 
 
-def test_a_notice_is_there_at_once_and_the_end_when_it_said(start: Start) -> None:
+def test_a_notice_is_there_at_once_and_the_end_at_its_time(start: Start) -> None:
     backend = start(python(STAYS))
-    assert told(changes(backend, 1)) == [("worker/1", "up", "", None)]
+    assert as_tuples(changes(backend, 1)) == [("worker/1", "up", "", None)]
     began = time.time()
     backend.preempt("worker/1", notice_s=0.4)
     notice = FileNotices(backend.notice_file("worker/1")).poll()
@@ -172,7 +172,7 @@ def test_a_notice_is_there_at_once_and_the_end_when_it_said(start: Start) -> Non
     assert notice.action == "terminate"
     assert began + 0.4 <= notice.at_s <= time.time() + 0.4
     (gone,) = changes(backend, 1)
-    assert told([gone]) == [("worker/1", "down", "preempted", -9)]
+    assert as_tuples([gone]) == [("worker/1", "down", "preempted", -9)]
     assert gone.at_s >= began + 0.4
 
 
@@ -188,10 +188,10 @@ def test_a_machine_that_frees_itself_at_its_notice_was_preempted(start: Start, t
     code = f"import os, time\nwhile not os.path.exists({str(notice)!r}): print('none', flush=True); time.sleep(0.01)"
     backend = start(python(code))
     backend.preempt("worker/1", notice_s=60)
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", "preempted", 0)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", "preempted", 0)
     looks = log_of(backend).count("none")
     backend.up([WORKER])
-    assert told(changes(backend, 1)) == [("worker/1", "up", "", None)]
+    assert as_tuples(changes(backend, 1)) == [("worker/1", "up", "", None)]
     wait_until(lambda: log_of(backend).count("none") > looks + 1, "a second look: the notice was for the one before")
     assert backend.poll() == []
 
@@ -217,7 +217,7 @@ def test_a_machine_is_asked_to_stop_and_may_clean_up(start: Start) -> None:
     backend = start(python(textwrap.dedent(code)))
     printed(backend, "ready")
     backend.down(within_s=20)
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", "stopped", 5)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", "stopped", 5)
     assert "cleaned" in log_of(backend)
 
 
@@ -231,7 +231,7 @@ def test_one_that_does_not_stop_is_ended_in_time(start: Start) -> None:
     printed(backend, "ready")
     backend.down(within_s=0.3)
     assert "asked" in log_of(backend)
-    assert told(changes(backend, 2))[1] == ("worker/1", "down", "stopped", -9)
+    assert as_tuples(changes(backend, 2))[1] == ("worker/1", "down", "stopped", -9)
 
 
 def test_only_those_that_are_named_go_down(start: Start) -> None:

@@ -140,7 +140,7 @@ def test_a_folder_with_any_name_is_sent(job, tmp_path):
         (ANCHORED, {}, {"workdir": Path("/nonexistent")}, "is not in /nonexistent"),
     ],
 )
-def test_what_cannot_be_emitted_is_told(job, cluster, changes, settings, told):
+def test_what_cannot_be_emitted_is_reported(job, cluster, changes, settings, told):
     with pytest.raises(UsageError, match=told):
         task_files(cluster, replace(job, **changes), SkyPilotSettings(**settings))
 
@@ -290,6 +290,24 @@ def test_a_market_that_has_none_says_so_at_the_next_asking(sky, job):
     assert sky.of("launch").count("deepvm-r1-worker-0") == 2
 
 
+def test_a_launch_that_fails_is_a_machine_that_is_down_and_says_why_when_it_is_requested_again(sky, job):
+    backend = SkyPilotBackend(job, ANCHORED, QUICK)
+    backend.up([ANCHOR])
+    sky.arrive("deepvm-r1-anchor-0", RuntimeError("no such image"))
+    assert seen(backend) == [("anchor/0", "down", "failed", None)]
+    with pytest.raises(SourceFailed, match="no such image"):
+        backend.up([ANCHOR])
+
+
+def test_if_several_are_refused_the_machine_with_the_hub_is_told_first(sky, job):
+    backend = SkyPilotBackend(job, ANCHORED, replace(QUICK, launch_within_s=1e-9))
+    backend.up([ANCHOR])
+    assert seen(backend) == [("anchor/0", "down", "failed", None)]
+    with pytest.raises(NoCapacity, match="anchor/0"):
+        backend.up([*WORKERS, ANCHOR])
+    backend.up(WORKERS)  # of none of them was anything kept
+
+
 def test_a_launch_that_never_ends_is_given_up(sky, job):
     backend = SkyPilotBackend(job, ANCHORED, replace(QUICK, launch_within_s=1e-9))
     backend.up([ANCHOR])
@@ -330,6 +348,22 @@ def test_down_ends_everything_and_tells_what_it_could_not_end(sky, job):
     sky.stuck.clear()
     SkyPilotBackend(job, ANCHORED, QUICK).down()  # another process, later: by their names
     assert sky.alive == {}
+
+
+def test_while_a_teardown_is_awaited_the_server_is_asked_now_and_then(sky, job):
+    backend = SkyPilotBackend(job, ANCHORED, QUICK)
+    all_up(backend, sky)
+    asked, answer = [], sky.api_status
+
+    def api_status(request_ids=None):
+        asked.append(request_ids)
+        return answer(request_ids)
+
+    sky.api_status = api_status
+    sky.stuck.add("deepvm-r1-worker-2")
+    with pytest.raises(SourceFailed, match="deepvm-r1-worker-2"):
+        backend.down(["worker/2"], within_s=0.0)
+    assert len(asked) <= 4  # half a second apart, or as long as is left
 
 
 def test_a_server_that_fails_for_one_machine_does_not_keep_the_others(sky, job):

@@ -88,10 +88,9 @@ class Ec2Backend(Ec2Run):
         self._since = datetime.now(timezone.utc)
 
     @staticmethod
-    def find(run: str, region: str, *, settings: Ec2Settings | None = None, dry_run: bool = False) -> Ec2Run:
+    def find(run: str, region: str, *, settings: Ec2Settings) -> Ec2Run:
         """Return a run that another process started, without its plan."""
-        settings = settings or Ec2Settings()
-        calls = Calls(region=region, endpoint_url=settings.endpoint_url, dry_run=dry_run)
+        calls = Calls(region=region, endpoint_url=settings.endpoint_url)
         return Ec2Run(run, calls, release_s=settings.release_s)
 
     def up(self, machines: Sequence[Machine]) -> None:

@@ -117,14 +117,12 @@ class Launcher:
     def _template(self, group: Ec2Group, machine: Machine) -> str:
         if group not in self.templates:
             image, root = find_image(self.calls, self.settings, machine)
-            request, shown = (
-                launch_template(
-                    self.spec.run, group, self.settings, image_id=image, root_device=root,
-                    security_group_id=self._security_group(), user_data=self._user_data(group, masked=masked),
-                )
-                for masked in (False, True)
+            request = launch_template(
+                self.spec.run, group, self.settings, image_id=image, root_device=root,
+                security_group_id=self._security_group(), user_data=self._user_data(group, masked=False),
             )  # fmt: skip
-            shown["LaunchTemplateData"]["UserData"] = self._user_data(group, masked=True)  # readable, not in Base64
+            readable = self._user_data(group, masked=True)  # not in Base64
+            shown = {**request, "LaunchTemplateData": {**request["LaunchTemplateData"], "UserData": readable}}
             name = request["LaunchTemplateName"]
             answer = {"LaunchTemplate": {"LaunchTemplateId": f"<launch template {name}>"}}
             try:

@@ -1,7 +1,8 @@
 """A run and a group -> the bash script (user data) that installs deepvm on a new EC2 machine and joins the run.
 
-The user data contain the token. The account's owners and processes on the machine can read them. The script writes the
-token to a file of root, and shows it in no process list. None of it has run on EC2 itself yet.
+The user data contain the token and the run's environment (its key). The account's owners and processes on the machine
+can read them. The script writes both to files of root, and shows them in no process list. Neither crosses the network
+between machines. None of it has run on EC2 itself yet.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import replace
@@ -26,16 +28,16 @@ TORCH = "torch>=2.4,<3"
 CPU_WHEELS = "https://download.pytorch.org/whl/cpu"  # for machines without a GPU: several GB less
 SETTINGS, FOLDER, VENV = "/etc/deepvm", "/var/lib/deepvm", "/opt/deepvm"
 MASK = "***"
+_VARIABLE = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def script_path(spec: RunSpec) -> str:
     return f"{FOLDER}/script/{Path(spec.script).name}"
 
 
-def hub_job(spec: RunSpec, machines: Iterable[Machine], *, masked: bool = False) -> dict[str, Any]:
-    """Return the document that the hub reads on its machine."""
-    env = {name: MASK if masked else value for name, value in spec.env.items()}
-    return replace(spec, script=script_path(spec), env=env).to_hub_document(machines)
+def hub_job(spec: RunSpec, machines: Iterable[Machine]) -> dict[str, Any]:
+    """Return the document that the hub reads on its machine, and sends to others: without the environment."""
+    return replace(spec, script=script_path(spec), env={}).to_hub_document(machines)
 
 
 def user_data(
@@ -62,10 +64,11 @@ def user_data(
         "trap 'echo \"deepvm: line $LINENO of the user data failed, this machine ends\"; shutdown -h +1' ERR",
         f"mkdir -p {SETTINGS} {FOLDER}/script",
         _file(f"{SETTINGS}/token", token, plain=masked),
+        _file(f"{SETTINGS}/environment", _environment(spec, masked=masked).encode(), plain=masked),
         _file(script_path(spec), script),
     ]
     if group.hub:
-        document = json.dumps(hub_job(spec, machines, masked=masked), indent=1)
+        document = json.dumps(hub_job(spec, machines), indent=1)
         parts.append(_file(f"{SETTINGS}/job.json", document.encode(), plain=masked))
     parts += [*_install(group, package), *_address(), *_services(group, split_address(spec.hub)[1], hub, name)]
     text = "\n".join(parts) + "\n"
@@ -84,6 +87,19 @@ def _ending(ends_at_s: float | None) -> list[str]:
         f"left_s=$(( {int(ends_at_s)} - $(date +%s) ))",
         'shutdown -h "+$(( left_s > 60 ? left_s / 60 : 0 ))" "the spending cap of this run is reached"',
     ]
+
+
+def _environment(spec: RunSpec, *, masked: bool) -> str:
+    """Return the run's environment in the form of systemd's environment files."""
+    lines = []
+    for name, value in spec.env.items():
+        if not _VARIABLE.fullmatch(name):
+            raise UsageError(f"{name!r} is not a valid name of an environment variable")
+        if not value.isprintable():
+            raise UsageError(f"{name} has control characters, which cannot be passed to EC2: use printable text")
+        quoted = re.sub(r'(["\\`$])', r"\\\1", MASK if masked else value)
+        lines.append(f'{name}="{quoted}"\n')
+    return "".join(lines)
 
 
 def _file(path: str, content: bytes, *, plain: bool = False) -> str:
@@ -131,6 +147,7 @@ Description=deepvm {name}
 StartLimitIntervalSec=600
 StartLimitBurst=5
 [Service]
+EnvironmentFile={SETTINGS}/environment
 ExecStart={VENV}/bin/python -m {module}
 WorkingDirectory={FOLDER}
 Restart=on-failure

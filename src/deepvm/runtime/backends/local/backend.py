@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from deepvm.errors import DeepvmError, UnknownName, UsageError
-from deepvm.fetch import segment
+from deepvm.fetch import segment_files
 from deepvm.runtime.agent.interfaces import VARIABLES
 from deepvm.runtime.agent.prefetch import segment_of
 from deepvm.runtime.backends.base import Change
@@ -141,7 +141,7 @@ class LocalBackend:
         folder = self.folder_of(machine.name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.notice_file(machine.name).unlink(missing_ok=True)  # of the machine that it replaces
-        segment.remove(segment_of(folder))
+        segment_files.remove(segment_of(folder))
         namespace = None if self._network is None else self._network.join(machine.name)
         interfaces = {} if namespace is None else dict.fromkeys(VARIABLES, INTERFACE)
         env = {**os.environ, **interfaces, **self.spec.env}
@@ -155,7 +155,7 @@ class LocalBackend:
             if local.ended or (code := local.tree.poll()) is None:
                 continue
             local.ended = True
-            segment.remove(segment_of(self.folder_of(name)))
+            segment_files.remove(segment_of(self.folder_of(name)))
             by_itself = "ended" if code == 0 else "failed" if code > 0 else "lost"
             self._add_change(name, "down", why=local.why or by_itself, exit_code=code)
 

@@ -29,24 +29,27 @@ _BURST_S, _LEAST_BURST_BYTES = 0.01, 64_000  # what a link may send at once afte
 class Network:
     """Made by ``create``; each machine joins it."""
 
-    def __init__(self, bridge: str, subnet: ipaddress.IPv4Network, bandwidth_bits_per_s: int | None) -> None:
+    def __init__(
+        self, bridge: str, subnet: ipaddress.IPv4Network, bandwidth_bits_per_s: int | None, burst_s: float = _BURST_S
+    ) -> None:
         self._bridge, self._subnet, self._bandwidth_bits_per_s = bridge, subnet, bandwidth_bits_per_s
+        self._burst_s = burst_s
         self._numbers: dict[str, int] = {}  # a machine keeps its address when it is replaced
         self._joined: set[str] = set()
         self._has_bridge = False
 
     @staticmethod
-    def create(bandwidth_bits_per_s: int | None = None) -> Network:
-        """Create the bridge. ``bandwidth_bits_per_s`` limits each machine's link, in each direction."""
-        if bandwidth_bits_per_s is not None and bandwidth_bits_per_s < 8000:
-            raise UsageError(f"the bandwidth is {bandwidth_bits_per_s} bit/s: it must be at least 8000")
+    def create(bandwidth_bits_per_s: int | None = None, *, burst_s: float = _BURST_S) -> Network:
+        """Create the bridge. ``bandwidth_bits_per_s`` limits each machine's link, in each direction; after a pause, a
+        link may send what it carries in ``burst_s`` at once."""
+        _check_bandwidth(bandwidth_bits_per_s)
         if os.geteuid() != 0:
             raise UsageError("--isolate creates network namespaces, which only root may: run as root, or without it")
         missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
         if missing:
             raise UsageError(f"--isolate needs {' and '.join(missing)}: install iproute2, or run without it")
         sweep()
-        network = Network(_free_name(), _free_subnet(taken=_subnets_in_use()), bandwidth_bits_per_s)
+        network = Network(_free_name(), _free_subnet(taken=_subnets_in_use()), bandwidth_bits_per_s, burst_s)
         network._add_bridge()
         return network
 
@@ -80,11 +83,25 @@ class Network:
         _batch("ip", f"link add {name} type veth {peer}", f"link set {name} master {self._bridge} up")
         inside = f"address add {address}/{self._subnet.prefixlen} dev {INTERFACE}"
         _batch("ip", "link set lo up", inside, f"link set {INTERFACE} up", namespace=name)
+        self._limit(name)
+
+    def limit(self, bandwidth_bits_per_s: int | None) -> None:
+        """Change the limit of every machine's link; None: no limit."""
+        _check_bandwidth(bandwidth_bits_per_s)
+        before, self._bandwidth_bits_per_s = self._bandwidth_bits_per_s, bandwidth_bits_per_s
+        for machine in self._joined:
+            name = self._name_of(machine)
+            if bandwidth_bits_per_s is None and before is not None:
+                _batch("tc", f"qdisc del dev {name} root")
+                _batch("tc", f"qdisc del dev {INTERFACE} root", namespace=name)
+            self._limit(name)
+
+    def _limit(self, name: str) -> None:
         if (rate := self._bandwidth_bits_per_s) is not None:
-            burst = max(_LEAST_BURST_BYTES, round(rate / 8 * _BURST_S))
+            burst = max(_LEAST_BURST_BYTES, round(rate / 8 * self._burst_s))
             limit = f"root tbf rate {rate}bit burst {burst} latency 50ms"
-            _batch("tc", f"qdisc add dev {name} {limit}")
-            _batch("tc", f"qdisc add dev {INTERFACE} {limit}", namespace=name)
+            _batch("tc", f"qdisc replace dev {name} {limit}")
+            _batch("tc", f"qdisc replace dev {INTERFACE} {limit}", namespace=name)
 
     def leave(self, machine: str) -> None:
         if machine in self._joined:
@@ -179,6 +196,11 @@ def _subnets_in_use() -> list[ipaddress.IPv4Network]:
             except ValueError:
                 continue
     return found
+
+
+def _check_bandwidth(bits_per_s: int | None) -> None:
+    if bits_per_s is not None and bits_per_s < 8000:
+        raise UsageError(f"the bandwidth is {bits_per_s} bit/s: it must be at least 8000")
 
 
 def _mac(address: str) -> str:

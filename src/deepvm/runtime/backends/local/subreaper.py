@@ -77,7 +77,7 @@ def _become(command: list[str], namespace: str, keeper: int) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, which exec would pass on
             signal.signal(number, signal.SIG_DFL)
         if namespace:
-            joined = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+            joined = os.open(namespace, os.O_RDONLY)  # the command does not inherit it
             if _libc.setns(joined, _CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), "it cannot be joined", namespace)
         os.execvp(command[0], command)  # noqa: S606

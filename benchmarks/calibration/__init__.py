@@ -1,0 +1,1 @@
+"""Calibration: what a roofline fitted here predicts for configurations that it has not seen, beside what they take."""

@@ -1,0 +1,1 @@
+"""Spot markets: hazard models and intervals by age, on any folder of traces."""

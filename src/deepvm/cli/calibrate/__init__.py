@@ -1,0 +1,1 @@
+"""The commands that measure: ``deepvm profile`` for a job, ``deepvm calibrate`` for machines."""

@@ -1,0 +1,58 @@
+"""What ``deepvm simulate`` and ``deepvm backtest`` show: a result in, tables and remarks out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from deepvm.cli.render import console, table
+from deepvm.units import format_bytes
+
+if TYPE_CHECKING:
+    from deepvm.simulate.backtest import Backtests
+
+_HEADINGS = (">$ p50", ">p5 to p95", ">h p50", ">h p95", ">missed", ">h lost", ">moves", ">regret")
+
+
+def show(result: Backtests) -> None:
+    """Print a table for each market, one for all of them, and what they rest on."""
+    job, document = result.job, result.to_json()
+    due = "no deadline" if job.deadline_h is None else f"deadline {job.deadline_h:g} h"
+    size = format_bytes(job.checkpoint_bytes)
+    console.print(f"[bold]{job.machines} machines, {job.work_h:g} h of work, {size} of checkpoint, {due}[/]")
+    markets = document["markets"]
+    for market in markets if len(markets) > 1 else []:
+        console.print()
+        console.print(_rows(market["market"], market))
+    console.print()
+    on = f"{len(markets)} markets" if len(markets) > 1 else markets[0]["market"]
+    console.print(_rows(f"{document['starts']} starts on {on}", document))
+    for line in _remarks(document):
+        console.print(escape(line), style="dim", soft_wrap=True)
+
+
+def _rows(title: str, document: dict[str, Any]) -> Any:
+    rows = table(escape(title), "strategy", *_HEADINGS)
+    for row in document["strategies"]:
+        cost, hours = row["cost_usd"], row["hours"]
+        cells = [f"{cost['p50']:,.1f}", f"{cost['p5']:,.0f} to {cost['p95']:,.0f}"]
+        if hours is None:
+            cells += ["-"] * 5
+        else:
+            cells += [f"{hours['p50']:.1f}", f"{hours['p95']:.1f}", f"{row['missed']:.1%}"]
+            cells += [f"{row['lost_hours']:.2f}", f"{row['moves']:.1f}"]
+        rows.add_row(row["name"], *cells, f"{row['regret']:+.1%}")
+    return rows
+
+
+def _remarks(document: dict[str, Any]) -> list[str]:
+    lines = [f"regret: cost over the oracle's lower bound; history: {document['history']['hours']:.0f} h"]
+    if document["coverage"] is None:
+        lines.append(f"confidence: {document['history']['note']}")
+    else:
+        lines.append(f"confidence: {document['coverage']:.1%} of the starts kept the promised cost and time")
+    lines += document["worse_than"]
+    lines += document["notes"]
+    lines += [f"left out: {name}: {why}" for name, why in document["left_out"].items()]
+    return lines

@@ -1,0 +1,1 @@
+"""Bandwidths and checkpoints in, memory nodes that are needed and times of transmission out. For plan, calibrate."""

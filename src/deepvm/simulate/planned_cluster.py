@@ -1,0 +1,59 @@
+"""A plan file in, the machines that a simulation needs out. Reads what ``deepvm plan -o`` wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepvm import strict_json as strict
+from deepvm.errors import MalformedFile
+
+MOST_BYTES = 64 * 2**20
+_NAME = 200  # characters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """Of the first recommendation. What a plan does not have is None."""
+
+    workers: int | None = None
+    accelerator: str | None = None
+    checkpoint_bytes: int | None = None
+    spot_usd: float | None = None  # an hour of one worker
+    on_demand_usd: float | None = None
+
+
+def machines_of(path: Path) -> Machines:
+    """Read the workers of a plan. MalformedFile if the file is something else."""
+    hint = "make a plan with: deepvm plan --budget 3 -o plan.json"
+    document = strict.read_file(path, most_bytes=MOST_BYTES, hint=hint)
+    try:
+        table = strict.table(document, "the plan")
+        best = strict.table(strict.array(strict.member(table, "recommendations"), "recommendations")[0], "a plan")
+        roles = [strict.table(role, "a role") for role in strict.array(strict.member(best, "roles"), "roles", 1000)]
+        training = [role for role in roles if role.get("role") in ("worker", "anchor")]
+        worker = next(role for role in roles if role.get("role") == "worker")
+        name = strict.text(strict.member(worker, "instance"), "instance", _NAME)
+        rows = strict.array(strict.member(table, "instances"), "instances")
+        instance: dict[str, object] = next(
+            (row for row in rows if strict.table(row, "an instance").get("instance") == name), {}
+        )
+        request = strict.table(strict.member(table, "request"), "request")
+        return Machines(
+            workers=sum(strict.integer(strict.member(role, "count"), "count", 0, 10_000) for role in training),
+            accelerator=_optional_text(instance.get("accelerator")),
+            checkpoint_bytes=strict.integer(strict.member(request, "checkpoint_bytes"), "checkpoint_bytes", 0, 2**60),
+            spot_usd=strict.number(strict.member(worker, "usd_per_hour"), "usd_per_hour", 0, 1e6),
+            on_demand_usd=_optional_usd(instance.get("on_demand_usd")),
+        )
+    except (strict.MalformedJson, IndexError, StopIteration) as error:
+        reason = str(error) or "it has no workers"
+        raise MalformedFile(path, f"not a valid plan: {reason}; {hint}") from None
+
+
+def _optional_text(value: object) -> str | None:
+    return None if value is None else strict.text(value, "accelerator", _NAME)
+
+
+def _optional_usd(value: object) -> float | None:
+    return None if value is None else strict.number(value, "on_demand_usd", 0, 1e6)

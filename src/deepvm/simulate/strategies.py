@@ -1,0 +1,117 @@
+"""The strategies that a backtest compares: a job, prices and transfer rates in, strategies with their overheads out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from deepvm.performance.checks import check_number
+from deepvm.policy.placement import CheapestUp, Placement, Stay
+from deepvm.policy.saving import daly_interval_s
+from deepvm.simulate.job import GangJob
+from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
+from deepvm.simulate.strategy import Fallback, SafetyNet, Strategy, UniformProgress
+
+NAMES = (
+    "on-demand",
+    "no-checkpoint",
+    "durable",
+    "single-anchor",
+    "tiering",
+    "tiering+move",
+    "uniform-progress",
+    "planned",
+    "oracle",
+)
+LEAST_INTERVAL_S = 10.0  # a save more often than this is not worth its bookkeeping
+MOST_INTERVAL_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Figures that a job's overheads are made of. Each default is documented; profiles replace them."""
+
+    start_s: float = 120.0  # from the request of a machine to its first step: EC2 boots in 40 to 90 s, then imports
+    regroup_s: float = 10.0  # survivors and newcomers form a group; measured here: 3.2 s after a SIGKILL
+    stall_s: float = 0.1  # of a save into memory nodes; measured here: 0.03 s for 300 MB, 0.1 s for 1.5 GB
+    memory_bytes_per_s: float = 1.25e9  # into and out of memory nodes: 10 Gbit/s
+    durable_stall_s: float = 2.0  # of a save into a durable store, which copies the state first
+    durable_bytes_per_s: float = 0.5e9  # into and out of object storage, of one machine
+    cross_zone_bytes_per_s: float = 0.6e9  # one flow between zones: 5 Gbit/s
+    memory_node_usd: float = 0.2268  # an hour: c6in.xlarge on demand
+    memory_node_bytes: float = 6e9  # checkpoints that such a node keeps
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            check_number(name, getattr(self, name), at_least=0)
+
+    def memory_nodes(self, checkpoint_bytes: int, buffers: int = 2) -> int:
+        return max(1, math.ceil(checkpoint_bytes * buffers / self.memory_node_bytes))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Maker:
+    """Makes the strategies of one job. ``losses_per_h`` is the rate at which the gang loses machines while it is up."""
+
+    job: GangJob
+    rates: Rates
+    losses_per_h: float
+    on_demand_usd: float  # an hour of one machine
+
+    def named(self, name: str, zone: int = 0) -> Strategy:
+        """Return a strategy of NAMES; those that stay train in ``zone``."""
+        stay, move = Stay(zone), CheapestUp(way_back=0.9, most_usd=self.on_demand_usd)
+        makers = {
+            "on-demand": lambda: replace(self.durable(stay), on_demand_only=True, fallback=SafetyNet()),
+            "no-checkpoint": lambda: self._strategy("no-checkpoint", NeverSave(), stay, 0.0),
+            "durable": lambda: self.durable(stay),
+            "single-anchor": lambda: self.anchor(stay),
+            "tiering": lambda: self.tiering(stay),
+            "tiering+move": lambda: self.tiering(move),
+            "uniform-progress": lambda: self.tiering(stay, UniformProgress()),
+            "planned": lambda: self.tiering(move, SafetyNet()),
+        }
+        return replace(makers[name](), name=name)
+
+    def tiering(self, placement: Placement, fallback: Fallback | None = None) -> Strategy:
+        """Checkpoints in the memory of on-demand nodes in the gang's zone."""
+        rates, size = self.rates, self.job.checkpoint_bytes
+        nodes = rates.memory_nodes(size)
+        transfer_s = size / (rates.memory_bytes_per_s * nodes)
+        saves = self._saves(rates.stall_s, transfer_s)
+        made = self._strategy("tiering", saves, placement, transfer_s, fallback)
+        moves_s = size / rates.cross_zone_bytes_per_s
+        return replace(made, keeper_usd=nodes * rates.memory_node_usd, move_h=moves_s / 3600)
+
+    def durable(self, placement: Placement, fallback: Fallback | None = None) -> Strategy:
+        """Checkpoints in object storage only."""
+        rates, size = self.rates, self.job.checkpoint_bytes
+        transfer_s = size / (rates.durable_bytes_per_s * self.job.machines)
+        restore_s = size / rates.durable_bytes_per_s  # each machine reads all of it
+        return self._strategy("durable", self._saves(rates.durable_stall_s, transfer_s), placement, restore_s, fallback)
+
+    def anchor(self, placement: Placement) -> Strategy:
+        """One on-demand machine of the gang keeps the checkpoints, and bills through outages."""
+        rates, size = self.rates, self.job.checkpoint_bytes
+        transfer_s = size / rates.memory_bytes_per_s
+        made = self._strategy("single-anchor", self._saves(rates.stall_s, transfer_s), placement, transfer_s)
+        return replace(made, spot_machines=self.job.machines - 1, keeper_usd=self.on_demand_usd)
+
+    def _saves(self, stall_s: float, transfer_s: float) -> SaveTimes:
+        """Return the interval of Young and Daly for the gang's losses, long enough for one save to be sent."""
+        wanted_s = daly_interval_s(stall_s, self.losses_per_h / 3600)
+        interval_s = min(max(wanted_s, LEAST_INTERVAL_S, 2 * transfer_s), MOST_INTERVAL_S)
+        return FixedInterval(interval_h=interval_s / 3600, stall_h=stall_s / 3600, remote_h=transfer_s / 3600)
+
+    def _strategy(
+        self, name: str, saves: SaveTimes, placement: Placement, restore_s: float, fallback: Fallback | None = None
+    ) -> Strategy:
+        return Strategy(
+            name=name,
+            saves=saves,
+            placement=placement,
+            fallback=fallback,
+            start_h=self.rates.start_s / 3600,
+            restore_h=restore_s / 3600,
+            regroup_h=self.rates.regroup_s / 3600,
+        )

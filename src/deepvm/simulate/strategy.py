@@ -1,0 +1,99 @@
+"""How a job is run: which machines keep its checkpoints, how it saves, where it trains, when it rents on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepvm.errors import UsageError
+from deepvm.performance.checks import check_number
+from deepvm.policy.placement import Placement, Stay
+from deepvm.simulate.job import GangJob
+from deepvm.simulate.saves import NeverSave, SaveTimes
+
+Floats = NDArray[np.float64]
+
+
+class Fallback(Protocol):
+    """When a gang without spot machines rents on-demand ones."""
+
+    @property
+    def returns(self) -> bool:
+        """True if it returns to spot machines, once they are up."""
+        ...
+
+    def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        """Return the time since the start from which on-demand machines are used, for this much work done."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SafetyNet:
+    """On-demand machines from the last moment at which the deadline can still be kept, to the end."""
+
+    returns: bool = False
+
+    def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        if job.deadline_h is None:
+            return np.full_like(done_h, np.inf)
+        rest_h = strategy.saves.needed(job.work_h - done_h)
+        return np.maximum(0.0, job.deadline_h - rest_h - strategy.margin_h)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UniformProgress:
+    """Can't Be Late (NSDI 2024): on-demand machines while the work done is behind a straight line to the deadline."""
+
+    returns: bool = True
+
+    def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        latest = SafetyNet().from_h(done_h, job, strategy)
+        if job.deadline_h is None:
+            return latest
+        return np.minimum(latest, done_h / job.work_h * job.deadline_h)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """Figures in hours and dollars. ``keeper_usd`` bills from start to end, through outages too."""
+
+    name: str
+    saves: SaveTimes = field(default_factory=NeverSave)
+    placement: Placement = field(default_factory=Stay)
+    fallback: Fallback | None = None
+    spot_machines: int | None = None  # of the job's machines; the others, an anchor, are in ``keeper_usd``
+    least: int | None = None  # spot machines with which it still trains; None: it waits for all of them
+    speed: tuple[float, ...] | None = None  # by spot machines from 0 to all, over that of all; None: in proportion
+    regroup_h: float = 10 / 3600  # when machines come or go while others stay
+    keeper_usd: float = 0.0  # an hour, of machines that stay: memory nodes or an anchor
+    start_h: float = 120 / 3600  # from a machine's launch to its first step, without the restore
+    restore_h: float = 0.0  # of a checkpoint in the same zone
+    move_h: float = 0.0  # more, if the checkpoint comes from another zone
+    on_demand_only: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("keeper_usd", "start_h", "restore_h", "move_h", "regroup_h"):
+            check_number(name, getattr(self, name), at_least=0)
+        if self.spot_machines is not None and self.spot_machines < 0:
+            raise UsageError(f"spot_machines is {self.spot_machines}: it must not be negative")
+
+    def spot(self, job: GangJob) -> int:
+        return job.machines if self.spot_machines is None else self.spot_machines
+
+    def speeds(self, job: GangJob) -> Floats:
+        """Return the speed by number of spot machines, over that of all."""
+        count = self.spot(job)
+        if self.speed is None:
+            return np.arange(count + 1) / max(1, count) if count else np.ones(1)
+        if len(self.speed) != count + 1 or self.speed[-1] != 1.0 or min(self.speed) < 0:
+            raise UsageError(f"speed has {len(self.speed)} figures: it needs {count + 1}, the last of them 1")
+        return np.asarray(self.speed, dtype=np.float64)
+
+    @property
+    def margin_h(self) -> float:
+        """The time before the last moment at which on-demand machines start: one more spell may be lost in vain."""
+        lost = self.saves.worst_loss_h
+        return 2 * (self.start_h + self.restore_h) + self.move_h + (lost if np.isfinite(lost) else 0.0)

@@ -1,0 +1,167 @@
+"""Parameters that use a mapped file until the optimizer steps: whoever else sees their memory notices nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepvm.checkpoint import Checkpointer
+from deepvm.errors import CheckpointError
+
+WAIT_S = 10.0
+CHUNK_BYTES = 64 * 1024
+
+
+class Work:
+    def __init__(self, value: float) -> None:
+        self.model = torch.nn.Linear(256, 256)
+        torch.nn.init.constant_(self.model.weight, value)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+
+    @property
+    def state(self) -> dict[str, object]:
+        return {"model": self.model, "optimizer": self.optimizer}
+
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        return self.model.weight
+
+    def forward(self) -> torch.Tensor:
+        return self.model(torch.ones(2, 256)).sum()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.forward().backward()
+        self.optimizer.step()
+
+
+@pytest.fixture(params=[1, 4])
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> tuple[Work, Path]:
+    """On one core nobody verifies a mapped file but whoever waits for it; on more, others help."""
+    monkeypatch.setattr("os.cpu_count", lambda: request.param)
+    monkeypatch.setattr("deepvm.checkpoint.save.store_transfer.DEFAULT_CHUNK_BYTES", CHUNK_BYTES)
+    torch.manual_seed(0)
+    work = Work(3.0)
+    work.step()
+    with Checkpointer(work.state, str(tmp_path), on_error="raise") as ckpt:
+        ckpt.save(1).wait("durable", WAIT_S)
+    return work, tmp_path
+
+
+@contextmanager
+def restored(place: Path, work: Work) -> Iterator[Checkpointer]:
+    with Checkpointer(work.state, str(place)) as ckpt:
+        assert ckpt.restore(lazy=True) == 1
+        yield ckpt
+
+
+def test_a_parameter_uses_the_mapped_file_and_is_copied_before_the_first_step(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    home = again.weight.data_ptr()
+    with restored(place, again):
+        assert torch.equal(again.forward(), work.forward())
+        assert again.weight.data_ptr() != home
+        again.step()
+        assert again.weight.data_ptr() == home
+    work.step()
+    assert torch.equal(again.weight, work.weight)
+
+
+def test_a_parameter_that_was_never_used_is_copied_too(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    home = again.weight.data_ptr()
+    with restored(place, again) as ckpt:
+        ckpt.finish_restore()
+        assert again.weight.data_ptr() == home
+        assert torch.equal(again.weight, work.weight)
+
+
+def test_what_is_written_to_it_meanwhile_is_kept_and_does_not_reach_the_file(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    file = next(place.rglob("*.safetensors"))
+    before = file.read_bytes()
+    again = Work(0.0)
+    with restored(place, again):
+        again.forward()
+        again.weight.data.mul_(2)  # no version tells of this
+    assert torch.equal(again.weight, 2 * work.weight)
+    assert file.read_bytes() == before
+
+
+def test_a_view_taken_meanwhile_stays_a_view(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    with restored(place, again):
+        again.forward()
+        view = again.weight.detach().t()
+        again.step()
+        work.step()
+        assert torch.equal(view.t(), work.weight)
+        again.step()
+        work.step()
+    assert torch.equal(again.weight, work.weight)
+    assert torch.equal(view.t(), work.weight)
+
+
+def test_memory_that_somebody_else_sees_is_filled_where_it_is(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    view = again.weight.detach()
+    with restored(place, again):
+        again.forward()
+        assert torch.equal(view, work.weight)
+
+
+def test_memory_shared_with_other_processes_is_filled_where_it_is(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    again.model.share_memory()
+    home = again.weight.data_ptr()
+    with restored(place, again):
+        again.forward()
+        assert again.weight.data_ptr() == home
+        assert torch.equal(again.weight, work.weight)
+
+
+def test_other_memory_given_to_it_meanwhile_is_left_to_it(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    with restored(place, again):
+        again.forward()
+        again.weight.data = torch.full((256, 256), 7.0)
+    assert torch.equal(again.weight, torch.full((256, 256), 7.0))
+    assert torch.equal(again.model.bias, work.model.bias)
+
+
+def test_a_second_restore_starts_from_own_memory(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    again = Work(0.0)
+    home = again.weight.data_ptr()
+    with restored(place, again) as ckpt:
+        again.forward()
+        assert ckpt.restore() == 1
+        assert again.weight.data_ptr() == home
+    assert torch.equal(again.weight, work.weight)
+
+
+def test_damaged_bytes_are_not_mapped(saved: tuple[Work, Path]) -> None:
+    _, place = saved
+    file = next(place.rglob("*.safetensors"))
+    data = bytearray(file.read_bytes())
+    data[CHUNK_BYTES + 4] ^= 1
+    file.write_bytes(data)
+    again = Work(0.0)
+
+    def use() -> None:
+        """The restore tells, or what needs the bytes: whichever comes first."""
+        with restored(place, again):
+            again.forward()
+
+    with pytest.raises(CheckpointError, match="not what was saved"):
+        use()
