@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -93,6 +94,15 @@ class Market:
             raise UsageError(f"ticks {first} to {last} are outside of a market of {self.ticks} ticks")
         start_s = None if self.start_s is None else self.start_s + first * self.tick_s
         return replace(self, capacity=self.capacity[:, first:last], price=self.price[:, first:last], start_s=start_s)
+
+    def repeated(self, least_h: float) -> Market:
+        """Return the market followed by itself until it lasts ``least_h`` hours, so that late runs can end."""
+        copies = max(1, math.ceil(least_h / self.hours - 1e-9))
+        if copies * self.ticks > MOST_TICKS:
+            raise UsageError(
+                f"a market of {self.hours:g} h cannot last {least_h:g} h: that is over {MOST_TICKS:,} ticks"
+            )
+        return replace(self, capacity=np.tile(self.capacity, copies), price=np.tile(self.price, copies))
 
 
 def market_of(

@@ -64,18 +64,23 @@ def _next(events: NDArray[np.bool_]) -> Ints:
     return np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1].astype(np.int64)
 
 
-def replay(market: Market, job: GangJob, strategy: Strategy, starts_h: ArrayLike) -> Outcomes:
-    """Run the job once from every start, given in hours after the market's first tick."""
+def replay(
+    market: Market, job: GangJob, strategy: Strategy, starts_h: ArrayLike, *, tables: Tables | None = None
+) -> Outcomes:
+    """Run the job once from every start, given in hours after the market's first tick.
+
+    ``tables`` are those of an earlier strategy that differs in its saves, its overheads or its fallback alone.
+    """
     starts = np.atleast_1d(np.asarray(starts_h, dtype=np.float64))
     if not starts.size or starts.min() < 0 or starts.max() >= market.hours:
         raise UsageError(f"starts must be from 0 h to the market's end at {market.hours:g} h, and at least one")
-    return _Replay(market, job, strategy, starts).run()
+    return _Replay(market, job, strategy, starts, tables or Tables.of(market, job, strategy)).run()
 
 
 class _Replay:
-    def __init__(self, market: Market, job: GangJob, strategy: Strategy, starts: Floats) -> None:
+    def __init__(self, market: Market, job: GangJob, strategy: Strategy, starts: Floats, tables: Tables) -> None:
         self.market, self.job, self.strategy, self.starts = market, job, strategy, starts
-        self.tables, self.speeds = Tables.of(market, job, strategy), strategy.speeds(job)
+        self.tables, self.speeds = tables, strategy.speeds(job)
         self.end_h = market.hours
         count = len(starts)
         self.now = starts.copy()
