@@ -123,6 +123,7 @@ def requests(draw: st.DrawFn, **fixed: object) -> Request:
             st.sampled_from([("tiering", "single-anchor"), ("all-spot",), ("tiering", "all-on-demand", "all-spot")])
         ),
         "memory_in": draw(st.sampled_from(["zone", "region"])),
+        "market": "none",
         **fixed,
     }
     return Request(**drawn)  # type: ignore[arg-type]

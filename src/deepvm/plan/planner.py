@@ -2,23 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from deepvm.catalog import Catalog
 from deepvm.catalog.check import is_bid_floor
+from deepvm.errors import Infeasible, UsageError
+from deepvm.market.trace import Trace
 from deepvm.plan import architectures, objectives
 from deepvm.plan.forecast import restore_forecast
 from deepvm.plan.infeasible import infeasible
-from deepvm.plan.request import Request
+from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES, Request
 from deepvm.plan.result import Curve, InstanceAnalysis, Plan, Recommendation, role_of
+from deepvm.plan.risk.advice import advice_of
+from deepvm.plan.risk.conduct import Expected
+from deepvm.plan.risk.deadline import never_ends, nothing_keeps
+from deepvm.plan.risk.replays import Judged, Progress
+from deepvm.plan.risk.search import estimate, place_of, search
+from deepvm.plan.risk.trial import Trial
 from deepvm.plan.search import mixed
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Candidate, Space
+from deepvm.units import USD_TOLERANCE
+
+Traces = Mapping[str, Sequence[Trace]]
+MOST_FAILOVERS = 5
 
 
-def plan(catalog: Catalog, request: Request) -> Plan:
-    """Find the best clusters for a request. Infeasible if none fits, with the cheapest possible price."""
+def plan(
+    catalog: Catalog,
+    request: Request,
+    *,
+    traces: Traces | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the best clusters for a request. Infeasible if none fits, with the cheapest possible price.
+
+    ``traces`` are recorded markets by name, as ``deepvm.market.load_traces`` reads them. ``progress`` is called with
+    the number of clusters that have been replayed, and with that of all."""
+    if request.under_market(catalog):
+        return _under_market(catalog, request, traces, progress)
+    if traces is not None:
+        raise UsageError("traces have an effect under a spot market only: give --work, and not --market none")
     board = analyse_instances(catalog, request)
     space = objectives.build_space(board)
     found = space.best(request.budget_usd, request.top)
@@ -33,7 +61,97 @@ def plan(catalog: Catalog, request: Request) -> Plan:
         architectures=_best_of_each(space),
         recommendations=tuple(recommendation(board, c, rank) for rank, c in enumerate(found, start=1)),
         left_out=board.left_out,
+        failover=_failover(space, found[0]),
     )
+
+
+def _under_market(catalog: Catalog, request: Request, traces: Traces | None, progress: Progress | None) -> Plan:
+    board = market_board(catalog, request)
+    space = objectives.build_space(board)
+    found = search(space, traces, progress)
+    if found is None:
+        raise _impossible(space, traces)
+    best = found.best[0]
+    ranked = _distinct(found.best, lambda trial: (trial.candidate.architecture.name, *place_of(trial)))
+    elsewhere = [one for one in _distinct(found.best, place_of) if place_of(one.trial) != place_of(best.trial)]
+    shapes = _distinct(found.best, lambda trial: (trial.candidate.architecture.name,))
+    return Plan(
+        request=board.request,
+        catalog=catalog.name,
+        instances=instance_rows(board),
+        architectures=tuple(judged_recommendation(one, 1) for one in shapes),
+        recommendations=_ranked(ranked[: request.top]),
+        left_out=board.left_out,
+        failover=_ranked(elsewhere[:MOST_FAILOVERS]),
+        advice=advice_of(found),
+        found=found,
+    )
+
+
+def market_board(catalog: Catalog, request: Request) -> Board:
+    """Return the board of a request under a market, which tries all shapes unless others than the default are named."""
+    if request.architectures == PAPER_ARCHITECTURES:
+        request = replace(request, architectures=MARKET_ARCHITECTURES)
+    return analyse_instances(catalog, request)
+
+
+def _impossible(space: Space, traces: Traces | None) -> Infeasible:
+    board = space.board
+    late = nothing_keeps(board, traces)
+    if late is not None:
+        return late
+    affordable = (space.score > -np.inf) & (space.hourly_usd <= board.request.budget_usd + USD_TOLERANCE)
+    return never_ends(board) if affordable.any() else infeasible(board)
+
+
+def _distinct(ranked: Iterable[Judged], key: Callable[[Trial], tuple[object, ...]]) -> list[Judged]:
+    """Return the first of each key, in their order."""
+    found: dict[tuple[object, ...], Judged] = {}
+    for one in ranked:
+        found.setdefault(key(one.trial), one)
+    return list(found.values())
+
+
+def _ranked(judged: Sequence[Judged]) -> tuple[Recommendation, ...]:
+    return tuple(judged_recommendation(one, rank) for rank, one in enumerate(judged, start=1))
+
+
+def judged_recommendation(one: Judged, rank: int) -> Recommendation:
+    """Return a trial as a recommendation: its conduct, and what to expect of it."""
+    made = recommendation(one.trial.board, one.trial.candidate, rank)
+    value = one.value if made.objective != "throughput" else made.performance
+    notes = () if one.trial.market is None else one.trial.market.notes
+    return replace(
+        made, objective_value=value, expected=Expected(risk=one.risk, notes=notes), conduct=one.trial.conduct()
+    )
+
+
+def first(catalog: Catalog, request: Request, traces: Traces | None = None) -> Recommendation | None:
+    """Return the best cluster alone; under a market, by the analytic estimate. None if nothing fits."""
+    if request.under_market(catalog):
+        guess = estimate(objectives.build_space(market_board(catalog, request)), traces)
+        if guess is None:
+            return None
+        trial, value = guess
+        made = recommendation(trial.board, trial.candidate, 1)
+        return replace(made, objective_value=made.performance if made.objective == "throughput" else value)
+    board = analyse_instances(catalog, request)
+    found = objectives.build_space(board).best(request.budget_usd, 1)
+    return recommendation(board, found[0], 1) if found else None
+
+
+def _failover(space: Space, chosen: Candidate) -> tuple[Recommendation, ...]:
+    """Return the best clusters of other types or places, each once."""
+    workers = space.board.workers
+    left = np.ones(len(workers), bool)
+    taken, found = chosen, list[Recommendation]()
+    while True:
+        left &= (workers.instance != workers.instance[taken.worker]) | (workers.place != workers.place[taken.worker])
+        best = space.best(space.board.request.budget_usd, 1, keep=left[None, :, None]) if left.any() else []
+        if not best or len(found) == MOST_FAILOVERS:
+            return tuple(found)
+        taken = best[0]
+        found.append(recommendation(space.board, taken, len(found) + 1))
 
 
 def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendation:

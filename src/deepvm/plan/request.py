@@ -17,6 +17,8 @@ from deepvm.plan.profiles import Ratings
 OBJECTIVES = ("throughput", "flopp", "cost", "time")
 POLICIES = ("deepvm", "noscale", "cost-first", "performance-first")
 PAPER_ARCHITECTURES = ("tiering", "single-anchor")
+MARKET_ARCHITECTURES = (*PAPER_ARCHITECTURES, "all-spot", "all-on-demand")  # instead of them, under a market
+MARKETS = ("auto", "built-in", "none")
 
 # The default assumes Adam in FP32: a checkpoint has weights and two moments, gradients are a third of it.
 CHECKPOINT_OVER_GRADIENTS = 3
@@ -53,6 +55,10 @@ class Request:
     global_batch: int | None = None  # most samples of one step over all GPUs; None for batches that fill all memories
     work_eflops_h: float | None = None  # the whole job, for the objectives cost and time
     deadline_s: float | None = None
+    confidence: float = 0.95  # with which the deadline is kept, under a market
+    usd_per_hour_of_waiting: float = 0.0  # what an hour until the end is worth, for the objective cost
+    market: Literal["auto", "built-in", "none"] = "auto"  # of spot machines; none: they stay
+    seed: int = 0  # of the built-in market's draws
     job: JobFacts | None = None  # its GPU memory, and the origins of the figures above
 
     architectures: tuple[str, ...] = PAPER_ARCHITECTURES
@@ -81,6 +87,7 @@ class Request:
             ("place for memory nodes", self.memory_in, ("zone", "region")),
             ("speedup curve", self.curve, ("auto", "all-reduce")),
             ("saturation model", self.saturation, ("auto", "table", "bandwidth")),
+            ("market", self.market, MARKETS),
         ):
             if value not in known:
                 raise UnknownName(kind, value, known)
@@ -106,6 +113,19 @@ class Request:
             )
         if self.deadline_s is not None and self.work_eflops_h is None:
             raise UsageError("a deadline needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"the confidence is {self.confidence:g}: it must be between 0 and 1, such as 0.95")
+        if not (math.isfinite(self.usd_per_hour_of_waiting) and self.usd_per_hour_of_waiting >= 0):
+            raise UsageError(
+                f"an hour of waiting is worth {self.usd_per_hour_of_waiting:g} dollars: "
+                "it must be a finite number, zero or more"
+            )
+        if self.usd_per_hour_of_waiting and self.objective != "cost":
+            raise UsageError("a price of waiting needs the objective cost: --objective cost")
+        if self.market == "built-in" and not self._may_have_a_market:
+            raise UsageError(
+                "a spot market needs --work, the objective throughput, cost or time, the policy deepvm, and not --mixed"
+            )
         if self.global_batch is not None and self.batch is None:
             raise UsageError("--global-batch needs --batch too: the samples in one step of --step-time, on one T4")
         if self.global_batch is not None and self.mixed:
@@ -132,6 +152,17 @@ class Request:
     def published(self) -> bool:
         """True for the paper's method as it was run: its objective, its bounds, its memory rule."""
         return self.objective == "flopp"
+
+    @property
+    def _may_have_a_market(self) -> bool:
+        plain = self.policy == "deepvm" and not self.mixed and not self.published
+        return plain and self.work_eflops_h is not None
+
+    def under_market(self, catalog: Catalog) -> bool:
+        """True if plans are replayed on a spot market. The paper's catalogues have none unless it is asked for."""
+        if self.market == "auto":
+            return self._may_have_a_market and catalog.saturation != "table"
+        return self.market == "built-in"
 
     @property
     def gradient_bytes_per_step(self) -> float:

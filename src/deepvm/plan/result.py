@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from deepvm.performance.restore import RestoreTime
 from deepvm.plan.architectures import Part, RoleName
 from deepvm.plan.request import Request
 from deepvm.plan.search.board import LeftOut
+
+if TYPE_CHECKING:
+    from deepvm.plan.risk.conduct import Conduct, Expected
+    from deepvm.plan.risk.search import Found
 
 FORMAT = "deepvm-plan/1"
 
@@ -83,6 +87,8 @@ class Recommendation:
     network: str
     estimates: tuple[str, ...]  # the estimated figures
     restore: RestoreForecast | None = None  # None if no machine of the cluster keeps checkpoints
+    expected: Expected | None = None  # under a market
+    conduct: Conduct | None = None  # with which that is expected
 
     @property
     def worker(self) -> Role:
@@ -94,6 +100,8 @@ class Recommendation:
             **json_fields(self, "rank architecture roles nodes hourly_usd performance"),
             "objective": {"name": self.objective, "value": self.objective_value},
             **json_fields(self, "curves network estimates restore"),
+            **({} if self.expected is None else {"expected": self.expected.to_json()}),
+            **({} if self.conduct is None else {"conduct": self.conduct.to_json()}),
         }
 
 
@@ -133,11 +141,16 @@ class Plan:
     architectures: tuple[Recommendation, ...]
     recommendations: tuple[Recommendation, ...]
     left_out: tuple[LeftOut, ...]
+    failover: tuple[Recommendation, ...] = ()  # of other types or places, the best first
+    advice: tuple[str, ...] = ()
+    found: Found | None = field(
+        default=None, repr=False, compare=False
+    )  # what a search under a market judged, for explanations; not in the JSON
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            **json_fields(self, "catalog request instances architectures recommendations left_out"),
+            **json_fields(self, "catalog request instances architectures recommendations failover left_out advice"),
         }
 
 

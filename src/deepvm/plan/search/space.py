@@ -114,7 +114,8 @@ class Space:
     def _score_of(self, cluster: Cluster, a: int, w: int, n: int) -> float:
         """Return the cell's score, which is its cheapest cluster's; scores that are prices fall with the markup."""
         score, request = float(self.score[a, w, n]), self.board.request
-        markup = architectures.hourly_usd(cluster) / float(self.hourly_usd[a, w, n])
+        waiting = request.usd_per_hour_of_waiting
+        markup = (architectures.hourly_usd(cluster) + waiting) / (float(self.hourly_usd[a, w, n]) + waiting)
         by_price = request.objective == "cost" and request.policy in ("deepvm", "noscale")
         return score * markup if by_price and markup > 1 + 1e-9 else score
 
