@@ -174,8 +174,10 @@ def _show_architectures(plan: Plan) -> None:
 
 def _show_decision(plan: Plan) -> None:
     objective = plan.request.objective
-    rows = table("4 Decision", ">#", "cluster", "where", ">$/h", ">performance")
     under_market = plan.recommendations[0].expected is not None
+    rows = table("4 Decision", ">#", "cluster", "where", ">$/h")
+    if objective == "throughput" or not under_market:
+        rows.add_column("performance", justify="right")
     if under_market:
         shown.columns(rows)
     elif objective != "throughput":
@@ -186,7 +188,7 @@ def _show_decision(plan: Plan) -> None:
             Text(cluster_text(best), style="bold green" if best.rank == 1 else ""),
             escape(best.worker.zone or best.worker.region),
             f"{best.hourly_usd:.4f}",
-            f"{best.performance:,.1f}",
+            *([f"{best.performance:,.1f}"] if objective == "throughput" or not under_market else []),
         ]
         if best.expected is not None:
             cells += shown.cells(best.expected)

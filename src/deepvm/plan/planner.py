@@ -20,7 +20,7 @@ from deepvm.plan.risk.advice import advice_of
 from deepvm.plan.risk.conduct import Expected
 from deepvm.plan.risk.deadline import never_ends, nothing_keeps
 from deepvm.plan.risk.replays import Judged, Progress
-from deepvm.plan.risk.search import estimate, place_of, search
+from deepvm.plan.risk.search import estimate, place_of, search, shape_of
 from deepvm.plan.risk.trial import Trial
 from deepvm.plan.search import mixed
 from deepvm.plan.search.board import Board
@@ -72,8 +72,9 @@ def _under_market(catalog: Catalog, request: Request, traces: Traces | None, pro
     if found is None:
         raise _impossible(space, traces)
     best = found.best[0]
-    ranked = _distinct(found.best, lambda trial: (trial.candidate.architecture.name, *place_of(trial)))
-    elsewhere = [one for one in _distinct(found.best, place_of) if place_of(one.trial) != place_of(best.trial)]
+    ranked = _distinct(found.best, shape_of)
+    places = _distinct((*found.best, *found.late), place_of)
+    elsewhere = [one for one in places if place_of(one.trial) != place_of(best.trial)]
     shapes = _distinct(found.best, lambda trial: (trial.candidate.architecture.name,))
     return Plan(
         request=board.request,

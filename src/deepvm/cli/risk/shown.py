@@ -26,7 +26,7 @@ _TIERS = {
 
 def columns(rows: Table) -> None:
     """Add the headings of ``cells``."""
-    for heading in ("expect $", "p5 to p95", "hours", "p95", "late"):
+    for heading in ("expect $", "p95", "hours", "p95", "late"):
         rows.add_column(heading, justify="right")
 
 
@@ -35,7 +35,7 @@ def cells(expected: Expected) -> list[str]:
     cost, hours = document["cost_usd"], document["hours"]
     return [
         f"{cost['mean']:,.2f}",
-        f"{cost['p5']:,.0f} to {cost['p95']:,.0f}",
+        f"{cost['p95']:,.2f}",
         f"{hours['mean']:,.1f}",
         f"{hours['p95']:,.1f}",
         f"{document['missed']:.1%}",

@@ -28,11 +28,12 @@ NEIGHBOURS = (-2, -1, 1, 2)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Found:
-    """Everything that was judged on the last draws, the best first; what failed the deadline is not in it."""
+    """What was judged on the last draws, the best first. ``late`` fails the deadline, the least late first."""
 
     replays: Replays  # of the last draws
     traces: Mapping[str, Sequence[Trace]] | None
     best: tuple[Judged, ...]
+    late: tuple[Judged, ...]
     judged: tuple[Judged, ...]  # on the first draws, all of them
 
 
@@ -56,11 +57,14 @@ def search(
 
     afresh = Screen(space=space, spot=spot.afresh(MANY_WORLDS))
     last = Replays(afresh.market, MANY_STARTS)
-    final = last.all((one.trial for one in _finalists(kept)), progress)
+    late = sorted((one for one in judged if not one.kept), key=lambda one: (one.risk.missed, one.rank))
+    most = max(FINALISTS, 2 * space.board.request.top)
+    final = last.all((one.trial for one in _finalists(kept, late, most)), progress)
     best = sorted((one for one in final if one.kept), key=lambda one: one.rank)
+    late = sorted((one for one in final if not one.kept), key=lambda one: (one.risk.missed, one.rank))
     if not best:  # kept by luck alone
         return None
-    return Found(replays=last, traces=traces, best=tuple(best), judged=tuple(kept))
+    return Found(replays=last, traces=traces, best=tuple(best), late=tuple(late), judged=tuple(kept))
 
 
 def estimate(space: Space, traces: Mapping[str, Sequence[Trace]] | None = None) -> tuple[Trial, float] | None:
@@ -146,16 +150,21 @@ def _same_group(screen: Screen, rows: Screened, trial: Trial) -> bool:
     )
 
 
-def _finalists(kept: Sequence[Judged]) -> list[Judged]:
-    """Return the best, and the best of each type and place for the failover list."""
-    chosen = {id(one): one for one in kept[: FINALISTS // 2]}
+def _finalists(kept: Sequence[Judged], late: Sequence[Judged], most: int) -> list[Judged]:
+    """Return the best, and the best of each shape, type and place: they may be recommended, or come when others fail."""
+    chosen = {id(one): one for one in kept[: most // 2]}
     seen = set()
-    for one in kept:
-        key = place_of(one.trial)
-        if key not in seen and len(chosen) < FINALISTS:
+    for one in (*kept, *late):
+        key = shape_of(one.trial)
+        if key not in seen and len(chosen) < most:
             seen.add(key)
             chosen[id(one)] = one
     return list(chosen.values())
+
+
+def shape_of(trial: Trial) -> tuple[str, int, int]:
+    """Return the architecture, and what ``place_of`` returns."""
+    return trial.candidate.architecture.name, *place_of(trial)
 
 
 def place_of(trial: Trial) -> tuple[int, int]:
