@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +15,7 @@ import typer
 from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
+from deepvm.cli.shared_options import takes
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.job import Job, read_job
 from deepvm.performance.profile import read_profile
@@ -159,20 +158,7 @@ def _as_of(catalog: str, day: date) -> Catalog:
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options above to a command, which then gets ``market`` and ``request`` (with budget 0)."""
-    shared = inspect.signature(_request_options, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    kept = [p for name, p in own.items() if name not in ("market", "request")]
-
-    @functools.wraps(command)
-    def called(**values: Any) -> None:
-        market, request = _request_options(**{name: values.pop(name) for name in shared})
-        command(market=market, request=request, **values)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *shared.values())]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    del called.__wrapped__
-    return called
+    return takes(_request_options, "market", "request")(command)
 
 
 def parse_work(catalog: Catalog, text: str, job: Request) -> float:

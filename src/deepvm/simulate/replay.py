@@ -90,7 +90,10 @@ class _Replay:
         self.columns = {name: np.zeros(count) for name in ("spot", "on_demand", "moved", "lost", "trained", "hired")}
         self.losses, self.moves = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.waited, self.finished = np.zeros(count), np.zeros(count, bool)
-        self.on_demand_usd = float(market.on_demand_usd.min()) * strategy.spot(job)
+        rented, self.on_demand_speed = strategy.on_demand(job)
+        self.on_demand_usd = float(market.on_demand_usd.min()) * rented
+        if strategy.on_demand_only and not self.on_demand_speed:
+            raise UsageError("no on-demand machine can be rented: raise the budget")
 
     def run(self) -> Outcomes:
         running = np.arange(len(self.starts))
@@ -208,16 +211,16 @@ class _Replay:
         self.waited[runs] += begin - self.now[runs]
         self.stayed[runs] = False
         trains_h = self._ready_h(runs, begin, np.zeros(len(runs), bool))
-        needed = saves.needed(self.job.work_h - self.done[runs])
-        stop_h = trains_h + needed
+        speed = self.on_demand_speed
+        stop_h = trains_h + saves.needed((self.job.work_h - self.done[runs]) / speed)
         returns = np.zeros(len(runs), bool)
         if fallback is not None and fallback.returns:
             hired = np.maximum(spot_h, trains_h + self.strategy.start_h)  # long enough to be worth it
-            done = self.done[runs] + saves.trained(hired - trains_h)
+            done = self.done[runs] + saves.trained(hired - trains_h) * speed
             ahead = self.starts[runs] + fallback.from_h(done, self.job, self.strategy) > hired + self.strategy.margin_h
             returns = (hired < stop_h - _INSTANT_H) & ahead & (hired < self.end_h)
             stop_h = np.where(returns, hired, stop_h)
-        trained = np.where(returns, saves.trained(stop_h - trains_h), self.job.work_h - self.done[runs])
+        trained = np.where(returns, saves.trained(stop_h - trains_h) * speed, self.job.work_h - self.done[runs])
         self.columns["on_demand"][runs] += (stop_h - begin) * self.on_demand_usd
         self.columns["hired"][runs] += stop_h - begin
         self.columns["trained"][runs] += trained
