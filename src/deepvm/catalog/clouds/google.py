@@ -18,10 +18,12 @@ _SERIES = {
     "a3-ultragpu": "H200",
     "a4-highgpu": "B200",
 }
-_COUNTED = re.compile(r"(a\d-[a-z]+gpu)-(\d+)g$")
-# Machine -> GPUs, of a series whose names count vCPUs.
-_G2 = {4: 1, 8: 1, 12: 1, 16: 1, 32: 1, 24: 2, 48: 4, 96: 8}
-_G4 = {48: 1, 96: 2, 192: 4, 384: 8}
+_COUNTED = re.compile(r"(a\d-[a-z]+gpu)-(\d{1,2})g$")
+# Series whose names count vCPUs -> GPU, and its number by vCPUs.
+_BY_VCPUS = {
+    "g2-standard": ("L4", {"4": 1, "8": 1, "12": 1, "16": 1, "32": 1, "24": 2, "48": 4, "96": 8}),
+    "g4-standard": ("RTXPRO6000", {"48": 1, "96": 2, "192": 4, "384": 8}),
+}
 
 # GPU -> number of GPUs -> most vCPUs of an N1 host.
 _N1_MOST_VCPUS = {
@@ -30,7 +32,7 @@ _N1_MOST_VCPUS = {
     "P100": {1: 16, 2: 32, 4: 64},
     "V100": {1: 12, 2: 24, 4: 48, 8: 96},
 }
-_N1 = re.compile(r"n1-(?:standard|highmem)-(\d+)$")
+_N1 = re.compile(r"n1-standard-(\d{1,3})$")
 
 # Gbit/s that a machine sends over its ordinary network cards. A3 and A4 have faster ones for GPUs alone, which need
 # Google's own plug-ins for NCCL.
@@ -51,27 +53,28 @@ _GBPS = {
 }  # fmt: skip
 
 
-def fixed_gpus(host: str) -> tuple[str, int] | None:
-    """Return the GPU and its number that belong to a host of the A and G series; None for other hosts."""
+def gpus_of(host: str) -> tuple[tuple[str, int], ...]:
+    """Return each GPU and its number that a host may have: one choice for the A and G series, several for N1."""
+    n1 = _N1.match(host)
+    if n1:
+        vcpus = int(n1[1])  # four to eight for each GPU, as jobs need
+        return tuple(
+            (gpu, count)
+            for gpu, most in _N1_MOST_VCPUS.items()
+            for count in most
+            if 4 * count <= vcpus <= min(8 * count, most[count])
+        )
     counted = _COUNTED.match(host)
     if counted and counted[1] in _SERIES:
-        return _SERIES[counted[1]], int(counted[2])
-    series, _, vcpus = host.rpartition("-")
-    by_vcpus = {"g2-standard": ("L4", _G2), "g4-standard": ("RTXPRO6000", _G4)}.get(series)
-    if by_vcpus and vcpus.isdigit() and int(vcpus) in by_vcpus[1]:
-        return by_vcpus[0], by_vcpus[1][int(vcpus)]
-    return None
-
-
-def hosts_gpus(host: str, gpu: str, count: int) -> bool:
-    """True if an N1 host may have these GPUs, and has at least four vCPUs for each."""
-    match = _N1.match(host)
-    most = _N1_MOST_VCPUS.get(gpu, {}).get(count)
-    return match is not None and most is not None and 4 * count <= int(match[1]) <= most
+        return ((_SERIES[counted[1]], int(counted[2])),)
+    series, _, vcpus_text = host.rpartition("-")
+    gpu, counts = _BY_VCPUS.get(series, ("", {}))
+    count = counts.get(vcpus_text)
+    return () if count is None else ((gpu, count),)
 
 
 def needs_gpus(host: str) -> bool:
-    """True for a host that is sold with GPUs only: its price alone is half of a machine's."""
+    """True for a host of the A and G series: its price alone is half of a machine's."""
     return re.match(r"(a[234]x?|g[24])-", host) is not None
 
 
