@@ -127,6 +127,8 @@ def _show(plan: Plan, today: date) -> None:
     best = plan.recommendations[0]
     console.print()
     console.print(f"prices of {oldest.isoformat()}; network by the {best.network}", style="dim")
+    if best.traffic_usd_per_hour:
+        console.print(f"traffic between zones: {format_usd(best.traffic_usd_per_hour)}/h of the price", style="dim")
     if best.estimates:
         console.print(escape(f"estimated, not measured: {', '.join(best.estimates)}"), style="dim")
     if request.ratings is not None:
@@ -186,7 +188,7 @@ def _show_decision(plan: Plan) -> None:
         cells: list[str | Text] = [
             str(best.rank),
             Text(cluster_text(best), style="bold green" if best.rank == 1 else ""),
-            escape(best.worker.zone or best.worker.region),
+            escape(best.worker.place),
             f"{best.hourly_usd:.4f}",
             *([f"{best.performance:,.1f}"] if objective == "throughput" or not under_market else []),
         ]
@@ -310,6 +312,8 @@ def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
         yield "restore", restore_text(best.restore)
     if why.risk is not None:
         yield from shown.reason_rows(why.risk)
+    if best.memory_failure_per_day is not None:
+        yield "memory tier", f"one of its machines fails in a day with {best.memory_failure_per_day:.2%}"
     if plan.request.ratings is not None:
         yield from rating_rows(plan.request.ratings)
     for age in why.price_ages:

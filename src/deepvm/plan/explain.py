@@ -19,7 +19,7 @@ from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.risk.reasons import RiskReasons, risk_reasons
-from deepvm.plan.search.board import Board
+from deepvm.plan.search.board import Board, spot_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
@@ -130,7 +130,7 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
     )
     return Explanation(
         because=_because(board, plan, chosen),
-        binding=_binding(request, better, next_better, raises),
+        binding=_binding(board, better, next_better, raises),
         unspent_usd=request.budget_usd - chosen.hourly_usd,
         links=_links(board, chosen),
         batch=_batch(board, chosen),
@@ -196,13 +196,13 @@ def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
 
 
 def _binding(
-    request: Request,
+    board: Board,
     find: Find,
     next_better_usd: float | None,
     raises: tuple[QuotaRaise, ...],
 ) -> tuple[str, ...]:
     """Name the constraints whose loosening improves the plan."""
-    found = []
+    request, found = board.request, []
     if next_better_usd is not None:
         found.append(f"budget (the next better cluster costs {format_usd(next_better_usd)}/h)")
     found += [f"quota {r.quota} ({r.vcpus:g} vCPUs)" for r in raises]
@@ -217,6 +217,10 @@ def _binding(
         relaxed[f"--global-batch {request.global_batch}"] = replace(request, global_batch=None)
     if request.job is not None and request.job.memory_bytes is not None:
         relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
+    most_gpus = spot_gpus(request, board.saturation)
+    if np.isfinite(most_gpus):
+        expected = f"--spot-gpus ({most_gpus:g} GPUs of one type in a spot market)"
+        relaxed[expected] = replace(request, spot_gpus=2 * int(most_gpus))
     places = request.zones or request.regions
     if places:
         relaxed[f"place ({', '.join(places)})"] = replace(request, zone=None, region=None)

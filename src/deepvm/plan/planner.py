@@ -26,6 +26,7 @@ from deepvm.plan.search import mixed
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Candidate, Space
+from deepvm.plan.search.tiers import failure_per_day
 from deepvm.units import USD_TOLERANCE
 
 Traces = Mapping[str, Sequence[Trace]]
@@ -161,6 +162,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
     of_ring = np.isin(board.workers.instance, trained)
     slowest, efa = float(board.workers.gbps[of_ring].min()), bool(board.workers.efa[of_ring].all())
     usd = architectures.hourly_usd(candidate.cluster)
+    keepers = sum(part.count for part in candidate.cluster if part.role == "memory")
     return Recommendation(
         rank=rank,
         architecture=candidate.architecture.name,
@@ -174,19 +176,18 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
         network=board.network_model,
         estimates=_estimates(board, candidate),
         restore=restore_forecast(board, candidate, slowest),
+        traffic_usd_per_hour=sum(part.traffic_usd for part in candidate.cluster),
+        memory_failure_per_day=failure_per_day(keepers) if keepers else None,
     )
 
 
 def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
     """Name the estimated figures and doubtful prices, by machine type."""
     catalog, request = board.catalog, board.request
-    by_family = " (by its family)" if catalog.provider == "aws" else ""
     marked = [
-        f"{what} of {catalog.instances[i].name}{how}"
-        for what, how, marks in (
-            ("eFLOPS", "", board.eflops_estimated),
-            ("bandwidth", by_family, board.gbps_estimated),
-        )
+        f"{what} of {catalog.instances[i].name}"
+        + (" (by its family)" if what == "bandwidth" and catalog.cloud_of(catalog.instances[i]) == "aws" else "")
+        for what, marks in (("eFLOPS", board.eflops_estimated), ("bandwidth", board.gbps_estimated))
         for i in dict.fromkeys(part.instance for part in candidate.cluster)
         if marks[i]
     ]

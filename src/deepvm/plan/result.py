@@ -36,10 +36,17 @@ class Role:
     usd_low: float | None
     usd_high: float | None
     seen: date
+    cloud: str | None = None  # if the catalogue is joined from several
 
     def to_json(self) -> dict[str, Any]:
         names = "role instance market count region zone usd_per_hour usd_low usd_high"
-        return {**json_fields(self, names), "price_seen": self.seen.isoformat()}
+        cloud = {} if self.cloud is None else {"cloud": self.cloud}
+        return {**json_fields(self, names), "price_seen": self.seen.isoformat(), **cloud}
+
+    @property
+    def place(self) -> str:
+        """For people: ``us-east-1a``, or with its cloud if there are several."""
+        return " ".join(filter(None, (self.cloud, self.zone or self.region)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +96,8 @@ class Recommendation:
     restore: RestoreForecast | None = None  # None if no machine of the cluster keeps checkpoints
     expected: Expected | None = None  # under a market
     conduct: Conduct | None = None  # with which that is expected
+    traffic_usd_per_hour: float = 0.0  # between zones, in ``hourly_usd``
+    memory_failure_per_day: float | None = None  # the chance that a memory node fails; None without memory nodes
 
     @property
     def worker(self) -> Role:
@@ -99,7 +108,7 @@ class Recommendation:
         return {
             **json_fields(self, "rank architecture roles nodes hourly_usd performance"),
             "objective": {"name": self.objective, "value": self.objective_value},
-            **json_fields(self, "curves network estimates restore"),
+            **json_fields(self, "curves network estimates restore traffic_usd_per_hour memory_failure_per_day"),
             **({} if self.expected is None else {"expected": self.expected.to_json()}),
             **({} if self.conduct is None else {"conduct": self.conduct.to_json()}),
         }
@@ -157,7 +166,8 @@ class Plan:
 def role_of(catalog: Catalog, part: Part) -> Role:
     prices = catalog.prices[part.market]
     region, zone = catalog.places[part.place]
-    valid = [p for p, place in enumerate(catalog.places) if place in ((region, zone), (region, None))]
+    of_region = catalog.region_of_place == catalog.region_of_place[part.place]
+    valid = [p for p in np.flatnonzero(of_region) if p == part.place or catalog.places[p][1] is None]
     rows = np.flatnonzero((prices.instance == part.instance) & np.isin(prices.place, valid))
     offer = catalog.offer(part.market, int(rows[np.argmin(prices.usd_per_hour[rows])]))
     return Role(
@@ -171,4 +181,5 @@ def role_of(catalog: Catalog, part: Part) -> Role:
         usd_low=offer.usd_low,
         usd_high=offer.usd_high,
         seen=offer.seen,
+        cloud=catalog.clouds[part.place] if catalog.clouds else None,
     )

@@ -30,7 +30,8 @@ class LateBar:
         return self
 
     def __call__(self, done: int, every: int) -> None:
-        if self._status is not None and time.monotonic() - self._begun_s > LATE_S:
+        late = time.monotonic() - self._begun_s > LATE_S
+        if self._status is not None and late and stderr.is_terminal:
             self._status.stop()
             self._status = None
             self._bar.start()
@@ -41,4 +42,5 @@ class LateBar:
     ) -> None:
         if self._status is not None:
             self._status.stop()
-        self._bar.stop()
+        else:
+            self._bar.stop()

@@ -13,13 +13,14 @@ from deepvm.plan.forecast import part_gbps, restore_forecast
 from deepvm.plan.risk.conduct import Tier
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.space import Candidate
+from deepvm.plan.search.tiers import FAILURES_PER_YEAR
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.strategies import LEAST_INTERVAL_S, MOST_INTERVAL_S, Rates
 
 RATES = Rates()
 DURABLE_USD_PER_PART = 5e-6  # an upload of one part into S3 Standard, us-east-1, list price of 2026-08
 DURABLE_PART_BYTES = 8 * 2**20
-NODE_FAILURES_PER_H = 1e-4  # of an on-demand machine: about one in 14 months, an assumption
+NODE_FAILURES_PER_H = FAILURES_PER_YEAR / (365 * 24)
 _BYTES_PER_S = 1e9 / 8  # of a Gbit/s
 
 

@@ -151,7 +151,7 @@ def _same_group(screen: Screen, rows: Screened, trial: Trial) -> bool:
 
 
 def _finalists(kept: Sequence[Judged], late: Sequence[Judged], most: int) -> list[Judged]:
-    """Return the best, and the best of each shape, type and place: they may be recommended, or come when others fail."""
+    """Return the best, and the best of each shape, type and place: for recommendations and the failover list."""
     chosen = {id(one): one for one in kept[: most // 2]}
     seen = set()
     for one in (*kept, *late):
