@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -20,13 +20,15 @@ from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, tab
 from deepvm.cli.risk import shown
 from deepvm.cli.risk.late_bar import LateBar
 from deepvm.errors import UsageError
-from deepvm.market.trace import Trace, check_meaning, load_traces
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
 from deepvm.plan.explain import Figure
 from deepvm.plan.objectives import unit
 from deepvm.plan.profiles import Ratings
 from deepvm.plan.result import RestoreForecast
 from deepvm.units import format_bytes, format_days, format_seconds, format_usd, parse_usd
+
+if TYPE_CHECKING:
+    from deepvm.market.trace import Trace
 
 _ROWS_OF_INSTANCES = 6
 
@@ -111,6 +113,8 @@ def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, 
         if meaning is not None:
             raise UsageError("--meaning has no effect without --traces")
         return None
+    from deepvm.market.trace import check_meaning, load_traces  # few plans have traces
+
     return load_traces(folder, meaning=check_meaning(meaning))
 
 

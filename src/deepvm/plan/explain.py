@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from deepvm.plan.planner import first as first_of
 from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
-from deepvm.plan.risk.reasons import RiskReasons, risk_reasons
 from deepvm.plan.search.board import Board, spot_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
+
+if TYPE_CHECKING:
+    from deepvm.plan.risk.reasons import RiskReasons
 
 Find = Callable[
     [Request], Recommendation | None
@@ -117,9 +119,11 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
     dollar = find(replace(request, budget_usd=request.budget_usd + 1))
     raises = _quota_raises(catalog, request, base, better)
     if under_market:
+        from deepvm.plan.risk.reasons import flip_of_cost  # with the simulator
+
         next_better = _next_better_estimate(request, better)
         runner_up = next((r for r in plan.failover if r.worker.instance != chosen.worker.instance), None)
-        flip = _flip_of_cost(chosen, runner_up)
+        flip = flip_of_cost(chosen, runner_up)
     else:
         next_better = _next_better_usd(board)
         runner_up = _best_without(objectives.build_space(board), catalog.index_by_name[chosen.worker.instance])
@@ -143,8 +147,16 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
         flip_usd=flip,
         quota_raises=raises,
         price_ages=ages,
-        risk=None if plan.found is None else risk_reasons(plan.found, max(age.days for age in ages)),
+        risk=_risk(plan, max(age.days for age in ages)),
     )
+
+
+def _risk(plan: Plan, price_days: int) -> RiskReasons | None:
+    if plan.found is None:
+        return None
+    from deepvm.plan.risk.reasons import risk_reasons  # with the simulator
+
+    return risk_reasons(plan.found, price_days)
 
 
 def _figures(request: Request) -> tuple[Figure, ...]:
@@ -263,15 +275,6 @@ def _next_better_estimate(request: Request, find: Find) -> float | None:
     """Return the price of the best cluster within twice the budget, if it is beyond the budget and better."""
     better = find(replace(request, budget_usd=2 * request.budget_usd + 1))
     return None if better is None or better.hourly_usd <= request.budget_usd + USD_TOLERANCE else better.hourly_usd
-
-
-def _flip_of_cost(chosen: Recommendation, runner_up: Recommendation | None) -> float | None:
-    """Return the price of one worker at which the expected cost is the runner-up's: the spot part grows with it."""
-    if runner_up is None or chosen.expected is None or chosen.objective != "cost":
-        return None
-    spot_usd = float(chosen.expected.risk.outcomes.spot_usd.mean())
-    more_usd = runner_up.objective_value - chosen.objective_value
-    return chosen.worker.usd_per_hour * (1 + more_usd / spot_usd) if spot_usd > 0 and more_usd >= 0 else None
 
 
 def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation, find: Find) -> tuple[QuotaRaise, ...]:

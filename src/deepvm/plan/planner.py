@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from deepvm.catalog import Catalog
 from deepvm.catalog.check import is_bid_floor
-from deepvm.errors import Infeasible, UsageError
-from deepvm.market.trace import Trace
+from deepvm.errors import UsageError
 from deepvm.plan import architectures, objectives
 from deepvm.plan.forecast import restore_forecast
 from deepvm.plan.infeasible import infeasible
-from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES, Request
+from deepvm.plan.request import Request
 from deepvm.plan.result import Curve, InstanceAnalysis, Plan, Recommendation, role_of
-from deepvm.plan.risk.advice import advice_of
-from deepvm.plan.risk.conduct import Expected
-from deepvm.plan.risk.deadline import never_ends, nothing_keeps
-from deepvm.plan.risk.replays import Judged, Progress
-from deepvm.plan.risk.search import estimate, place_of, search, shape_of
-from deepvm.plan.risk.trial import Trial
 from deepvm.plan.search import mixed
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Candidate, Space
 from deepvm.plan.search.tiers import failure_per_day
-from deepvm.units import USD_TOLERANCE
 
-Traces = Mapping[str, Sequence[Trace]]
+if TYPE_CHECKING:
+    from deepvm.market.trace import Trace
+    from deepvm.plan.risk.replays import Progress
+
+    Traces = Mapping[str, Sequence[Trace]]
+
 MOST_FAILOVERS = 5
 
 
@@ -45,7 +42,9 @@ def plan(
     ``traces`` are recorded markets by name, as ``deepvm.market.load_traces`` reads them. ``progress`` is called with
     the number of clusters that have been replayed, and with that of all."""
     if request.under_market(catalog):
-        return _under_market(catalog, request, traces, progress)
+        from deepvm.plan.risk.decide import plan_under_market  # with the simulator, which other plans do not need
+
+        return plan_under_market(catalog, request, traces, progress)
     if traces is not None:
         raise UsageError("traces have an effect under a spot market only: give --work, and not --market none")
     board = analyse_instances(catalog, request)
@@ -66,77 +65,12 @@ def plan(
     )
 
 
-def _under_market(catalog: Catalog, request: Request, traces: Traces | None, progress: Progress | None) -> Plan:
-    board = market_board(catalog, request)
-    space = objectives.build_space(board)
-    found = search(space, traces, progress)
-    if found is None:
-        raise _impossible(space, traces)
-    best = found.best[0]
-    ranked = _distinct(found.best, shape_of)
-    places = _distinct((*found.best, *found.late), place_of)
-    elsewhere = [one for one in places if place_of(one.trial) != place_of(best.trial)]
-    shapes = _distinct(found.best, lambda trial: (trial.candidate.architecture.name,))
-    return Plan(
-        request=board.request,
-        catalog=catalog.name,
-        instances=instance_rows(board),
-        architectures=tuple(judged_recommendation(one, 1) for one in shapes),
-        recommendations=_ranked(ranked[: request.top]),
-        left_out=board.left_out,
-        failover=_ranked(elsewhere[:MOST_FAILOVERS]),
-        advice=advice_of(found),
-        found=found,
-    )
-
-
-def market_board(catalog: Catalog, request: Request) -> Board:
-    """Return the board of a request under a market, which tries all shapes unless others than the default are named."""
-    if request.architectures == PAPER_ARCHITECTURES:
-        request = replace(request, architectures=MARKET_ARCHITECTURES)
-    return analyse_instances(catalog, request)
-
-
-def _impossible(space: Space, traces: Traces | None) -> Infeasible:
-    board = space.board
-    late = nothing_keeps(board, traces)
-    if late is not None:
-        return late
-    affordable = (space.score > -np.inf) & (space.hourly_usd <= board.request.budget_usd + USD_TOLERANCE)
-    return never_ends(board) if affordable.any() else infeasible(board)
-
-
-def _distinct(ranked: Iterable[Judged], key: Callable[[Trial], tuple[object, ...]]) -> list[Judged]:
-    """Return the first of each key, in their order."""
-    found: dict[tuple[object, ...], Judged] = {}
-    for one in ranked:
-        found.setdefault(key(one.trial), one)
-    return list(found.values())
-
-
-def _ranked(judged: Sequence[Judged]) -> tuple[Recommendation, ...]:
-    return tuple(judged_recommendation(one, rank) for rank, one in enumerate(judged, start=1))
-
-
-def judged_recommendation(one: Judged, rank: int) -> Recommendation:
-    """Return a trial as a recommendation: its conduct, and what to expect of it."""
-    made = recommendation(one.trial.board, one.trial.candidate, rank)
-    value = one.value if made.objective != "throughput" else made.performance
-    notes = () if one.trial.market is None else one.trial.market.notes
-    return replace(
-        made, objective_value=value, expected=Expected(risk=one.risk, notes=notes), conduct=one.trial.conduct()
-    )
-
-
 def first(catalog: Catalog, request: Request, traces: Traces | None = None) -> Recommendation | None:
     """Return the best cluster alone; under a market, by the analytic estimate. None if nothing fits."""
     if request.under_market(catalog):
-        guess = estimate(objectives.build_space(market_board(catalog, request)), traces)
-        if guess is None:
-            return None
-        trial, value = guess
-        made = recommendation(trial.board, trial.candidate, 1)
-        return replace(made, objective_value=made.performance if made.objective == "throughput" else value)
+        from deepvm.plan.risk.decide import first_estimate
+
+        return first_estimate(catalog, request, traces)
     board = analyse_instances(catalog, request)
     found = objectives.build_space(board).best(request.budget_usd, 1)
     return recommendation(board, found[0], 1) if found else None

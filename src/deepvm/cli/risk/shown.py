@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
@@ -11,9 +12,11 @@ from rich.text import Text
 
 from deepvm.cli.render import console, table
 from deepvm.plan import Recommendation
-from deepvm.plan.risk.conduct import Conduct, Expected
-from deepvm.plan.risk.reasons import Change, RiskReasons
 from deepvm.units import format_usd
+
+if TYPE_CHECKING:
+    from deepvm.plan.risk.conduct import Conduct, Expected
+    from deepvm.plan.risk.reasons import Change, RiskReasons
 
 _BAR = 32  # characters of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -10,6 +10,7 @@ from typing import Any
 
 from deepvm.json_fields import json_fields
 from deepvm.plan import architectures
+from deepvm.plan.result import Recommendation
 from deepvm.plan.risk.replays import Judged
 from deepvm.plan.risk.search import Found
 from deepvm.plan.risk.trial import Trial, tier_of
@@ -145,3 +146,12 @@ def _between(days: int, points: Sequence[tuple[int, float]]) -> float:
         if at <= high:
             return first + (second - first) * (math.log(at / low) / math.log(high / low))
     return points[-1][1]
+
+
+def flip_of_cost(chosen: Recommendation, runner_up: Recommendation | None) -> float | None:
+    """Return the price of one worker at which the expected cost is the runner-up's: the spot part grows with it."""
+    if runner_up is None or chosen.expected is None or chosen.objective != "cost":
+        return None
+    spot_usd = float(chosen.expected.risk.outcomes.spot_usd.mean())
+    more_usd = runner_up.objective_value - chosen.objective_value
+    return chosen.worker.usd_per_hour * (1 + more_usd / spot_usd) if spot_usd > 0 and more_usd >= 0 else None
