@@ -27,6 +27,7 @@ from benchmarks.curves import benchmark as curves
 from benchmarks.planner import benchmark as planner
 from benchmarks.recovery import benchmark as recovery
 from benchmarks.restore import benchmark as restore
+from benchmarks.risk import benchmark as risk
 from benchmarks.training import benchmark as training
 from benchmarks.transfer import benchmark as transfer
 from benchmarks.transfer import flows
@@ -34,6 +35,7 @@ from benchmarks.transfer import flows
 RESULTS = summary.RESULTS
 BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "planner": lambda _: planner.run(),
+    "risk": risk.run,
     "checkpoint": checkpoint.run,
     "training": training.run,
     "flows": flows.run,

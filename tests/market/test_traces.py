@@ -51,7 +51,8 @@ def test_the_meaning_turns_counts_around_and_is_never_guessed(tmp_path: Path) ->
         ({"metadata": {"gap_seconds": 600}, "data": [1, 0.5]}, "not whole numbers from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, "2"]}, "not a number"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, True]}, "not a number"),
-        ({"metadata": {"gap_seconds": 600}, "data": [1, None]}, "has a gap"),
+        ({"metadata": {"gap_seconds": 600}, "data": [1, *[None] * 7, 1]}, r"a gap \(null\) of 1.2 h from entry 1"),
+        ({"metadata": {"gap_seconds": 600}, "data": [None]}, "not whole numbers from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [9]}, "its folder is of 4 machines"),
         ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [1, 2]}, "1 ticks and 2 prices"),
         ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [-1]}, "negative price"),
@@ -88,7 +89,6 @@ PRICED = {"spot_usd": 1.0, "on_demand_usd": 3.0}
         ([], "at least one trace"),
         ([trace_of(1), trace_of(2)], "us-east-1a has two traces"),
         ([trace_of(1), trace_of(2, zone="b", kind=TraceKind.HELD)], "launches and of held machines"),
-        ([trace_of(1, 2), trace_of(2, 1, zone="b", gap_s=250.0)], "ticks of 250 s do not divide"),
         ([trace_of(1, start=START), trace_of(2, zone="b")], "b has no start_time and others have"),
         ([trace_of(1, start=START), trace_of(2, zone="b", start=datetime(2020, 1, 1, tzinfo=timezone.utc))], "overlap"),
     ],
@@ -104,6 +104,38 @@ def test_zones_of_mixed_ticks_share_the_finest_clock_and_the_common_time() -> No
     market = market_of([coarse, fine], **PRICED)
     assert (market.tick_s, market.capacity.tolist()) == (300.0, [[2, 2, 0, 0], [1, 2, 3, 4]])
     assert market.start_s == later.timestamp()
+
+
+def test_ticks_that_do_not_divide_hold_what_was_last_seen() -> None:
+    market = market_of([trace_of(4, 2), trace_of(1, 2, 3, 4, zone="b", gap_s=250.0)], **PRICED)
+    assert (market.tick_s, market.capacity.tolist()) == (250.0, [[4, 4, 4, 2], [1, 2, 3, 4]])
+
+
+def test_short_gaps_are_filled_with_the_fewer_machines_around_them(tmp_path: Path) -> None:
+    data = [None, 3, None, 1, None, None, 4, None]
+    path = written(tmp_path, {"metadata": {"gap_seconds": 600}, "data": data})
+    assert load_trace(path, meaning="up").up.tolist() == [3, 3, 1, 1, 1, 1, 4, 4]
+
+
+def test_a_later_part_of_a_recording_begins_at_its_offset(tmp_path: Path) -> None:
+    metadata = {"gap_seconds": 600, "start_time": "2026-08-01T00:00:00+00:00", "tick_offset": 6}
+    dated = load_trace(written(tmp_path, {"metadata": metadata, "data": [1, 2]}), meaning="up")
+    assert dated.start == datetime(2026, 8, 1, 1, tzinfo=timezone.utc)
+    undated = [trace_of(1, 2, 3, first_s=600.0), trace_of(3, 2, 1, zone="b")]
+    assert market_of(undated, **PRICED).capacity.tolist() == [[1, 2], [2, 1]]
+
+
+def test_a_folder_may_hold_other_files_and_be_one_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, {"metadata": {"gap_seconds": 600}, "data": [4, 0]})
+    for name, text in (("package.json", "{}"), ("._us-east-1a_v100_1.json", "\0\5"), ("README.md", "about")):
+        (path.parent / name).write_text(text)
+    (path.parent / "list.json").write_text("[1, 2]")
+    whole, one_set = load_traces(tmp_path, meaning="up"), load_traces(path.parent, meaning="up")
+    monkeypatch.chdir(path.parent)
+    here = load_traces(Path(), meaning="up")
+    assert [len(traces) for traces in whole.values()] == [1]
+    assert set(one_set) == set(here) == {path.parent.name}
+    assert {trace.machines for sets in (whole, one_set, here) for (trace,) in sets.values()} == {4}
 
 
 def test_a_market_without_any_machine_is_a_market_and_its_gang_is_never_up() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deepvm.cli.app import run
 from deepvm.errors import UnknownName, UsageError
-from deepvm.simulate.backtest import backtest, backtests, simulate
+from deepvm.simulate import backtest, backtests, simulate
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.strategies import NAMES
 from tests.support.simulate.markets import bulk_market, write_traces

@@ -11,10 +11,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from deepvm.catalog import Catalog, Instance, Market, Prices, Quota
+from deepvm.catalog.check import bid_floor_usd
 from deepvm.performance import table_workers
 from deepvm.plan import OBJECTIVES, POLICIES, Request
-from deepvm.plan.search.board import USABLE_MEMORY
+from deepvm.plan.search.board import ANCHOR_SHARE, OS_HEADROOM_GIB, SPOT_GPUS, USABLE_MEMORY
 from deepvm.plan.search.instances import analyse_instances, eflops_of
+from deepvm.plan.search.tiers import MOST_NODES, NODE_USD
 
 DAY = date(2026, 8, 22).toordinal()
 TOLERANCE_USD = 1e-6
@@ -123,6 +125,7 @@ def requests(draw: st.DrawFn, **fixed: object) -> Request:
             st.sampled_from([("tiering", "single-anchor"), ("all-spot",), ("tiering", "all-on-demand", "all-spot")])
         ),
         "memory_in": draw(st.sampled_from(["zone", "region"])),
+        "market": "none",
         **fixed,
     }
     return Request(**drawn)  # type: ignore[arg-type]
@@ -144,9 +147,13 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
     exclusive = paper and request.policy in ("deepvm", "noscale")
     baseline = request.policy in ("cost-first", "performance-first")
     kinds = ("single-anchor",) if baseline else request.architectures
+    table = catalog.saturation == "table"
+    expert = not (paper or table)
     usd = {market: {} for market in Market}
     for market, columns in catalog.prices.items():
         for i, p, price in zip(columns.instance, columns.place, columns.usd_per_hour, strict=True):
+            if expert and price < bid_floor_usd(catalog.instances[i]):
+                continue
             region, zone = catalog.places[p]
             zones = [q for q, (r, z) in enumerate(catalog.places) if r == region and z is not None]
             for q in [int(p)] if zone is not None or not zones else zones:  # a region's price holds in its zones
@@ -162,7 +169,6 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
 
     needed_gbps = request.checkpoint_bytes * 8 / request.checkpoint_every_s / 0.5 / 1e9
     bytes_wanted = request.checkpoint_bytes * request.buffers
-    table = catalog.saturation == "table"
     for i, instance in enumerate(catalog.instances):
         eflops, _ = eflops_of(instance)
         if instance.accelerator is None or eflops is None:
@@ -183,6 +189,9 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
                 if spot is None:
                     continue
                 spot_limit = quota(i, p, Market.SPOT)
+                if expert:
+                    spot_limit = min(spot_limit, max(1.0, SPOT_GPUS // instance.accelerator_count))
+                anchor_share = ANCHOR_SHARE if expert else 1.0
                 if "all-spot" in kinds and n <= spot_limit and n * uplink >= needed_gbps:
                     yield Found("all-spot", i, p, n, n * spot, performance)
                 anchor_spots = n if paper else n - 1
@@ -192,23 +201,44 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
                     and on_demand is not None
                     and anchor_spots <= spot_limit
                     and quota(i, p, Market.ON_DEMAND) >= 1
-                    and (paper or instance.memory_gib is None or instance.memory_gib * 2**30 >= bytes_wanted)
+                    and (
+                        paper
+                        or instance.memory_gib is None
+                        or instance.memory_gib * anchor_share * 2**30 >= bytes_wanted
+                    )
                     and (paper or uplink >= needed_gbps)
                 ):
                     yield Found("single-anchor", i, p, n, (n - 1) * spot + on_demand, performance)
                 if "tiering" not in kinds or n > spot_limit or n * uplink < needed_gbps:
                     continue
+                tiers: list[tuple[float, float]] = []  # what decides, and what is paid
                 for (j, q), price in usd[Market.ON_DEMAND].items():
                     node = catalog.instances[j]
                     near = q == p if request.memory_in == "zone" else catalog.places[q][0] == catalog.places[p][0]
-                    if node.accelerator is not None or not near:
+                    if node.accelerator is not None or not near or (expert and node.vcpus < 2):
                         continue
+                    serving = 0
                     for m in range(1, request.max_nodes + 1):
-                        held = node.memory_gib * 2**30 if paper else m * node.memory_gib * 2**30 * USABLE_MEMORY
+                        each = node.memory_gib * USABLE_MEMORY - (OS_HEADROOM_GIB if expert else 0.0)
+                        held = node.memory_gib * 2**30 if paper else m * each * 2**30
                         gbps = min(node.sustained_gbps, instance.sustained_gbps)
                         served = n / m < float(table_workers(gbps)) if table else m * node.sustained_gbps >= needed_gbps
-                        if held >= bytes_wanted and served and m <= quota(j, q, Market.ON_DEMAND):
+                        fits = each > 0 and held >= bytes_wanted and served and m <= quota(j, q, Market.ON_DEMAND)
+                        serving += fits
+                        if not fits or (expert and serving > 1 and m > MOST_NODES):
+                            continue
+                        if not expert:
                             yield Found("tiering", i, p, n, n * spot + m * price, performance)
+                            continue
+                        gigabytes = request.checkpoint_bytes / 1e9
+                        per_h = 3600 / request.checkpoint_every_s + request.losses_per_h * n
+                        traffic = 0.0 if q == p else 0.02 * gigabytes * per_h
+                        rates = (instance.sustained_gbps / 8, m * node.sustained_gbps / 8 / n, m * 2 * 5 / 8, 8.0)
+                        waiting = request.losses_per_h * n * spot * gigabytes / min(rates) / 3600
+                        paid = m * price + traffic
+                        tiers.append((round(paid + NODE_USD * (m - 1) + waiting, 9), paid))
+                if tiers:
+                    yield Found("tiering", i, p, n, n * spot + min(tiers)[1], performance)
 
 
 def objective_score(catalog: Catalog, request: Request, found: Found) -> float:

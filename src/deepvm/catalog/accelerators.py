@@ -34,6 +34,8 @@ class Accelerator:
     link: Link = "pcie"
     link_gbytes_per_s: float = PCIE_3_GBYTES_PER_S
     aliases: tuple[str, ...] = ()
+    maker: str = "nvidia"
+    pytorch: bool = True  # False if today's builds of PyTorch have no kernels for it
 
     def __post_init__(self) -> None:
         if not _key(self.name):
@@ -60,7 +62,7 @@ def _key(name: str) -> str:
 def all_accelerators() -> tuple[Accelerator, ...]:
     """Read the table."""
     text = (resources.files("deepvm.catalog") / "data" / "accelerators.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    rows = csv.DictReader((line for line in text.splitlines() if not line.startswith("#")), restval="")
     return tuple(
         Accelerator(
             name=row["name"],
@@ -71,6 +73,8 @@ def all_accelerators() -> tuple[Accelerator, ...]:
             link=cast(Link, row["link"]),
             link_gbytes_per_s=float(row["link_gbytes_per_s"]),
             aliases=tuple(filter(None, row["aliases"].split("|"))),
+            maker=row["maker"] or "nvidia",
+            pytorch=row["pytorch"] != "no",
         )
         for row in rows
     )
@@ -99,6 +103,27 @@ def of_size(gpu: Accelerator, memory_gib: float) -> Accelerator | None:
 def agrees(table_gib: float, stated_gib: float) -> bool:
     """True if a stated size is the table's: clouds subtract error correction, or round up."""
     return 0.88 * table_gib <= stated_gib <= 1.1 * table_gib
+
+
+# Accelerators that the table lacks, by how clouds name them.
+_OTHER_MAKERS = {
+    "amd": re.compile(r"radeon|instinct|mi\d"),
+    "intel": re.compile(r"gaudi|hl-?\d|habana"),
+    "aws": re.compile(r"trainium|inferentia"),
+    "google": re.compile(r"tpu"),
+}
+
+
+def maker_of(name: str) -> str | None:
+    """Return who makes an accelerator; None if neither the table nor its name shows it."""
+    gpu = find(name)
+    if gpu is not None:
+        return gpu.maker
+    return next((maker for maker, pattern in _OTHER_MAKERS.items() if pattern.match(name.lower())), None)
+
+
+def makers() -> tuple[str, ...]:
+    return tuple(sorted({gpu.maker for gpu in all_accelerators()} | _OTHER_MAKERS.keys()))
 
 
 def spellings(asked: str, present: Iterable[str]) -> set[str]:

@@ -142,7 +142,12 @@ def _offers(catalog: Catalog, market: Market, prices: Prices, today: date) -> li
 
 def is_bid_floor(instance: Instance, usd_per_hour: float) -> bool:
     """True if a price is too low for its accelerators: it is the lowest admitted bid, not a market price."""
-    return usd_per_hour < _tflops(instance) * BID_FLOOR_USD
+    return usd_per_hour < bid_floor_usd(instance)
+
+
+def bid_floor_usd(instance: Instance) -> float:
+    """Return the price below which nobody rents out its accelerators; zero if they are unknown."""
+    return _tflops(instance) * BID_FLOOR_USD
 
 
 def _tflops(instance: Instance) -> float:

@@ -47,6 +47,7 @@ class Instance:
     interruption_percent: tuple[float, float] | None = None  # of spot machines in a month: from, to
     eflops: float | None = None  # measured; an estimate is never stored here
     speedup: Mapping[str, Any] | None = None  # a measured curve, as deepvm.performance.curve_from_spec reads it
+    cloud: str | None = None  # in a catalogue joined from several; else its provider
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -172,6 +173,7 @@ class Catalog:
     quotas: tuple[Quota, ...] = ()
     saturation: str = "bandwidth"
     notes: Sequence[str] = field(default=())
+    clouds: tuple[str, ...] = ()  # of each place, in a catalogue joined from several
 
     @cached_property
     def index_by_name(self) -> Mapping[str, int]:
@@ -190,6 +192,19 @@ class Catalog:
     @property
     def regions(self) -> list[str]:
         return sorted({region for region, _ in self.places})
+
+    def cloud_of(self, instance: Instance) -> str:
+        return instance.cloud or self.provider
+
+    def cloud_at(self, place: int) -> str:
+        return self.clouds[place] if self.clouds else self.provider
+
+    @cached_property
+    def region_of_place(self) -> NDArray[np.int64]:
+        """The region of each place, as a number: clouds may have regions of the same name."""
+        numbers: dict[tuple[str, str], int] = {}
+        keys = ((self.cloud_at(p), region) for p, (region, _) in enumerate(self.places))
+        return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)
 
     @property
     def zones(self) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,12 +15,13 @@ import typer
 from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.library import DEFAULT
+from deepvm.cli.shared_options import takes
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.job import Job, read_job
 from deepvm.performance.profile import read_profile
 from deepvm.plan import OBJECTIVES, Request
 from deepvm.plan.profiles import rate_machines
-from deepvm.plan.request import PAPER_ARCHITECTURES
+from deepvm.plan.request import LOSSES_PER_H, PAPER_ARCHITECTURES
 from deepvm.plan.search.instances import job_eflops
 from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
@@ -77,6 +76,12 @@ def _request_options(
     fractional_gpus: Annotated[bool, _cluster("Admit slices of GPUs.", "--fractional-gpus")] = False,
     max_nodes: Annotated[int, _cluster("Most machines in one role.")] = 255,
     memory_in: Annotated[str, _cluster("Memory nodes in the workers' zone or region.")] = "zone",
+    vendor: Annotated[list[str] | None, _cluster("Makers of GPUs, repeatable; any for all [nvidia].")] = None,
+    local_zones: Annotated[bool, _cluster("Admit zones near cities, with few machines.", "--local-zones")] = False,
+    spot_gpus: Annotated[int | None, _cluster("GPUs of one type that a spot market has [64].")] = None,
+    losses_per_hour: Annotated[
+        float, _cluster("How often all spot machines are lost: what slow restores cost.")
+    ] = LOSSES_PER_H,
     quota: Annotated[
         list[str] | None, _cluster("vCPUs of a family in a market, as G:spot=128, repeatable.", "--quota")
     ] = None,
@@ -123,6 +128,10 @@ def _request_options(
         fractional_gpus=fractional_gpus,
         max_nodes=max_nodes,
         memory_in=cast(Any, memory_in),
+        vendor=tuple(vendor or ()),
+        local_zones=local_zones,
+        spot_gpus=spot_gpus,
+        losses_per_h=losses_per_hour,
         quotas=with_quotas(market, quota),
         curve=cast(Any, curve),
         saturation=cast(Any, saturation),
@@ -159,20 +168,7 @@ def _as_of(catalog: str, day: date) -> Catalog:
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options above to a command, which then gets ``market`` and ``request`` (with budget 0)."""
-    shared = inspect.signature(_request_options, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    kept = [p for name, p in own.items() if name not in ("market", "request")]
-
-    @functools.wraps(command)
-    def called(**values: Any) -> None:
-        market, request = _request_options(**{name: values.pop(name) for name in shared})
-        command(market=market, request=request, **values)
-
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*kept, *shared.values())]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    del called.__wrapped__
-    return called
+    return takes(_request_options, "market", "request")(command)
 
 
 def parse_work(catalog: Catalog, text: str, job: Request) -> float:
@@ -186,7 +182,7 @@ def parse_work(catalog: Catalog, text: str, job: Request) -> float:
                 f"{text!r} is not a valid job size: write 40h@g4dn.xlarge, or eFLOPS hours as 15080"
             ) from None
     machine = catalog.instance(instance)
-    eflops = job_eflops(machine, catalog.provider, job)
+    eflops = job_eflops(machine, catalog.cloud_of(machine), job)
     if eflops is None:
         raise UsageError(f"{machine.name} has no accelerator of known speed: measure --work on another type")
     return parse_seconds(duration) / 3600 * eflops

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -16,7 +16,10 @@ from rich.text import Text
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.cli.options import takes_request
-from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, stderr, table, write_text
+from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, table, write_text
+from deepvm.cli.risk import shown
+from deepvm.cli.risk.late_bar import LateBar
+from deepvm.errors import UsageError
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
 from deepvm.plan.explain import Figure
 from deepvm.plan.objectives import unit
@@ -24,7 +27,14 @@ from deepvm.plan.profiles import Ratings
 from deepvm.plan.result import RestoreForecast
 from deepvm.units import format_bytes, format_days, format_seconds, format_usd, parse_usd
 
+if TYPE_CHECKING:
+    from deepvm.market.trace import Trace
+
 _ROWS_OF_INSTANCES = 6
+
+
+def _risk(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="The spot market")
 
 
 @takes_request
@@ -38,14 +48,33 @@ def command(
     mixed: Annotated[bool, typer.Option("--mixed", help="Allow several GPU types in one cluster.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the plan to a JSON file.")] = None,
     as_json: JsonFlag = False,
+    confidence: Annotated[float | None, _risk("Of keeping --deadline: 0.95 means 19 of 20 [0.95].")] = None,
+    usd_per_hour_of_waiting: Annotated[str, _risk("What an hour until the end is worth, for --objective cost.")] = "0",
+    spot_market: Annotated[
+        str, _risk("built-in, or none: spot machines stay [built-in with --work].", "--market")
+    ] = "auto",
+    traces: Annotated[Path | None, _risk("A folder of recorded capacity, instead of the built-in market.")] = None,
+    meaning: Annotated[str | None, _risk("What the traces count: up or preempted.")] = None,
+    risk: Annotated[bool, _risk("Draw how cost and time of the first plan are distributed.", "--risk")] = False,
+    figure: Annotated[Path | None, _risk("Draw that into a file (.svg, .png, .pdf).")] = None,
+    seed: Annotated[int, _risk("Draws the built-in market.")] = 0,
     market: Catalog,
     request: Request,
 ) -> None:
     """Plan the best cluster for a budget out of spot and on-demand machines."""
-    request = replace(request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed)
+    if confidence is not None and request.deadline_s is None:
+        raise UsageError("--confidence has no effect without --deadline")
+    request = replace(
+        request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed,
+        confidence=0.95 if confidence is None else confidence, market=cast(Any, spot_market), seed=seed,
+        usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
+    )  # fmt: skip
+    if (risk or figure is not None) and not request.under_market(market):
+        raise UsageError("--risk and --figure need a spot market: give --work, and not --market none")
+    recorded = _traces(traces, meaning)
     today = datetime.now(timezone.utc).date()
-    with stderr.status("searching"):  # mixed clusters and explanations over a whole cloud take seconds
-        plan = planning.plan(market, request)
+    with LateBar("searching") as bar:  # mixed clusters and explanations over a whole cloud take seconds
+        plan = planning.plan(market, request, traces=recorded, progress=bar)
         front = planning.pareto(market, request) if pareto else None
         reasons = planning.explain(market, plan, today) if explain else None
 
@@ -54,18 +83,39 @@ def command(
         document["pareto"] = [r.to_json() for r in front]
     if reasons is not None:
         document["explanation"] = reasons.to_json()
+    expected = plan.recommendations[0].expected
+    if risk and expected is not None:
+        document["risk"] = expected.distribution()
+    deadline_h = None if request.deadline_s is None else request.deadline_s / 3600
+    if figure is not None and expected is not None:
+        from deepvm.cli.risk.figure import draw_risk
+
+        draw_risk(expected, figure, title=cluster_text(plan.recommendations[0]), deadline_h=deadline_h)
     if output is not None:
         write_text(output, json.dumps(document, indent=2, allow_nan=False) + "\n")
     if as_json:
         print_json(document)
         return
     _show(plan, today)
+    if risk and expected is not None:
+        shown.show_distribution(expected, deadline_h)
     if front is not None:
         _show_front(front)
     if reasons is not None:
         _show_reasons(plan, reasons)
-    if output is not None:
-        console.print(escape(f"\nwritten to {output}"), style="dim", soft_wrap=True)
+    for path in (output, figure):
+        if path is not None:
+            console.print(escape(f"\nwritten to {path}"), style="dim", soft_wrap=True)
+
+
+def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, ...]] | None:
+    if folder is None:
+        if meaning is not None:
+            raise UsageError("--meaning has no effect without --traces")
+        return None
+    from deepvm.market.trace import check_meaning, load_traces  # few plans have traces
+
+    return load_traces(folder, meaning=check_meaning(meaning))
 
 
 def _show(plan: Plan, today: date) -> None:
@@ -81,6 +131,8 @@ def _show(plan: Plan, today: date) -> None:
     best = plan.recommendations[0]
     console.print()
     console.print(f"prices of {oldest.isoformat()}; network by the {best.network}", style="dim")
+    if best.traffic_usd_per_hour:
+        console.print(f"traffic between zones: {format_usd(best.traffic_usd_per_hour)}/h of the price", style="dim")
     if best.estimates:
         console.print(escape(f"estimated, not measured: {', '.join(best.estimates)}"), style="dim")
     if request.ratings is not None:
@@ -128,21 +180,30 @@ def _show_architectures(plan: Plan) -> None:
 
 def _show_decision(plan: Plan) -> None:
     objective = plan.request.objective
-    rows = table("4 Decision", ">#", "cluster", "where", ">$/h", ">performance")
-    if objective != "throughput":
+    under_market = plan.recommendations[0].expected is not None
+    rows = table("4 Decision", ">#", "cluster", "where", ">$/h")
+    if objective == "throughput" or not under_market:
+        rows.add_column("performance", justify="right")
+    if under_market:
+        shown.columns(rows)
+    elif objective != "throughput":
         rows.add_column(f"{objective} ({unit(objective)})", justify="right")
     for best in plan.recommendations:
         cells: list[str | Text] = [
             str(best.rank),
             Text(cluster_text(best), style="bold green" if best.rank == 1 else ""),
-            escape(best.worker.zone or best.worker.region),
+            escape(best.worker.place),
             f"{best.hourly_usd:.4f}",
-            f"{best.performance:,.1f}",
+            *([f"{best.performance:,.1f}"] if objective == "throughput" or not under_market else []),
         ]
-        if objective != "throughput":
+        if best.expected is not None:
+            cells += shown.cells(best.expected)
+        elif objective != "throughput":
             cells.append(f"{best.objective_value:,.2f}")
         rows.add_row(*cells)
     console.print(rows)
+    if under_market:
+        shown.show_conduct(plan.recommendations[0], plan.failover, plan.advice)
 
 
 def cluster_text(best: Recommendation) -> str:
@@ -240,7 +301,8 @@ def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
         gained = f"{why.dollar_more_gain or 0.0:+.1%}, with {cluster_text(why.dollar_more)}"
         yield "$1/h more", gained if why.dollar_more_gain else "buys nothing"
     if why.flip_usd is None:
-        yield "flips", "at no price of its worker within the budget"
+        if why.risk is None:
+            yield "flips", "at no price of its worker within the budget"
     else:
         worker = f"{best.worker.instance} {best.worker.market}"
         yield "flips", f"when {worker} costs more than {format_usd(why.flip_usd)}/h"
@@ -252,6 +314,10 @@ def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
         yield "quota", "no raise would help"
     if best.restore is not None:
         yield "restore", restore_text(best.restore)
+    if why.risk is not None:
+        yield from shown.reason_rows(why.risk)
+    if best.memory_failure_per_day is not None:
+        yield "memory tier", f"one of its machines fails in a day with {best.memory_failure_per_day:.2%}"
     if plan.request.ratings is not None:
         yield from rating_rows(plan.request.ratings)
     for age in why.price_ages:

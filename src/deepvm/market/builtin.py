@@ -30,7 +30,7 @@ FORMAT = "deepvm-hazards/1"
 TIGHTNESS = ("calm", "medium", "tight")
 LEAST_DAYS, LEAST_ZONES = 7.0, 3
 ANY = "any"
-_SHARED = 0.92  # levels of a region's zones then correlate by 0.25 to 0.77, as in traces
+SHARED = 0.92  # levels of a region's zones then correlate by 0.25 to 0.77, as in traces
 _MOST_MACHINES = 1000
 
 
@@ -149,7 +149,7 @@ def builtin_market(
         machines=machines,
         ticks=ticks,
         groups=[regions.index(region) for region in regions],
-        shared=_SHARED,
+        shared=SHARED,
     )
     prices = np.array([_usd(spot_usd, zone, "spot") for zone in zones])
     return Market(

@@ -154,7 +154,11 @@ class PriceHistory:
         """Return the keys of a type, in every place. UnknownName if it has none."""
         if type_ not in self._by_type:
             raise UnknownName("machine type of this history", type_, self._by_type)
-        return tuple(key for key in self._by_type[type_] if market is None or key[3] == _side(market))
+        return self.keys_of(type_, market)
+
+    def keys_of(self, type_: str, market: str | None = None) -> tuple[Key, ...]:
+        """Return the keys of a type, in every place; none if it is unknown."""
+        return tuple(key for key in self._by_type.get(type_, ()) if market is None or key[3] == _side(market))
 
     def key(self, type_: str, place: str, market: str) -> Key | None:
         """Find the key of a zone, or else of its region; None if there is no price."""

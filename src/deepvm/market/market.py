@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -94,6 +95,15 @@ class Market:
         start_s = None if self.start_s is None else self.start_s + first * self.tick_s
         return replace(self, capacity=self.capacity[:, first:last], price=self.price[:, first:last], start_s=start_s)
 
+    def repeated(self, least_h: float) -> Market:
+        """Return the market followed by itself until it lasts ``least_h`` hours, so that late runs can end."""
+        copies = max(1, math.ceil(least_h / self.hours - 1e-9))
+        if copies * self.ticks > MOST_TICKS:
+            raise UsageError(
+                f"a market of {self.hours:g} h cannot last {least_h:g} h: that is over {MOST_TICKS:,} ticks"
+            )
+        return replace(self, capacity=np.tile(self.capacity, copies), price=np.tile(self.price, copies))
+
 
 def market_of(
     traces: Sequence[Trace],
@@ -104,8 +114,8 @@ def market_of(
 ) -> Market:
     """Put the traces of several zones on one clock: that of the finest ticks, cut to the time that all of them have.
 
-    ``spot_usd`` is used where a trace has no prices. Refused by name: two traces of one zone, traces of different
-    kinds, ticks that do not divide each other, and traces that do not overlap in time.
+    On a finer clock, a trace holds what it last saw. ``spot_usd`` is used where a trace has no prices. Refused by name:
+    two traces of one zone, traces of different kinds, and traces that do not overlap in time.
     """
     if not traces:
         raise UsageError("a market needs at least one trace")
@@ -119,7 +129,7 @@ def market_of(
     firsts, lasts = _common_time(traces, tick_s)
     columns, prices, priced = [], [], True
     for trace, first, last in zip(traces, firsts, lasts, strict=True):
-        at = (np.arange(first, last) * tick_s / trace.gap_s + 1e-9).astype(np.int64)
+        at = np.minimum((np.arange(first, last) * tick_s / trace.gap_s + 1e-9).astype(np.int64), len(trace.up) - 1)
         columns.append(trace.up[at])
         usd = _price(trace, spot_usd)
         priced = priced and trace.prices is not None
@@ -140,20 +150,11 @@ def market_of(
 
 def _common_time(traces: Sequence[Trace], tick_s: float) -> tuple[list[int], list[int]]:
     """Return each trace's first and last tick of the common clock, in ticks of that clock."""
-    for trace in traces:
-        ratio = trace.gap_s / tick_s
-        if abs(ratio - round(ratio)) > 1e-6:
-            raise UsageError(
-                f"{trace.zone} has ticks of {trace.gap_s:g} s, which ticks of {tick_s:g} s do not divide: "
-                "give traces of one set, or resample them"
-            )
-    dated = [trace.start for trace in traces if trace.start is not None]
-    begins = [0.0] * len(traces)
-    if len(dated) == len(traces):
-        begins = [trace.start.timestamp() for trace in traces if trace.start is not None]
-    elif dated:
+    dated = [trace.start.timestamp() for trace in traces if trace.start is not None]
+    if dated and len(dated) < len(traces):
         missing = next(trace.zone for trace in traces if trace.start is None)
         raise UsageError(f"{missing} has no start_time and others have: they cannot be put on one clock")
+    begins = dated or [trace.first_s for trace in traces]
     latest = max(begins)
     lengths = [len(trace.up) * trace.gap_s for trace in traces]
     earliest_end = min(begin + length for begin, length in zip(begins, lengths, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -24,6 +24,8 @@ Counts = NDArray[np.int32]
 Meaning = Literal["up", "preempted"]
 MOST_BYTES = 256 * 2**20
 MOST_MACHINES = 100_000
+_HINT = 'a trace has {"metadata": {"gap_seconds": 600}, "data": [machines by tick]}'
+MOST_FILLED_S = 3600.0  # a longer gap in the data is refused
 _FILE = re.compile(r"(?P<zone>[A-Za-z0-9-]+)_(?P<accelerator>[A-Za-z0-9.-]+?)(?:_(?P<count>\d+))?\Z")
 
 
@@ -45,6 +47,7 @@ class Trace:
     kind: TraceKind
     start: datetime | None = None  # of the first tick
     prices: Floats | None = None  # USD an hour of one machine, by tick; NaN where unknown
+    first_s: float = 0.0  # from the beginning of the recording, of which this may be a later part
     accelerator: str | None = None
     accelerator_count: int = 1
 
@@ -87,26 +90,35 @@ def region_of(zone: str) -> str:
 def load_trace(path: Path, *, meaning: Meaning, kind: TraceKind | None = None, machines: int | None = None) -> Trace:
     """Read one trace. Its kind and size come from its folders (``availability/16-node/...``) unless they are given."""
     check_meaning(meaning)
-    hint = 'a trace has {"metadata": {"gap_seconds": 600}, "data": [...]}'
-    document = strict.read_file(path, most_bytes=MOST_BYTES, hint=hint)
+    return _checked(strict.read_file(path, most_bytes=MOST_BYTES, hint=_HINT), path, meaning, kind, machines)
+
+
+def _checked(
+    document: Any, path: Path, meaning: Meaning, kind: TraceKind | None = None, machines: int | None = None
+) -> Trace:
     try:
-        trace = _trace_of(document, path, meaning, kind or _kind_of(path), machines or _machines_of(path))
+        return _trace_of(document, path, meaning, kind or _kind_of(path), machines or _machines_of(path))
     except (strict.MalformedJson, UsageError) as error:
         raise MalformedFile(path, f"not a valid trace: {error}") from None
-    return trace
 
 
 def load_traces(folder: Path, *, meaning: Meaning) -> dict[str, tuple[Trace, ...]]:
-    """Read every trace below a folder: by the folder that each lies in, which makes one market."""
+    """Read every trace below a folder: by the folder that each lies in, which makes one market.
+
+    Hidden files and JSON files without ``metadata`` and ``data`` are no traces, and are passed over."""
     check_meaning(meaning)
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder of traces")
     found: dict[str, list[Trace]] = {}
     for path in sorted(folder.rglob("*.json")):
-        name = path.parent.relative_to(folder).as_posix()
-        found.setdefault(name, []).append(load_trace(path, meaning=meaning))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
+            document = strict.read_file(path, most_bytes=MOST_BYTES, hint=_HINT)
+            if isinstance(document, dict) and {"metadata", "data"} & set(document):
+                name = path.parent.relative_to(folder).as_posix()
+                name = path.resolve().parent.name if name == "." else name
+                found.setdefault(name, []).append(_checked(document, path, meaning))
     if not found:
-        raise UsageError(f"{folder} has no trace: they are JSON files, one for each zone")
+        raise UsageError(f"{folder} has no trace: {_HINT}, in one JSON file for each zone")
     return {name: tuple(traces) for name, traces in found.items()}
 
 
@@ -123,22 +135,27 @@ def check_meaning(meaning: str | None) -> Meaning:
 def _trace_of(document: Any, path: Path, meaning: Meaning, kind: TraceKind, machines: int | None) -> Trace:
     table = strict.table(document, "the document")
     metadata = strict.table(strict.member(table, "metadata"), "metadata")
+    gap_s = strict.number(strict.member(metadata, "gap_seconds"), "gap_seconds", 1e-3, 1e7)
     counts = _column(strict.member(table, "data"), "data")
-    if (counts != np.floor(counts)).any() or counts.min() < 0 or counts.max() > MOST_MACHINES:
+    known = counts[np.isfinite(counts)]
+    if not known.size or (known != np.floor(known)).any() or known.min() < 0 or known.max() > MOST_MACHINES:
         raise strict.MalformedJson(f"data has values that are not whole numbers from 0 to {MOST_MACHINES}")
-    most = int(machines or max(1, counts.max()))
-    if counts.max() > most:
-        raise strict.MalformedJson(f"data has {counts.max():.0f}, and its folder is of {most} machines")
-    up = counts.astype(np.int32) if meaning == "up" else (most - counts).astype(np.int32)
+    most = int(machines or max(1, known.max()))
+    if known.max() > most:
+        raise strict.MalformedJson(f"data has {known.max():.0f}, and its folder is of {most} machines")
+    up = _filled(counts if meaning == "up" else most - counts, gap_s)
+    ticks = metadata.get("tick_offset")
+    offset = timedelta(seconds=gap_s * (0 if ticks is None else strict.integer(ticks, "tick_offset", 0, 10**8)))
     prices = None if table.get("prices") is None else _column(table["prices"], "prices")
     named = _FILE.fullmatch(path.stem)
     return Trace(
         zone=named["zone"] if named else path.stem,
         machines=most,
-        gap_s=strict.number(strict.member(metadata, "gap_seconds"), "gap_seconds", 1e-3, 1e7),
+        gap_s=gap_s,
         up=up,
         kind=kind,
-        start=None if metadata.get("start_time") is None else _moment(metadata["start_time"]),
+        start=None if metadata.get("start_time") is None else _moment(metadata["start_time"]) + offset,
+        first_s=offset.total_seconds(),
         prices=prices,
         accelerator=named["accelerator"].upper() if named else None,
         accelerator_count=int(named["count"] or 1) if named else 1,
@@ -151,10 +168,25 @@ def _column(values: Any, what: str) -> Floats:
         raise strict.MalformedJson(f"{what} is empty")
     if any(type(row) not in (int, float) and row is not None for row in rows):
         raise strict.MalformedJson(f"{what} has a value that is not a number")
-    column = np.array([np.nan if row is None else row for row in rows], dtype=np.float64)
-    if what == "data" and np.isnan(column).any():
-        raise strict.MalformedJson("data has a gap (null): cut the trace there into two")
-    return column
+    return np.array([np.nan if row is None else row for row in rows], dtype=np.float64)
+
+
+def _filled(up: Floats, gap_s: float) -> Counts:
+    """Fill short gaps with the fewer of the machines before and after. Long ones are refused."""
+    missing = np.isnan(up)
+    if missing.any():
+        ticks, at = len(up), np.arange(len(up))
+        before = np.maximum.accumulate(np.where(missing, -1, at))
+        after = np.minimum.accumulate(np.where(missing, ticks, at)[::-1])[::-1]
+        longest = int((after - before)[missing].max()) - 1
+        if longest * gap_s > MOST_FILLED_S:
+            first = int(np.flatnonzero(missing & ((after - before) - 1 == longest))[0])
+            raise strict.MalformedJson(
+                f"data has a gap (null) of {longest * gap_s / 3600:.1f} h from entry {first}: cut the trace there in two"
+            )
+        known = np.concatenate([up, [np.inf]])  # -1 and ``ticks`` are outside of the data
+        up = np.where(missing, np.minimum(known[before], known[after]), up)
+    return up.astype(np.int32)
 
 
 def _moment(value: Any) -> datetime:
@@ -166,12 +198,17 @@ def _moment(value: Any) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
+def _folders(path: Path) -> list[str]:
+    """Return the names of the three nearest folders: a set, a number of machines, a kind."""
+    return [folder.name for folder in path.resolve().parents][:3]
+
+
 def _kind_of(path: Path) -> TraceKind:
-    return TraceKind.HELD if "preemption" in path.parts else TraceKind.LAUNCH
+    return TraceKind.HELD if "preemption" in _folders(path) else TraceKind.LAUNCH
 
 
 def _machines_of(path: Path) -> int | None:
-    for part in reversed(path.parts):
+    for part in _folders(path):
         if match := re.fullmatch(r"(\d+)-node", part):
             return int(match[1])
     return None
@@ -183,4 +220,5 @@ def cut(trace: Trace, first: int, last: int) -> Trace:
     if start is not None:
         start = datetime.fromtimestamp(start.timestamp() + first * trace.gap_s, tz=start.tzinfo)
     prices = None if trace.prices is None else trace.prices[first:last]
-    return replace(trace, up=trace.up[first:last], prices=prices, start=start)
+    first_s = trace.first_s + first * trace.gap_s
+    return replace(trace, up=trace.up[first:last], prices=prices, start=start, first_s=first_s)

@@ -7,7 +7,7 @@ A new one is a class with ``name``, ``summary``, ``hourly_usd`` and ``clusters``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from typing import Literal, Protocol, runtime_checkable
 
@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 
 from deepvm.catalog import Market
 from deepvm.errors import DeepvmError, UnknownName
-from deepvm.plan.search.board import Board, Floats, Ints, MemoryNodes, Workers
+from deepvm.plan.search import tiers
+from deepvm.plan.search.board import ANCHOR_SHARE, Board, Floats, Ints, MemoryNodes, Workers
+from deepvm.plan.search.tiers import Tier
 from deepvm.units import USD_DECIMALS
 
 RoleName = Literal["worker", "anchor", "memory"]
@@ -33,6 +35,7 @@ class Part:
     market: Market
     count: int
     usd_per_hour: float
+    traffic_usd: float = 0.0  # an hour, of all of them: what clouds charge for bytes to another zone
 
     @classmethod
     def of_row(
@@ -53,7 +56,7 @@ Cluster = tuple[Part, ...]
 
 
 def hourly_usd(cluster: Cluster) -> float:
-    return round(sum(part.count * part.usd_per_hour for part in cluster), USD_DECIMALS)
+    return round(sum(part.count * part.usd_per_hour + part.traffic_usd for part in cluster), USD_DECIMALS)
 
 
 @runtime_checkable
@@ -91,20 +94,14 @@ class Tiering:
 
     def hourly_usd(self, board: Board, nodes: Ints) -> Floats:
         workers = board.workers
-        usd = nodes * workers.spot_usd[:, None] + board.cheapest_tier_usd(nodes)
+        usd = nodes * workers.spot_usd[:, None] + tiers.cheapest_usd(board, nodes)
         # The workers' own links must carry the bytes, for any number of memory nodes.
         usd[nodes * workers.gbps[:, None] < board.checkpoint_gbps] = np.inf
         return _up_to(workers.spot_limit, nodes, usd)
 
     def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:
-        memory = board.memory
-        return [
-            (
-                _workers(board, worker, nodes, Market.SPOT),
-                Part.of_row("memory", memory, row, Market.ON_DEMAND, count, memory.usd),
-            )
-            for row, count in board.tiers(worker, nodes, limit)
-        ]
+        workers = _workers(board, worker, nodes, Market.SPOT)
+        return [(workers, memory_part(board, tier)) for tier in tiers.tiers(board, worker, nodes, limit)]
 
 
 class SingleAnchor:
@@ -130,8 +127,9 @@ class SingleAnchor:
         Unknown memory counts as enough. The published method bounds memory nodes only."""
         if board.request.published:
             return np.ones(len(board.workers), dtype=bool)
+        share = 1.0 if board.paper else ANCHOR_SHARE
         with np.errstate(invalid="ignore"):
-            too_small = board.workers.memory_gib < board.checkpoints_gib
+            too_small = board.workers.memory_gib * share < board.checkpoints_gib
         return ~too_small & (board.workers.gbps >= board.checkpoint_gbps)
 
     def clusters(self, board: Board, worker: int, nodes: int, limit: int) -> Sequence[Cluster]:  # noqa: ARG002
@@ -171,6 +169,11 @@ class AllOnDemand:
 def _workers(board: Board, worker: int, count: int, market: Market) -> Part:
     usd = board.workers.spot_usd if market is Market.SPOT else board.workers.on_demand_usd
     return Part.of_row("worker", board.workers, worker, market, count, usd)
+
+
+def memory_part(board: Board, tier: Tier) -> Part:
+    part = Part.of_row("memory", board.memory, tier.row, Market.ON_DEMAND, tier.count, board.memory.usd)
+    return replace(part, traffic_usd=tier.traffic_usd)
 
 
 _BUILT_IN: dict[str, Architecture] = {kind.name: kind for kind in (Tiering(), SingleAnchor(), AllSpot(), AllOnDemand())}

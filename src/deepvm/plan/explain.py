@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deepvm.catalog import Catalog, Quota, binding_quotas
 from deepvm.catalog.model import STALE_DAYS
-from deepvm.errors import Infeasible
 from deepvm.json_fields import json_fields
 from deepvm.plan import objectives
-from deepvm.plan.planner import plan as make_plan
+from deepvm.plan.planner import first as first_of
 from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
-from deepvm.plan.search.board import Board
+from deepvm.plan.search.board import Board, spot_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
 
+if TYPE_CHECKING:
+    from deepvm.plan.risk.reasons import RiskReasons
+
+Find = Callable[
+    [Request], Recommendation | None
+]  # the best of another request; None if nothing fits, or if it is not better
 _FLIP_TOLERANCE_USD = 1e-5
+_ROUGH = 0.02  # differences of the estimates under a market that mean nothing
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,26 +90,51 @@ class Explanation:
     flip_usd: float | None  # price of a worker above which the runner-up wins; None if it never does
     quota_raises: tuple[QuotaRaise, ...]  # the largest gain first
     price_ages: tuple[PriceAge, ...]
+    risk: RiskReasons | None = None  # under a market
 
     def to_json(self) -> dict[str, Any]:
         more = "dollar_more dollar_more_gain next_better_usd flip_usd quota_raises price_ages"
-        return json_fields(self, f"because binding unspent_usd links batch figures runner_up runner_up_behind {more}")
+        document = json_fields(
+            self, f"because binding unspent_usd links batch figures runner_up runner_up_behind {more}"
+        )
+        return document if self.risk is None else {**document, "risk": self.risk.to_json()}
 
 
 def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
-    """Explain a plan's first recommendation, by clusters of one type and the request's policy."""
+    """Explain a plan's first recommendation, by clusters of one type and the request's policy.
+
+    Under a market, what would change it is compared by the analytic estimates, which take no replays."""
     request = replace(plan.request, mixed=False)
     chosen = plan.recommendations[0]
     board = analyse_instances(catalog, request)
-    space = objectives.build_space(board)
-    worker_type = catalog.index_by_name[chosen.worker.instance]
-    runner_up = _best_without(space, worker_type)
-    dollar = _first(catalog, replace(request, budget_usd=request.budget_usd + 1))
-    raises = _quota_raises(catalog, request, chosen)
-    next_better = _next_better_usd(board)
+    under_market = chosen.expected is not None
+    find = partial(first_of, catalog, traces=None if plan.found is None else plan.found.traces)
+    base = (find(request) or chosen) if under_market else chosen
+    least = _ROUGH if under_market else 1e-9
+
+    def better(loosened: Request) -> Recommendation | None:
+        found = find(loosened)
+        return found if found is not None and _gain(base, found) > least else None
+
+    dollar = find(replace(request, budget_usd=request.budget_usd + 1))
+    raises = _quota_raises(catalog, request, base, better)
+    if under_market:
+        from deepvm.plan.risk.reasons import flip_of_cost  # with the simulator
+
+        next_better = _next_better_estimate(request, better)
+        runner_up = next((r for r in plan.failover if r.worker.instance != chosen.worker.instance), None)
+        flip = flip_of_cost(chosen, runner_up)
+    else:
+        next_better = _next_better_usd(board)
+        runner_up = _best_without(objectives.build_space(board), catalog.index_by_name[chosen.worker.instance])
+        flip = _flip_usd(board, chosen, runner_up)
+    ages = tuple(
+        PriceAge(instance=r.instance, market=r.market.value, seen=r.seen, days=(today - r.seen).days)
+        for r in chosen.roles
+    )
     return Explanation(
         because=_because(board, plan, chosen),
-        binding=_binding(catalog, request, chosen, next_better, raises),
+        binding=_binding(board, better, next_better, raises),
         unspent_usd=request.budget_usd - chosen.hourly_usd,
         links=_links(board, chosen),
         batch=_batch(board, chosen),
@@ -110,15 +142,21 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
         runner_up=runner_up,
         runner_up_behind=None if runner_up is None else -_gain(chosen, runner_up),
         dollar_more=dollar,
-        dollar_more_gain=None if dollar is None else _gain(chosen, dollar),
+        dollar_more_gain=None if dollar is None else _gain(base, dollar),
         next_better_usd=next_better,
-        flip_usd=_flip_usd(board, chosen, runner_up),
+        flip_usd=flip,
         quota_raises=raises,
-        price_ages=tuple(
-            PriceAge(instance=r.instance, market=r.market.value, seen=r.seen, days=(today - r.seen).days)
-            for r in chosen.roles
-        ),
+        price_ages=ages,
+        risk=_risk(plan, max(age.days for age in ages)),
     )
+
+
+def _risk(plan: Plan, price_days: int) -> RiskReasons | None:
+    if plan.found is None:
+        return None
+    from deepvm.plan.risk.reasons import risk_reasons  # with the simulator
+
+    return risk_reasons(plan.found, price_days)
 
 
 def _figures(request: Request) -> tuple[Figure, ...]:
@@ -152,6 +190,8 @@ def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
         "cost": "the lowest cost to finish the job",
         "time": "the shortest time to finish the job",
     }[chosen.objective]
+    if chosen.expected is not None:
+        best += ", as expected on the spot market" if chosen.objective != "throughput" else ""
     rule = {
         "deepvm": best,
         "noscale": f"{best}, as if scaling were perfect",
@@ -168,14 +208,13 @@ def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
 
 
 def _binding(
-    catalog: Catalog,
-    request: Request,
-    chosen: Recommendation,
+    board: Board,
+    find: Find,
     next_better_usd: float | None,
     raises: tuple[QuotaRaise, ...],
 ) -> tuple[str, ...]:
     """Name the constraints whose loosening improves the plan."""
-    found = []
+    request, found = board.request, []
     if next_better_usd is not None:
         found.append(f"budget (the next better cluster costs {format_usd(next_better_usd)}/h)")
     found += [f"quota {r.quota} ({r.vcpus:g} vCPUs)" for r in raises]
@@ -190,12 +229,15 @@ def _binding(
         relaxed[f"--global-batch {request.global_batch}"] = replace(request, global_batch=None)
     if request.job is not None and request.job.memory_bytes is not None:
         relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
+    most_gpus = spot_gpus(request, board.saturation)
+    if np.isfinite(most_gpus):
+        expected = f"--spot-gpus ({most_gpus:g} GPUs of one type in a spot market)"
+        relaxed[expected] = replace(request, spot_gpus=2 * int(most_gpus))
     places = request.zones or request.regions
     if places:
         relaxed[f"place ({', '.join(places)})"] = replace(request, zone=None, region=None)
     for name, loosened in relaxed.items():
-        better = _first(catalog, loosened)
-        if better is not None and _gain(chosen, better) > 1e-9:
+        if find(loosened) is not None:
             found.append(name)
     return tuple(found) or ("none: twice the money, more quota or more machines would not help",)
 
@@ -229,12 +271,18 @@ def _next_better_usd(board: Board) -> float | None:
     return float(beyond[0]) if beyond.size else None
 
 
-def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation) -> tuple[QuotaRaise, ...]:
+def _next_better_estimate(request: Request, find: Find) -> float | None:
+    """Return the price of the best cluster within twice the budget, if it is beyond the budget and better."""
+    better = find(replace(request, budget_usd=2 * request.budget_usd + 1))
+    return None if better is None or better.hourly_usd <= request.budget_usd + USD_TOLERANCE else better.hourly_usd
+
+
+def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation, find: Find) -> tuple[QuotaRaise, ...]:
     quotas = request.quotas_of(catalog)
     raises = []
     for i, quota in enumerate(quotas):
-        better = _first(catalog, replace(request, quotas=(*quotas[:i], *quotas[i + 1 :])))
-        if better is not None and _gain(chosen, better) > 1e-9:
+        better = find(replace(request, quotas=(*quotas[:i], *quotas[i + 1 :])))
+        if better is not None:
             raises.append(
                 QuotaRaise(
                     quota=quota.name,
@@ -255,13 +303,6 @@ def _used(catalog: Catalog, quotas: Sequence[Quota], quota: Quota, cluster: Reco
         if instance.vcpus and quota in binding_quotas(quotas, instance, role.market, role.region):
             used += instance.vcpus * (role.count + (1 if published else 0))
     return used
-
-
-def _first(catalog: Catalog, request: Request) -> Recommendation | None:
-    try:
-        return make_plan(catalog, replace(request, top=1)).recommendations[0]
-    except Infeasible:
-        return None
 
 
 def _gain(chosen: Recommendation, other: Recommendation) -> float:

@@ -27,7 +27,7 @@ def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) ->
     workers = candidate.nodes - (
         keeper.count if keeper.role == "anchor" else 0
     )  # an anchor has the state in its own memory
-    node_gbps = _gbps(board, keeper)
+    node_gbps = part_gbps(board, keeper)
     if workers < 1 or not (0 < slowest_gbps < np.inf and 0 < node_gbps < np.inf):
         return None
     modelled = RestorePath(
@@ -51,6 +51,6 @@ def restore_forecast(board: Board, candidate: Candidate, slowest_gbps: float) ->
     )
 
 
-def _gbps(board: Board, part: Part) -> float:
+def part_gbps(board: Board, part: Part) -> float:
     rows = board.memory if part.role == "memory" else board.workers
     return float(rows.gbps[np.flatnonzero(rows.instance == part.instance)[0]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,12 @@ from deepvm.errors import Infeasible
 from deepvm.plan import objectives
 from deepvm.plan.architectures import AllOnDemand, AllSpot
 from deepvm.plan.request import Request
-from deepvm.plan.search.board import Board
+from deepvm.plan.search.board import Board, spot_gpus
 from deepvm.plan.search.instances import analyse_instances
-from deepvm.units import format_bytes, format_seconds, format_usd
+from deepvm.units import USD_TOLERANCE, format_bytes, format_seconds, format_usd
 
 ANY_PRICE_USD = 1e12
+ANY_NUMBER = 10**9
 MOST_NODES = 255
 
 
@@ -27,12 +29,27 @@ def infeasible(board: Board) -> Infeasible:
     space = objectives.build_space(replace(board, request=replace(request, budget_usd=ANY_PRICE_USD)))
     if not space.possible.size:
         return Infeasible(_missing_market(board) or _binding(board))
+    nearest_h = _nearest_h(board)
+    instead = "" if nearest_h is None else f", or allow {nearest_h:g}h"
     cheapest = float(space.hourly_usd.reshape(-1)[space.possible[0]])
     return Infeasible(
         f"the cheapest plan costs {format_usd(cheapest)}/h, the budget is {format_usd(request.budget_usd)}/h: "
-        f"raise --budget or allow more instance types",
+        f"raise --budget or allow more instance types{instead}",
         cheapest_usd=cheapest,
     )
+
+
+def _nearest_h(board: Board) -> float | None:
+    """Return the nearest deadline that the budget keeps, rounded up, if spot machines stay; None without a deadline."""
+    request = board.request
+    if request.deadline_s is None or request.work_eflops_h is None:
+        return None
+    space = objectives.build_space(replace(board, request=replace(request, deadline_s=None)))
+    within = (space.score > -np.inf) & (space.hourly_usd <= request.budget_usd + USD_TOLERANCE)
+    if not within.any():
+        return None
+    fastest = np.broadcast_to(space.performance, within.shape)[within].max()
+    return math.ceil(request.work_eflops_h / float(fastest) * 100) / 100
 
 
 def _missing_market(board: Board) -> str | None:
@@ -76,13 +93,19 @@ def _binding(board: Board) -> str:
         ("the memory nodes' zone", "allow --memory-in region", replace(request, memory_in="region")),
     ]
     if request.deadline_s is not None:
-        without.append(("the deadline", "allow more time", replace(request, deadline_s=None)))
+        nearest_h = _nearest_h(replace(board, request=replace(request, budget_usd=ANY_PRICE_USD)))
+        later = "allow more time" if nearest_h is None else f"allow {nearest_h:g}h"
+        without.append(("the deadline", later, replace(request, deadline_s=None)))
     if request.global_batch is not None:
         limit = f"--global-batch {request.global_batch}"
         without.append((limit, "allow a larger batch", replace(request, global_batch=None)))
     if request.job is not None and request.job.memory_bytes is not None:
         need = f"{format_bytes(request.job.memory_bytes)} of GPU memory for {request.job.name}"
         without.append((need, "train it with smaller batches", replace(request, job=None)))
+    most_gpus = spot_gpus(request, board.saturation)
+    if np.isfinite(most_gpus):
+        expected = f"--spot-gpus {most_gpus:g}"
+        without.append((expected, "expect more of a market", replace(request, spot_gpus=ANY_NUMBER)))
     if request.max_nodes < MOST_NODES:
         without.append((f"--max-nodes {request.max_nodes}", "allow more", replace(request, max_nodes=MOST_NODES)))
     found = [(what, remedy) for what, remedy, loosened in without if _feasible(board, loosened)]

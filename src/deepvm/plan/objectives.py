@@ -35,7 +35,7 @@ def _time_h(board: Board, performance: Floats, _usd: Floats) -> Floats:
 
 
 def _cost_usd(board: Board, performance: Floats, usd: Floats) -> Floats:
-    return np.asarray(usd * _time_h(board, performance, usd))
+    return np.asarray((usd + board.request.usd_per_hour_of_waiting) * _time_h(board, performance, usd))
 
 
 # name -> (value of [worker, nodes] performances and prices, +1 if more is better, unit)

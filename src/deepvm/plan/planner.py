@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from deepvm.catalog import Catalog
 from deepvm.catalog.check import is_bid_floor
+from deepvm.errors import UsageError
 from deepvm.plan import architectures, objectives
 from deepvm.plan.forecast import restore_forecast
 from deepvm.plan.infeasible import infeasible
@@ -15,10 +19,34 @@ from deepvm.plan.search import mixed
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Candidate, Space
+from deepvm.plan.search.tiers import failure_per_day
+
+if TYPE_CHECKING:
+    from deepvm.market.trace import Trace
+    from deepvm.plan.risk.replays import Progress
+
+    Traces = Mapping[str, Sequence[Trace]]
+
+MOST_FAILOVERS = 5
 
 
-def plan(catalog: Catalog, request: Request) -> Plan:
-    """Find the best clusters for a request. Infeasible if none fits, with the cheapest possible price."""
+def plan(
+    catalog: Catalog,
+    request: Request,
+    *,
+    traces: Traces | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the best clusters for a request. Infeasible if none fits, with the cheapest possible price.
+
+    ``traces`` are recorded markets by name, as ``deepvm.market.load_traces`` reads them. ``progress`` is called with
+    the number of clusters that have been replayed, and with that of all."""
+    if request.under_market(catalog):
+        from deepvm.plan.risk.decide import plan_under_market  # with the simulator, which other plans do not need
+
+        return plan_under_market(catalog, request, traces, progress)
+    if traces is not None:
+        raise UsageError("traces have an effect under a spot market only: give --work, and not --market none")
     board = analyse_instances(catalog, request)
     space = objectives.build_space(board)
     found = space.best(request.budget_usd, request.top)
@@ -33,7 +61,33 @@ def plan(catalog: Catalog, request: Request) -> Plan:
         architectures=_best_of_each(space),
         recommendations=tuple(recommendation(board, c, rank) for rank, c in enumerate(found, start=1)),
         left_out=board.left_out,
+        failover=_failover(space, found[0]),
     )
+
+
+def first(catalog: Catalog, request: Request, traces: Traces | None = None) -> Recommendation | None:
+    """Return the best cluster alone; under a market, by the analytic estimate. None if nothing fits."""
+    if request.under_market(catalog):
+        from deepvm.plan.risk.decide import first_estimate
+
+        return first_estimate(catalog, request, traces)
+    board = analyse_instances(catalog, request)
+    found = objectives.build_space(board).best(request.budget_usd, 1)
+    return recommendation(board, found[0], 1) if found else None
+
+
+def _failover(space: Space, chosen: Candidate) -> tuple[Recommendation, ...]:
+    """Return the best clusters of other types or places, each once."""
+    workers = space.board.workers
+    left = np.ones(len(workers), bool)
+    taken, found = chosen, list[Recommendation]()
+    while True:
+        left &= (workers.instance != workers.instance[taken.worker]) | (workers.place != workers.place[taken.worker])
+        best = space.best(space.board.request.budget_usd, 1, keep=left[None, :, None]) if left.any() else []
+        if not best or len(found) == MOST_FAILOVERS:
+            return tuple(found)
+        taken = best[0]
+        found.append(recommendation(space.board, taken, len(found) + 1))
 
 
 def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendation:
@@ -42,6 +96,7 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
     of_ring = np.isin(board.workers.instance, trained)
     slowest, efa = float(board.workers.gbps[of_ring].min()), bool(board.workers.efa[of_ring].all())
     usd = architectures.hourly_usd(candidate.cluster)
+    keepers = sum(part.count for part in candidate.cluster if part.role == "memory")
     return Recommendation(
         rank=rank,
         architecture=candidate.architecture.name,
@@ -55,19 +110,18 @@ def recommendation(board: Board, candidate: Candidate, rank: int) -> Recommendat
         network=board.network_model,
         estimates=_estimates(board, candidate),
         restore=restore_forecast(board, candidate, slowest),
+        traffic_usd_per_hour=sum(part.traffic_usd for part in candidate.cluster),
+        memory_failure_per_day=failure_per_day(keepers) if keepers else None,
     )
 
 
 def _estimates(board: Board, candidate: Candidate) -> tuple[str, ...]:
     """Name the estimated figures and doubtful prices, by machine type."""
     catalog, request = board.catalog, board.request
-    by_family = " (by its family)" if catalog.provider == "aws" else ""
     marked = [
-        f"{what} of {catalog.instances[i].name}{how}"
-        for what, how, marks in (
-            ("eFLOPS", "", board.eflops_estimated),
-            ("bandwidth", by_family, board.gbps_estimated),
-        )
+        f"{what} of {catalog.instances[i].name}"
+        + (" (by its family)" if what == "bandwidth" and catalog.cloud_of(catalog.instances[i]) == "aws" else "")
+        for what, marks in (("eFLOPS", board.eflops_estimated), ("bandwidth", board.gbps_estimated))
         for i in dict.fromkeys(part.instance for part in candidate.cluster)
         if marks[i]
     ]

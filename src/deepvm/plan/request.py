@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from deepvm.catalog import Catalog, Quota
+from deepvm.catalog.accelerators import makers
 from deepvm.errors import UnknownName, UsageError
 from deepvm.json_fields import json_fields
 from deepvm.performance.job import Job
@@ -16,10 +17,16 @@ from deepvm.plan.profiles import Ratings
 
 OBJECTIVES = ("throughput", "flopp", "cost", "time")
 POLICIES = ("deepvm", "noscale", "cost-first", "performance-first")
+ANY_VENDOR = "any"
 PAPER_ARCHITECTURES = ("tiering", "single-anchor")
+MARKET_ARCHITECTURES = (*PAPER_ARCHITECTURES, "all-spot", "all-on-demand")  # instead of them, under a market
+MARKETS = ("auto", "built-in", "none")
 
 # The default assumes Adam in FP32: a checkpoint has weights and two moments, gradients are a third of it.
 CHECKPOINT_OVER_GRADIENTS = 3
+
+# In public traces, gangs of 16 spot machines lost most or all of them about every two hours.
+LOSSES_PER_H = 0.5
 
 MOST_SAMPLES = 2**40  # in a step, as in job.json
 
@@ -53,6 +60,10 @@ class Request:
     global_batch: int | None = None  # most samples of one step over all GPUs; None for batches that fill all memories
     work_eflops_h: float | None = None  # the whole job, for the objectives cost and time
     deadline_s: float | None = None
+    confidence: float = 0.95  # with which the deadline is kept, under a market
+    usd_per_hour_of_waiting: float = 0.0  # what an hour until the end is worth, for the objective cost
+    market: Literal["auto", "built-in", "none"] = "auto"  # of spot machines; none: they stay
+    seed: int = 0  # of the built-in market's draws
     job: JobFacts | None = None  # its GPU memory, and the origins of the figures above
 
     architectures: tuple[str, ...] = PAPER_ARCHITECTURES
@@ -65,6 +76,10 @@ class Request:
     fractional_gpus: bool = False
     max_nodes: int = 255
     memory_in: Literal["zone", "region"] = "zone"  # memory nodes in the workers' zone or region
+    vendor: Names = None  # of GPUs, "any" for all; None for nvidia, and for all under the paper's rules
+    local_zones: bool = False  # zones near cities, with few machines
+    spot_gpus: int | None = None  # most GPUs of one type in a spot market; None for 64, or the paper's no limit
+    losses_per_h: float = LOSSES_PER_H  # of all spot machines at once: what the time of a restore costs
     quotas: tuple[Quota, ...] | None = None  # replace the catalogue's
     curve: Literal["auto", "all-reduce"] = "auto"
     saturation: Literal["auto", "table", "bandwidth"] = "auto"
@@ -72,7 +87,7 @@ class Request:
     ratings: Ratings | None = None  # by measured profiles
 
     def __post_init__(self) -> None:
-        for what in ("region", "zone", "gpu"):
+        for what in ("region", "zone", "gpu", "vendor"):
             object.__setattr__(self, what, _simplest(getattr(self, what)))
         for kind, value, known in (
             ("objective", self.objective, OBJECTIVES),
@@ -81,13 +96,17 @@ class Request:
             ("place for memory nodes", self.memory_in, ("zone", "region")),
             ("speedup curve", self.curve, ("auto", "all-reduce")),
             ("saturation model", self.saturation, ("auto", "table", "bandwidth")),
+            ("market", self.market, MARKETS),
         ):
             if value not in known:
                 raise UnknownName(kind, value, known)
+        for name in self.vendors:
+            if name not in (ANY_VENDOR, *makers()):
+                raise UnknownName("vendor of GPUs", name, (ANY_VENDOR, *makers()))
         if not math.isfinite(self.budget_usd) or self.budget_usd < 0:
             raise UsageError(f"the budget is {self.budget_usd}: it must be a finite number of dollars, zero or more")
         least_of = {"top": 1, "checkpoint_bytes": 0, "gradient_bytes": 0, "buffers": 1, "max_nodes": 1}
-        least_of |= {"batch": 1, "global_batch": 1}
+        least_of |= {"batch": 1, "global_batch": 1, "spot_gpus": 1}
         for what, least in least_of.items():
             count = getattr(self, what)
             if count is not None and count < least:
@@ -100,12 +119,27 @@ class Request:
             value = getattr(self, what)
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise UsageError(f"{_ABOVE_ZERO[what]} is {value:g}: it must be a finite number above zero")
+        if not (math.isfinite(self.losses_per_h) and self.losses_per_h >= 0):
+            raise UsageError(f"losses_per_h is {self.losses_per_h:g}: it must be a finite number of zero or more")
         if self.objective in ("cost", "time") and self.work_eflops_h is None:
             raise UsageError(
                 f"the objective {self.objective} needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours"
             )
         if self.deadline_s is not None and self.work_eflops_h is None:
             raise UsageError("a deadline needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours")
+        if not 0 < self.confidence < 1:
+            raise UsageError(f"the confidence is {self.confidence:g}: it must be between 0 and 1, such as 0.95")
+        if not (math.isfinite(self.usd_per_hour_of_waiting) and self.usd_per_hour_of_waiting >= 0):
+            raise UsageError(
+                f"an hour of waiting is worth {self.usd_per_hour_of_waiting:g} dollars: "
+                "it must be a finite number, zero or more"
+            )
+        if self.usd_per_hour_of_waiting and self.objective != "cost":
+            raise UsageError("a price of waiting needs the objective cost: --objective cost")
+        if self.market == "built-in" and not self._may_have_a_market:
+            raise UsageError(
+                "a spot market needs --work, the objective throughput, cost or time, the policy deepvm, and not --mixed"
+            )
         if self.global_batch is not None and self.batch is None:
             raise UsageError("--global-batch needs --batch too: the samples in one step of --step-time, on one T4")
         if self.global_batch is not None and self.mixed:
@@ -129,9 +163,24 @@ class Request:
         return names_of(self.gpu)
 
     @property
+    def vendors(self) -> tuple[str, ...]:
+        return names_of(self.vendor)
+
+    @property
     def published(self) -> bool:
         """True for the paper's method as it was run: its objective, its bounds, its memory rule."""
         return self.objective == "flopp"
+
+    @property
+    def _may_have_a_market(self) -> bool:
+        plain = self.policy == "deepvm" and not self.mixed and not self.published
+        return plain and self.work_eflops_h is not None
+
+    def under_market(self, catalog: Catalog) -> bool:
+        """True if plans are replayed on a spot market. The paper's catalogues have none unless it is asked for."""
+        if self.market == "auto":
+            return self._may_have_a_market and catalog.saturation != "table"
+        return self.market == "built-in"
 
     @property
     def gradient_bytes_per_step(self) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from deepvm.performance.restore import RestoreTime
 from deepvm.plan.architectures import Part, RoleName
 from deepvm.plan.request import Request
 from deepvm.plan.search.board import LeftOut
+
+if TYPE_CHECKING:
+    from deepvm.plan.risk.conduct import Conduct, Expected
+    from deepvm.plan.risk.search import Found
 
 FORMAT = "deepvm-plan/1"
 
@@ -32,10 +36,17 @@ class Role:
     usd_low: float | None
     usd_high: float | None
     seen: date
+    cloud: str | None = None  # if the catalogue is joined from several
 
     def to_json(self) -> dict[str, Any]:
         names = "role instance market count region zone usd_per_hour usd_low usd_high"
-        return {**json_fields(self, names), "price_seen": self.seen.isoformat()}
+        cloud = {} if self.cloud is None else {"cloud": self.cloud}
+        return {**json_fields(self, names), "price_seen": self.seen.isoformat(), **cloud}
+
+    @property
+    def place(self) -> str:
+        """For people: ``us-east-1a``, or with its cloud if there are several."""
+        return " ".join(filter(None, (self.cloud, self.zone or self.region)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +94,10 @@ class Recommendation:
     network: str
     estimates: tuple[str, ...]  # the estimated figures
     restore: RestoreForecast | None = None  # None if no machine of the cluster keeps checkpoints
+    expected: Expected | None = None  # under a market
+    conduct: Conduct | None = None  # with which that is expected
+    traffic_usd_per_hour: float = 0.0  # between zones, in ``hourly_usd``
+    memory_failure_per_day: float | None = None  # the chance that a memory node fails; None without memory nodes
 
     @property
     def worker(self) -> Role:
@@ -93,7 +108,9 @@ class Recommendation:
         return {
             **json_fields(self, "rank architecture roles nodes hourly_usd performance"),
             "objective": {"name": self.objective, "value": self.objective_value},
-            **json_fields(self, "curves network estimates restore"),
+            **json_fields(self, "curves network estimates restore traffic_usd_per_hour memory_failure_per_day"),
+            **({} if self.expected is None else {"expected": self.expected.to_json()}),
+            **({} if self.conduct is None else {"conduct": self.conduct.to_json()}),
         }
 
 
@@ -133,18 +150,24 @@ class Plan:
     architectures: tuple[Recommendation, ...]
     recommendations: tuple[Recommendation, ...]
     left_out: tuple[LeftOut, ...]
+    failover: tuple[Recommendation, ...] = ()  # of other types or places, the best first
+    advice: tuple[str, ...] = ()
+    found: Found | None = field(
+        default=None, repr=False, compare=False
+    )  # what a search under a market judged, for explanations; not in the JSON
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            **json_fields(self, "catalog request instances architectures recommendations left_out"),
+            **json_fields(self, "catalog request instances architectures recommendations failover left_out advice"),
         }
 
 
 def role_of(catalog: Catalog, part: Part) -> Role:
     prices = catalog.prices[part.market]
     region, zone = catalog.places[part.place]
-    valid = [p for p, place in enumerate(catalog.places) if place in ((region, zone), (region, None))]
+    of_region = catalog.region_of_place == catalog.region_of_place[part.place]
+    valid = [p for p in np.flatnonzero(of_region) if p == part.place or catalog.places[p][1] is None]
     rows = np.flatnonzero((prices.instance == part.instance) & np.isin(prices.place, valid))
     offer = catalog.offer(part.market, int(rows[np.argmin(prices.usd_per_hour[rows])]))
     return Role(
@@ -158,4 +181,5 @@ def role_of(catalog: Catalog, part: Part) -> Role:
         usd_low=offer.usd_low,
         usd_high=offer.usd_high,
         seen=offer.seen,
+        cloud=catalog.clouds[part.place] if catalog.clouds else None,
     )

@@ -32,19 +32,19 @@ class Placement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Train in one zone, and wait for it."""
+    """Train in one zone, and wait for it. ``most_usd``: and never pay more for one machine."""
 
     zone: int = 0
+    most_usd: float | None = None
 
     def choose(self, up: Flags, usd: Floats) -> Zones:
-        del usd
         if not 0 <= self.zone < len(up):
             raise UsageError(f"zone {self.zone} is outside of a market of {len(up)} zones")
-        return np.where(up[self.zone], self.zone, WAIT)
+        return np.where((up & ~_over(usd, self.most_usd))[self.zone], self.zone, WAIT)
 
     def leave(self, up: Flags, usd: Floats) -> Flags:
-        del usd
-        return np.zeros_like(up)
+        del up
+        return _over(usd, self.most_usd)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +66,7 @@ class CheapestUp:
             raise UsageError(f"way_back is {self.way_back}: it must be between 0 and 1")
 
     def _allowed(self, up: Flags, usd: Floats) -> Flags:
-        allowed = up & (usd <= self.ceiling * usd.min(axis=0, keepdims=True))
-        return np.asarray(allowed if self.most_usd is None else allowed & (usd <= self.most_usd))
+        return np.asarray(up & (usd <= self.ceiling * usd.min(axis=0, keepdims=True)) & ~_over(usd, self.most_usd))
 
     def choose(self, up: Flags, usd: Floats) -> Zones:
         priced = np.where(self._allowed(up, usd), usd, np.inf)
@@ -75,7 +74,12 @@ class CheapestUp:
         return np.where(np.isfinite(priced[best, np.arange(priced.shape[1])]), best, WAIT)
 
     def leave(self, up: Flags, usd: Floats) -> Flags:
+        too_dear = _over(usd, self.most_usd)
         if self.way_back is None:
-            return np.zeros_like(up)
+            return too_dear
         cheapest = np.where(self._allowed(up, usd), usd, np.inf).min(axis=0, keepdims=True)
-        return np.asarray(cheapest < self.way_back * usd)
+        return np.asarray((cheapest < self.way_back * usd) | too_dear)
+
+
+def _over(usd: Floats, most_usd: float | None) -> Flags:
+    return np.zeros(usd.shape, bool) if most_usd is None else np.asarray(usd > most_usd)

@@ -65,7 +65,8 @@ def choose(past: Market | None, maker: Maker, *, confidence: float, tried: Seque
             most_usd=unknown, most_h=unknown, confidence=confidence, enough=False,
         )  # fmt: skip
     starts = np.linspace(0.0, past.hours * (1 - 1e-9), STARTS, endpoint=False)
-    endless = _repeated(past, job)
+    window_h = 3 * job.work_h if job.deadline_h is None else job.deadline_h
+    endless = past.repeated(past.hours + 2 * window_h)
     best: tuple[tuple[float, float], Strategy, Outcomes] | None = None
     for strategy in candidates(maker) if tried is None else tried:
         outcomes = replay(endless, job, strategy, starts)
@@ -92,10 +93,3 @@ def choose(past: Market | None, maker: Maker, *, confidence: float, tried: Seque
 def _latest(hours: float, job: GangJob) -> float:
     """Return a promised time; a strategy with a fallback keeps the deadline."""
     return hours if job.deadline_h is None else max(min(hours, job.deadline_h), job.work_h)
-
-
-def _repeated(past: Market, job: GangJob) -> Market:
-    """Return the past followed by itself, so that runs that begin late in it can end."""
-    window_h = 3 * job.work_h if job.deadline_h is None else job.deadline_h
-    copies = 1 + int(np.ceil(window_h / past.hours)) + 1
-    return replace(past, capacity=np.tile(past.capacity, copies), price=np.tile(past.price, copies))

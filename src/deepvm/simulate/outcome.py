@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,13 @@ class Outcomes:
     @property
     def cost_usd(self) -> Floats:
         return self.spot_usd + self.on_demand_usd + self.keeper_usd + self.transfer_usd
+
+    @classmethod
+    def joined(cls, parts: Sequence[Outcomes]) -> Outcomes:
+        """Put the runs of several replays one after the other."""
+        return cls(
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__}
+        )
 
     def missed(self, deadline_h: float | None) -> NDArray[np.bool_]:
         """True for runs that did not end, or ended after the deadline."""

@@ -64,18 +64,23 @@ def _next(events: NDArray[np.bool_]) -> Ints:
     return np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1].astype(np.int64)
 
 
-def replay(market: Market, job: GangJob, strategy: Strategy, starts_h: ArrayLike) -> Outcomes:
-    """Run the job once from every start, given in hours after the market's first tick."""
+def replay(
+    market: Market, job: GangJob, strategy: Strategy, starts_h: ArrayLike, *, tables: Tables | None = None
+) -> Outcomes:
+    """Run the job once from every start, given in hours after the market's first tick.
+
+    ``tables`` are those of an earlier strategy that differs in its saves, its overheads or its fallback alone.
+    """
     starts = np.atleast_1d(np.asarray(starts_h, dtype=np.float64))
     if not starts.size or starts.min() < 0 or starts.max() >= market.hours:
         raise UsageError(f"starts must be from 0 h to the market's end at {market.hours:g} h, and at least one")
-    return _Replay(market, job, strategy, starts).run()
+    return _Replay(market, job, strategy, starts, tables or Tables.of(market, job, strategy)).run()
 
 
 class _Replay:
-    def __init__(self, market: Market, job: GangJob, strategy: Strategy, starts: Floats) -> None:
+    def __init__(self, market: Market, job: GangJob, strategy: Strategy, starts: Floats, tables: Tables) -> None:
         self.market, self.job, self.strategy, self.starts = market, job, strategy, starts
-        self.tables, self.speeds = Tables.of(market, job, strategy), strategy.speeds(job)
+        self.tables, self.speeds = tables, strategy.speeds(job)
         self.end_h = market.hours
         count = len(starts)
         self.now = starts.copy()
@@ -85,7 +90,10 @@ class _Replay:
         self.columns = {name: np.zeros(count) for name in ("spot", "on_demand", "moved", "lost", "trained", "hired")}
         self.losses, self.moves = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.waited, self.finished = np.zeros(count), np.zeros(count, bool)
-        self.on_demand_usd = float(market.on_demand_usd.min()) * strategy.spot(job)
+        rented, self.on_demand_speed = strategy.on_demand(job)
+        self.on_demand_usd = float(market.on_demand_usd.min()) * rented
+        if strategy.on_demand_only and not self.on_demand_speed:
+            raise UsageError("no on-demand machine can be rented: raise the budget")
 
     def run(self) -> Outcomes:
         running = np.arange(len(self.starts))
@@ -203,16 +211,16 @@ class _Replay:
         self.waited[runs] += begin - self.now[runs]
         self.stayed[runs] = False
         trains_h = self._ready_h(runs, begin, np.zeros(len(runs), bool))
-        needed = saves.needed(self.job.work_h - self.done[runs])
-        stop_h = trains_h + needed
+        speed = self.on_demand_speed
+        stop_h = trains_h + saves.needed((self.job.work_h - self.done[runs]) / speed)
         returns = np.zeros(len(runs), bool)
         if fallback is not None and fallback.returns:
             hired = np.maximum(spot_h, trains_h + self.strategy.start_h)  # long enough to be worth it
-            done = self.done[runs] + saves.trained(hired - trains_h)
+            done = self.done[runs] + saves.trained(hired - trains_h) * speed
             ahead = self.starts[runs] + fallback.from_h(done, self.job, self.strategy) > hired + self.strategy.margin_h
             returns = (hired < stop_h - _INSTANT_H) & ahead & (hired < self.end_h)
             stop_h = np.where(returns, hired, stop_h)
-        trained = np.where(returns, saves.trained(stop_h - trains_h), self.job.work_h - self.done[runs])
+        trained = np.where(returns, saves.trained(stop_h - trains_h) * speed, self.job.work_h - self.done[runs])
         self.columns["on_demand"][runs] += (stop_h - begin) * self.on_demand_usd
         self.columns["hired"][runs] += stop_h - begin
         self.columns["trained"][runs] += trained

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from deepvm.performance.checks import check_number
-from deepvm.policy.placement import CheapestUp, Placement, Stay
+from deepvm.policy.placement import CheapestUp, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
@@ -25,16 +25,18 @@ NAMES = (
 )
 LEAST_INTERVAL_S = 10.0  # a save more often than this is not worth its bookkeeping
 MOST_INTERVAL_S = 3600.0
+BOOT_S = 90.0  # from the request of a machine to its first process: EC2 boots in 40 to 90 s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rates:
     """Figures that a job's overheads are made of. Each default is documented; profiles replace them."""
 
-    start_s: float = 120.0  # from the request of a machine to its first step: EC2 boots in 40 to 90 s, then imports
+    start_s: float = BOOT_S + 30.0  # from the request of a machine to its first step: boot, imports, the model
     regroup_s: float = 10.0  # survivors and newcomers form a group; measured here: 3.2 s after a SIGKILL
     stall_s: float = 0.1  # of a save into memory nodes; measured here: 0.03 s for 300 MB, 0.1 s for 1.5 GB
-    memory_bytes_per_s: float = 1.25e9  # into and out of memory nodes: 10 Gbit/s
+    memory_bytes_per_s: float = 1.25e9  # into one memory node: 10 Gbit/s
+    restore_bytes_per_s: float = 1.25e9  # out of one
     durable_stall_s: float = 2.0  # of a save into a durable store, which copies the state first
     durable_bytes_per_s: float = 0.5e9  # into and out of object storage, of one machine
     cross_zone_bytes_per_s: float = 0.6e9  # one flow between zones: 5 Gbit/s
@@ -57,6 +59,7 @@ class Maker:
     rates: Rates
     losses_per_h: float
     on_demand_usd: float  # an hour of one machine
+    budget_usd: float | None = None  # the most that the gang and what keeps its checkpoints may cost an hour
 
     def named(self, name: str, zone: int = 0) -> Strategy:
         """Return a strategy of NAMES; those that stay train in ``zone``."""
@@ -73,29 +76,31 @@ class Maker:
         }
         return replace(makers[name](), name=name)
 
-    def tiering(self, placement: Placement, fallback: Fallback | None = None) -> Strategy:
+    def tiering(self, placement: Stay | CheapestUp, fallback: Fallback | None = None) -> Strategy:
         """Checkpoints in the memory of on-demand nodes in the gang's zone."""
         rates, size = self.rates, self.job.checkpoint_bytes
         nodes = rates.memory_nodes(size)
-        transfer_s = size / (rates.memory_bytes_per_s * nodes)
-        saves = self._saves(rates.stall_s, transfer_s)
-        made = self._strategy("tiering", saves, placement, transfer_s, fallback)
-        moves_s = size / rates.cross_zone_bytes_per_s
-        return replace(made, keeper_usd=nodes * rates.memory_node_usd, move_h=moves_s / 3600)
+        saves = self._saves(rates.stall_s, size / (rates.memory_bytes_per_s * nodes))
+        restore_s, moves_s = size / (rates.restore_bytes_per_s * nodes), size / rates.cross_zone_bytes_per_s
+        made = self._strategy(
+            "tiering", saves, placement, restore_s, fallback, keeper_usd=nodes * rates.memory_node_usd
+        )
+        return replace(made, move_h=moves_s / 3600)
 
-    def durable(self, placement: Placement, fallback: Fallback | None = None) -> Strategy:
+    def durable(self, placement: Stay | CheapestUp, fallback: Fallback | None = None) -> Strategy:
         """Checkpoints in object storage only."""
         rates, size = self.rates, self.job.checkpoint_bytes
         transfer_s = size / (rates.durable_bytes_per_s * self.job.machines)
         restore_s = size / rates.durable_bytes_per_s  # each machine reads all of it
         return self._strategy("durable", self._saves(rates.durable_stall_s, transfer_s), placement, restore_s, fallback)
 
-    def anchor(self, placement: Placement) -> Strategy:
+    def anchor(self, placement: Stay | CheapestUp) -> Strategy:
         """One on-demand machine of the gang keeps the checkpoints, and bills through outages."""
         rates, size = self.rates, self.job.checkpoint_bytes
-        transfer_s = size / rates.memory_bytes_per_s
-        made = self._strategy("single-anchor", self._saves(rates.stall_s, transfer_s), placement, transfer_s)
-        return replace(made, spot_machines=self.job.machines - 1, keeper_usd=self.on_demand_usd)
+        return self._strategy(
+            "single-anchor", self._saves(rates.stall_s, size / rates.memory_bytes_per_s), placement,
+            size / rates.restore_bytes_per_s, keeper_usd=self.on_demand_usd, spot_machines=self.job.machines - 1,
+        )  # fmt: skip
 
     def _saves(self, stall_s: float, transfer_s: float) -> SaveTimes:
         """Return the interval of Young and Daly for the gang's losses, long enough for one save to be sent."""
@@ -104,14 +109,31 @@ class Maker:
         return FixedInterval(interval_h=interval_s / 3600, stall_h=stall_s / 3600, remote_h=transfer_s / 3600)
 
     def _strategy(
-        self, name: str, saves: SaveTimes, placement: Placement, restore_s: float, fallback: Fallback | None = None
+        self,
+        name: str,
+        saves: SaveTimes,
+        placement: Stay | CheapestUp,
+        restore_s: float,
+        fallback: Fallback | None = None,
+        *,
+        keeper_usd: float = 0.0,
+        spot_machines: int | None = None,
     ) -> Strategy:
-        return Strategy(
+        made = Strategy(
             name=name,
             saves=saves,
             placement=placement,
             fallback=fallback,
+            spot_machines=spot_machines,
+            keeper_usd=keeper_usd,
             start_h=self.rates.start_s / 3600,
             restore_h=restore_s / 3600,
             regroup_h=self.rates.regroup_s / 3600,
         )
+        if self.budget_usd is None:
+            return made
+        left, count = max(0.0, self.budget_usd - keeper_usd), made.spot(self.job)
+        most = left / max(1, count)
+        most = most if placement.most_usd is None else min(most, placement.most_usd)
+        hired = min(count, int(left / self.on_demand_usd + 1e-9)) if self.on_demand_usd else count
+        return replace(made, placement=replace(placement, most_usd=most), on_demand_machines=hired)

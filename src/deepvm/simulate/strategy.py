@@ -37,9 +37,12 @@ class SafetyNet:
     returns: bool = False
 
     def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        if job.deadline_h is None:
+        _, speed = strategy.on_demand(job)
+        if job.deadline_h is None or speed <= 0:
             return np.full_like(done_h, np.inf)
-        rest_h = strategy.saves.needed(job.work_h - done_h)
+        if job.work_h / speed > job.deadline_h:  # too few on-demand machines to keep it: they would only cost
+            return np.full_like(done_h, np.inf)
+        rest_h = strategy.saves.needed((job.work_h - done_h) / speed)
         return np.maximum(0.0, job.deadline_h - rest_h - strategy.margin_h)
 
 
@@ -51,7 +54,7 @@ class UniformProgress:
 
     def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
         latest = SafetyNet().from_h(done_h, job, strategy)
-        if job.deadline_h is None:
+        if job.deadline_h is None or not np.isfinite(latest).any():
             return latest
         return np.minimum(latest, done_h / job.work_h * job.deadline_h)
 
@@ -73,6 +76,7 @@ class Strategy:
     restore_h: float = 0.0  # of a checkpoint in the same zone
     move_h: float = 0.0  # more, if the checkpoint comes from another zone
     on_demand_only: bool = False
+    on_demand_machines: int | None = None  # that it rents at most, such as what a budget pays; None: as many as on spot
 
     def __post_init__(self) -> None:
         for name in ("keeper_usd", "start_h", "restore_h", "move_h", "regroup_h"):
@@ -91,6 +95,12 @@ class Strategy:
         if len(self.speed) != count + 1 or self.speed[-1] != 1.0 or min(self.speed) < 0:
             raise UsageError(f"speed has {len(self.speed)} figures: it needs {count + 1}, the last of them 1")
         return np.asarray(self.speed, dtype=np.float64)
+
+    def on_demand(self, job: GangJob) -> tuple[int, float]:
+        """Return how many machines it rents on demand, and their speed over that of the whole gang."""
+        count = self.spot(job)
+        rented = count if self.on_demand_machines is None else min(count, self.on_demand_machines)
+        return rented, float(self.speeds(job)[rented])
 
     @property
     def margin_h(self) -> float:

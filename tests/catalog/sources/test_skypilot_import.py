@@ -236,6 +236,50 @@ def test_machines_with_grace_are_arm_whoever_has_them():
     assert [i.architecture for i in catalog.instances] == ["arm64", None]
 
 
+def test_google_hosts_and_their_accelerators_become_machines():
+    catalog, report = parse(
+        "a2-highgpu-8g,,,96,680,,5.9,2.3,us-central1,us-central1-a",
+        f",A100,8,,,{gpu_info('A100', 40960)},23.4,9.1,us-central1,us-central1-a",
+        "g2-standard-24,,,24,96,,0.88,0.35,us-central1,us-central1-a",
+        f",L4,2,,,{gpu_info('L4', 23034)},1.12,,us-central1,us-central1-a",
+        f",L4,1,,,{gpu_info('L4', 23034)},0.56,0.22,us-central1,us-central1-a",
+        "n1-standard-8,,,8,30,,0.38,0.08,us-central1,us-central1-a",
+        f",T4,1,,,{T4},0.35,0.14,us-central1,us-central1-a",
+        f",T4,2,,,{T4},0.70,0.28,us-central1,us-central1-b",
+        ",tpu-v6e-8,1,,,,2.7,1.2,us-central1,us-central1-a",
+        "a3-edgegpu-8g,,,208,1872,,9.4,2.1,us-central1,us-central1-a",
+        provider="gcp",
+    )
+    place = ("us-central1", "us-central1-a")
+    assert sorted(offers(catalog)) == [
+        ("a2-highgpu-8g", *place, "on-demand", 29.3),
+        ("a2-highgpu-8g", *place, "spot", 11.4),
+        ("g2-standard-24", *place, "on-demand", 2.0),  # its GPUs have no spot price
+        ("n1-standard-8", *place, "on-demand", 0.38),
+        ("n1-standard-8", *place, "spot", 0.08),
+        ("n1-standard-8+T4:1", *place, "on-demand", 0.73),
+        ("n1-standard-8+T4:1", *place, "spot", 0.22),
+    ]
+    machine = catalog.instance("a2-highgpu-8g")
+    assert (machine.accelerator, machine.accelerator_count, machine.accelerator_memory_gib) == ("A100", 8, 40)
+    assert (machine.vcpus, machine.memory_gib, machine.gbps) == (96, 680, 100)
+    assert catalog.instance("n1-standard-8+T4:1").gbps == 16
+    assert catalog.instance("n1-standard-8").gbps is None
+    assert (report.rows, report.kept, report.completed_types) == (10, 6, 3)
+    assert reasons(report.left_out) == {
+        "no instance type: an accelerator priced without its host": (3, 6),
+        "a host whose price leaves out its accelerators": (1, 11),
+    }
+
+
+def test_a_half_with_a_bad_price_makes_no_machine():
+    host, gpus = "a2-highgpu-1g,,,12,85,,0.7,0.3,r1,a", f",A100,1,,,{gpu_info('A100', 40960)},-3,1.1,r1,a"
+    machine = "c2-standard-4,,,4,16,,0.2,0.1,r1,a"
+    catalog, report = parse(machine, host, gpus, provider="gcp")
+    assert [i.name for i in catalog.instances] == ["c2-standard-4"]
+    assert "a price that is not an amount of zero or more" in reasons(report.left_out)
+
+
 def test_a_host_without_its_accelerators_is_no_bargain():
     with pytest.raises(MalformedFile, match="leaves out its accelerators"):
         parse("a2-highgpu-8g,,,96,680,,5.9,2.3,us-central1,us-central1-a", provider="gcp")

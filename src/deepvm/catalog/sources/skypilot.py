@@ -13,12 +13,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import date, datetime, timezone
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
 from deepvm.catalog import library
 from deepvm.catalog.model import Catalog, Instance, Market, Place, Prices
 from deepvm.catalog.report import ImportReport, Reasons
+from deepvm.catalog.sources.skypilot_google import Half, Halves, with_bandwidths
 from deepvm.catalog.sources.skypilot_types import InstanceTypes
 from deepvm.errors import MalformedFile, UnknownName
 
@@ -71,7 +73,8 @@ def parse(
     _read_rows(content, source, region, types, table)
     instances, completed = _complete(types.instances, provider)
     note = "SkyPilot's file has neither bandwidths nor interruption rates"
-    note += f"; those of {completed} types are from {library.DEFAULT}." if completed else "."
+    if completed:
+        note += f"; those of {completed} types are from {library.DEFAULT if provider == 'aws' else 'Google'}"
     catalog = Catalog(
         name=name,
         provider=provider,
@@ -79,11 +82,11 @@ def parse(
         instances=instances,
         places=tuple(table.places),
         prices={market: Prices.from_rows(rows) for market, rows in table.prices.items()},
-        notes=(note,),
+        notes=(f"{note}.",),
     )
     report = ImportReport(
         rows=table.rows,
-        kept=len(table.kept),
+        kept=table.kept_rows,
         types=len(instances),
         offers=catalog.offer_count,
         completed_types=completed,
@@ -97,12 +100,24 @@ class _Table:
     """The price rows and the report, while rows are read."""
 
     def __init__(self, seen: date) -> None:
-        self.rows, self.day = 0, seen.toordinal()
+        self.rows, self.kept_rows, self.day = 0, 0, seen.toordinal()
         self.places: dict[Place, int] = {}
         self.kept: set[tuple[int, int]] = set()
         self.flagged, self.left_out = Reasons(), Reasons()
         self.prices: dict[Market, list[tuple[int, int, float, int]]] = {market: [] for market in Market}
         self._amounts: dict[str, float] = {"": math.nan}
+
+    def count(self, line: int, reason: str | None) -> None:
+        """Count a row as kept, or as left out for a reason."""
+        if reason is None:
+            self.kept_rows += 1
+        else:
+            self.left_out.add(reason, line)
+
+    def known(self, text: str) -> float:
+        """Return an amount, NaN for none; what is not an amount stays below zero, also in a sum."""
+        found = self.amount(text)
+        return -math.inf if found == _BAD else found or math.nan
 
     def amount(self, text: str) -> float:
         found = self._amounts.get(text)
@@ -120,6 +135,7 @@ class _Table:
 def _read_rows(content: bytes, source: Path | str, region: str | None, types: InstanceTypes, table: _Table) -> None:
     reader = csv.reader(io.StringIO(_text(content, source), newline=""), strict=True)
     other_regions: set[str] = set()
+    halves = Halves() if types.provider == "gcp" else None
     try:
         header = next(reader, [])
         columns = _columns(header, source)
@@ -138,9 +154,14 @@ def _read_rows(content: bytes, source: Path | str, region: str | None, types: In
                 other_regions.add(row_region)
                 table.left_out.add("in another region than asked", reader.line_num)
                 continue
-            reason = _add_offers(types, table, facts(row), price, spot, row_region, zone, reader.line_num)
-            if reason is not None:
-                table.left_out.add(reason, reader.line_num)
+            half = Half(
+                facts=facts(row), price=price, spot_price=spot, region=row_region, zone=zone, line=reader.line_num
+            )
+            if halves is None or not halves.take(half):
+                table.count(reader.line_num, _add_offers(types, table, half))
+        if halves is not None:
+            for line, reason in halves.joined(partial(_add_offers, types, table), table.known):
+                table.count(line, reason)
     except csv.Error as error:
         raise MalformedFile(source, f"not valid CSV: {error}", line=max(1, reader.line_num)) from None
     if region is not None and not table.kept and other_regions:
@@ -152,18 +173,10 @@ def _read_rows(content: bytes, source: Path | str, region: str | None, types: In
         raise MalformedFile(source, f"no row can be used: {first[0].reason}", line=first[0].first_line)
 
 
-def _add_offers(
-    types: InstanceTypes,
-    table: _Table,
-    facts: tuple[str, ...],
-    price: str,
-    spot: str,
-    region: str,
-    zone: str,
-    line: int,
-) -> str | None:
+def _add_offers(types: InstanceTypes, table: _Table, row: Half) -> str | None:
     """Add a row's offers to the table, or return the reason to leave it out."""
-    usd, spot_usd = table.amount(price), table.amount(spot)
+    usd, spot_usd = table.amount(row.price), table.amount(row.spot_price)
+    facts, region, zone, line = row.facts, row.region, row.zone, row.line
     if usd == _BAD or spot_usd == _BAD:
         return "a price that is not an amount of zero or more"
     # Files write 0.00 if a market has no price.
@@ -229,6 +242,10 @@ def _columns(header: list[str], source: Path | str) -> dict[str, int]:
 
 def _complete(instances: Iterable[Instance], provider: str) -> tuple[tuple[Instance, ...], int]:
     """Add bandwidths and interruption rates of the types that the built-in catalogue has."""
+    if provider == "gcp":
+        bare = tuple(instances)
+        completed = with_bandwidths(bare)
+        return completed, sum(before is not after for before, after in zip(bare, completed, strict=True))
     if provider != "aws":
         return tuple(instances), 0
     known = {instance.name: instance for instance in library.load(library.DEFAULT).instances}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from deepvm.catalog import accelerators
+from deepvm.catalog.clouds.google import needs_gpus
 from deepvm.catalog.model import Instance
 from deepvm.catalog.sources.aws_names import quota_family_of
 from deepvm.catalog.sources.cpu_names import architecture_of
 from deepvm.catalog.sources.gpu_memory import RowGpu, gpu_of
+from deepvm.catalog.sources.skypilot_google import NO_GPUS, NO_HOST
 
 _ARCHITECTURES = {
     "x86_64": "x86_64",
@@ -17,8 +19,6 @@ _ARCHITECTURES = {
     "arm64": "arm64",
     "arm64_mac": "arm64",
 }
-# GCP prices the accelerators of these series separately: a host row is half of a machine.
-_HOSTS_WITHOUT_ACCELERATORS = ("a2-", "a3-", "a4-", "a4x-", "g2-", "g4-")
 
 Found = tuple[int, tuple[str, ...]]  # the type's index, and the flags of its row
 
@@ -28,7 +28,7 @@ class InstanceTypes:
 
     def __init__(self, provider: str) -> None:
         self.instances: list[Instance] = []
-        self._provider = provider
+        self.provider = provider
         self._by_fields: dict[tuple[str, ...], Found | str] = {}
         self._by_name: dict[str, int] = {}
 
@@ -42,19 +42,19 @@ class InstanceTypes:
     def _read(self, fields: tuple[str, ...]) -> Found | str:
         name, accelerator, count_text, vcpus_text, memory_text, gpu_info, arch = (text.strip() for text in fields)
         if not name:
-            return "no instance type: an accelerator priced without its host"
+            return NO_HOST
         count, vcpus, memory_gib = _number(count_text), _number(vcpus_text), _number(memory_text)
         for column, value in (("AcceleratorCount", count), ("vCPUs", vcpus), ("MemoryGiB", memory_gib)):
             if value is not None and math.isnan(value):
                 return f"a bad number in {column}"
         if bool(accelerator) != bool(count):
             return "an accelerator without a count, or a count without an accelerator"
-        if not accelerator and self._provider == "gcp" and name.startswith(_HOSTS_WITHOUT_ACCELERATORS):
-            return "a host whose price leaves out its accelerators"
+        if not accelerator and self.provider == "gcp" and needs_gpus(name):
+            return NO_GPUS
         if vcpus == 0 or memory_gib == 0:
             return "no vCPUs or no memory"
-        aws = self._provider == "aws"
-        gpu = gpu_of(self._provider, accelerator, count, gpu_info) if accelerator and count else None
+        aws = self.provider == "aws"
+        gpu = gpu_of(self.provider, accelerator, count, gpu_info) if accelerator and count else None
         instance = Instance(
             name=name,
             family=quota_family_of(name) if aws else None,
@@ -63,7 +63,7 @@ class InstanceTypes:
             accelerator=gpu.name if gpu else None,
             accelerator_count=count or 0.0,
             accelerator_memory_gib=gpu.memory_gib if gpu else None,
-            architecture=_ARCHITECTURES.get(arch) or architecture_of(self._provider, name, gpu.name if gpu else None),
+            architecture=_ARCHITECTURES.get(arch) or architecture_of(self.provider, name, gpu.name if gpu else None),
         )
         return self._match(instance, gpu)
 

@@ -10,7 +10,7 @@ from deepvm.cli.render import console, table
 from deepvm.units import format_bytes
 
 if TYPE_CHECKING:
-    from deepvm.simulate.backtest import Backtests
+    from deepvm.simulate import Backtests
 
 _HEADINGS = (">$ p50", ">p5 to p95", ">h p50", ">h p95", ">missed", ">h lost", ">moves", ">regret")
 
@@ -34,9 +34,12 @@ def show(result: Backtests) -> None:
 
 def _rows(title: str, document: dict[str, Any]) -> Any:
     rows = table(escape(title), "strategy", *_HEADINGS)
+    rows.collapse_padding = True
+    for column in rows.columns:
+        column.no_wrap = True
     for row in document["strategies"]:
         cost, hours = row["cost_usd"], row["hours"]
-        cells = [f"{cost['p50']:,.1f}", f"{cost['p5']:,.0f} to {cost['p95']:,.0f}"]
+        cells = [f"{cost['p50']:,.{0 if cost['p50'] >= 1000 else 1}f}", f"{cost['p5']:,.0f} to {cost['p95']:,.0f}"]
         if hours is None:
             cells += ["-"] * 5
         else:

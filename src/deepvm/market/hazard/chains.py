@@ -14,7 +14,7 @@ from deepvm.market.hazard.observed import Observed, Spells
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 _LEAST = 1e-300
-_LEAST_EXIT = 1e-100  # of a state that is never left
+_NEVER = 1e-100  # the rate of leaving a state that is never left
 _TAIL = 1e-4  # spells are followed until so few are left
 _MOST_TICKS = 4_000  # what is left then counts as not ended
 _AS_MANY = 2_000.0  # spells that an exact law counts as against the prior of a fit
@@ -23,15 +23,17 @@ _AS_MANY = 2_000.0  # spells that an exact law counts as against the prior of a 
 def balance(chain: Floats) -> Floats:
     """Return the stationary distribution of a transition matrix.
 
-    Grassmann, Taksar and Heyman's elimination subtracts nothing: even a state of probability 1e-16 has its digits."""
-    rest, size = np.array(chain, dtype=np.float64), len(chain)
-    for last in range(size - 1, 0, -1):
-        rest[:last, last] /= max(float(rest[last, :last].sum()), _LEAST_EXIT)
+    States are eliminated one by one without a subtraction (Grassmann, Taksar, Heyman), so that the chance of a state
+    that is hardly ever visited is exact too: laws of spells start there."""
+    rest = chain.copy()
+    for last in range(len(rest) - 1, 0, -1):
+        rest[:last, last] /= max(float(rest[last, :last].sum()), _NEVER)
         rest[:last, :last] += np.outer(rest[:last, last], rest[last, :last])
-    found = np.ones(size)
-    for state in range(1, size):
+    found = np.ones(len(rest))
+    for state in range(1, len(rest)):
         found[state] = found[:state] @ rest[:state, state]
-    return np.asarray(found / found.sum())
+        found[: state + 1] /= found[: state + 1].sum()
+    return found
 
 
 def gang_loglik(chain: Floats, up: Flags, observed: Observed, machines: int) -> float:

@@ -1,4 +1,4 @@
-"""The board of stage 2: the market as columns in, scaling and memory tiers for every architecture out.
+"""The board of stage 2: the market as columns in, scaling for every architecture out. ``tiers`` adds memory nodes.
 
 A row of ``workers`` is a GPU type in a place; a row of ``memory`` is a CPU type in a place. Types left out are counted
 by reason.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,11 +22,9 @@ from deepvm.performance import (
     LimitedBatch,
     SpeedupCurve,
     allreduce_speedup,
-    bandwidth_memory_nodes,
     compute_share,
     curve_from_spec,
     limited_scaling,
-    table_memory_nodes,
 )
 from deepvm.performance.cluster.interconnect import EFA, TCP
 from deepvm.performance.eflops import T4_EFLOPS
@@ -39,7 +36,10 @@ Ints = NDArray[np.int64]
 
 GIB = 2**30
 T4_MEMORY_GIB = 16.0
-USABLE_MEMORY = 0.9  # of a memory node; the rest is the system's
+USABLE_MEMORY = 0.9  # of a memory node; the rest is fragments and buffers of the network
+OS_HEADROOM_GIB = 1.0  # of a memory node besides: the operating system, Python, the page tables
+ANCHOR_SHARE = 0.5  # of an anchor's memory: it trains too, and its loader and staging need the other half
+SPOT_GPUS = 64  # of one type in a spot market: no public trace has more than 16 machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +105,11 @@ class Board:
     eflops_estimated: NDArray[np.bool_]  # by catalogue instance
     gbps_estimated: NDArray[np.bool_]
     left_out: tuple[LeftOut, ...]
+
+    @property
+    def paper(self) -> bool:
+        """True if the paper's own rules apply, and not those of an expert."""
+        return follows_paper(self.request, self.saturation)
 
     @property
     def quotas(self) -> tuple[Quota, ...]:
@@ -227,66 +232,23 @@ class Board:
         batch = np.nan if self.request.batch is None else self.request.batch
         return batch * self.workers.gpu_memory_gib[rows] / T4_MEMORY_GIB
 
-    # --- the memory tier ---------------------------------------------------------------------------------------
-
-    @cached_property
-    def tier_memory_nodes(self) -> Floats:
-        """[row of memory]: the nodes needed for the bytes alone, checkpoint × buffers."""
-        wanted_gib = self.checkpoints_gib
-        if self.request.published:  # every node holds all of it, in all its memory
-            return np.where(self.memory.memory_gib >= wanted_gib, 1.0, np.inf)
-        return np.maximum(1.0, np.ceil(wanted_gib / (self.memory.memory_gib * USABLE_MEMORY)))
-
-    def tier_counts(self, rows: Ints, worker_gbps: float, nodes: Ints) -> Floats:
-        """Return [rows of memory, node count]: the fewest memory nodes that serve these workers."""
-        shape = (len(rows), len(nodes))
-        if self.saturation == "table":
-            slower = np.minimum(self.memory.gbps[rows], worker_gbps)[:, None]
-            serve = table_memory_nodes(nodes, slower)
-        else:
-            serve = bandwidth_memory_nodes(
-                self.request.checkpoint_bytes, self.request.checkpoint_every_s, self.memory.gbps[rows]
-            )[:, None]
-        return np.broadcast_to(np.maximum(serve, self.tier_memory_nodes[rows][:, None]), shape)
-
-    def tier_usd(self, rows: Ints, worker_gbps: float, nodes: Ints) -> Floats:
-        """Return [rows of memory, node count]: the price of that tier, inf if a quota or the node limit forbids it."""
-        counts = self.tier_counts(rows, worker_gbps, nodes)
-        allowed = counts <= np.minimum(self.memory.limit[rows], self.request.max_nodes)[:, None]
-        return np.asarray(np.where(allowed, counts, np.inf) * self.memory.usd[rows][:, None])
-
-    def cheapest_tier_usd(self, nodes: Ints) -> Floats:
-        """Return [row of workers, node count]: the price of the cheapest memory tier at each worker row's site."""
-        result = np.full((len(self.workers), len(nodes)), np.inf)
-        by_site = _rows_by_value(self.memory.site)
-        by_gbps = self.saturation == "table"
-        if not by_gbps:  # the bandwidth model counts bytes, not workers: one node count serves for all
-            nodes = nodes[:1]
-        keys = np.stack([self.workers.site, self.workers.gbps if by_gbps else np.zeros(len(self.workers))], axis=1)
-        for site, gbps in np.unique(keys, axis=0):
-            rows = by_site.get(int(site))
-            if rows is not None:
-                cheapest = self.tier_usd(rows, gbps, nodes).min(axis=0)
-                result[(keys[:, 0] == site) & (keys[:, 1] == gbps)] = cheapest
-        return result
-
-    def tiers(self, worker: int, nodes: int, limit: int) -> list[tuple[int, int]]:
-        """List the cheapest memory tiers for one cluster: (row of memory, count), cheapest first."""
-        rows = np.flatnonzero(self.memory.site == self.workers.site[worker])
-        count = np.array([nodes])
-        gbps = float(self.workers.gbps[worker])
-        usd = self.tier_usd(rows, gbps, count)[:, 0]
-        counts = self.tier_counts(rows, gbps, count)[:, 0]
-        order = np.lexsort((rows, counts, usd))[:limit]
-        return [(int(rows[i]), int(counts[i])) for i in order if np.isfinite(usd[i])]
-
 
 def compute_s(request: Request, gpu_eflops: Floats, gpu_memory_gib: Floats) -> Floats:
     return np.asarray(request.step_s * (gpu_memory_gib / T4_MEMORY_GIB) * T4_EFLOPS / gpu_eflops)
 
 
-def _rows_by_value(column: Ints) -> dict[int, Ints]:
-    order = np.argsort(column, kind="stable")
-    values, counts = np.unique(column, return_counts=True)
-    ends = np.cumsum(counts)
-    return {int(v): order[end - n : end] for v, n, end in zip(values, counts, ends, strict=True)}
+def follows_paper(request: Request, saturation: str) -> bool:
+    """True if the paper's own rules apply: for its objective, and for catalogues of its table."""
+    return request.published or saturation == "table"
+
+
+def spot_gpus(request: Request, saturation: str) -> float:
+    """Return the most GPUs of one type that a spot market is expected to have."""
+    if request.spot_gpus is not None:
+        return float(request.spot_gpus)
+    return np.inf if follows_paper(request, saturation) else float(SPOT_GPUS)
+
+
+def usable_gib(memory_gib: Any) -> Any:
+    """Return what a memory node has for checkpoints, beside its operating system."""
+    return memory_gib * USABLE_MEMORY - OS_HEADROOM_GIB

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
 from deepvm.catalog.accelerators import find as find_accelerator
-from deepvm.catalog.accelerators import spellings
+from deepvm.catalog.check import bid_floor_usd
+from deepvm.catalog.clouds.zones import is_local
 from deepvm.catalog.sources.aws_network import sustained_by_family
 from deepvm.errors import UnknownName
 from deepvm.performance import compute_share, estimate_eflops, estimate_sustained_gbps
 from deepvm.performance.cluster.interconnect import PCIE
-from deepvm.plan.job_facts import USABLE_GPU_MEMORY
 from deepvm.plan.profiles import Ratings
 from deepvm.plan.request import Request
 from deepvm.plan.search.board import (
@@ -27,9 +27,14 @@ from deepvm.plan.search.board import (
     MemoryNodes,
     Workers,
     compute_s,
+    follows_paper,
+    spot_gpus,
 )
+from deepvm.plan.search.fitness import Fitness
 from deepvm.plan.search.links import Links, links_of
-from deepvm.units import format_bytes
+
+LOCAL_ZONE = "a local zone, with few machines (--local-zones admits it)"
+BID_FLOOR = "a bid floor instead of a price"
 
 
 def analyse_instances(catalog: Catalog, request: Request) -> Board:
@@ -75,15 +80,6 @@ def job_eflops(instance: Instance, provider: str, request: Request) -> float | N
     return eflops * float(share)
 
 
-def gpu_memory_gb(instance: Instance) -> float | None:
-    """Return the size that its GPU is sold by. For a slice or an unknown GPU, by its bytes: 22.35 GiB are 24 GB."""
-    gpu = None if instance.accelerator is None else find_accelerator(instance.accelerator)
-    if gpu is not None and instance.accelerator_count % 1 == 0:
-        return gpu.marketed_gb
-    gib = instance.accelerator_memory_gib
-    return None if gib is None else round(gib * 2**30 / 1e9, 1)
-
-
 class _Analysis:
     def __init__(self, catalog: Catalog, request: Request) -> None:
         self.catalog, self.request = catalog, request
@@ -93,16 +89,21 @@ class _Analysis:
         self.eflops, self.gbps = np.full(count, np.nan), np.full(count, np.nan)
         self.eflops_estimated, self.gbps_estimated = np.zeros(count, bool), np.zeros(count, bool)
         self.reasons: dict[str, list[str]] = {}
-        self.gpus: set[str] = set()  # the catalogue's spellings of the GPUs asked for
+        self.regions = catalog.region_of_place
+        self.paper = follows_paper(request, self.saturation)
         self._check_names()
+        self.fitness = Fitness(catalog, request, paper=self.paper)
 
     def board(self) -> Board:
         is_worker, is_memory = self._roles()
         places = self._allowed_places()
         usd = {market: self._price_table(market, places) for market in Market}
+        if not self.paper:
+            self._drop_bid_floors(usd, is_worker)
         offered = np.isfinite(usd[Market.SPOT]) | np.isfinite(usd[Market.ON_DEMAND])
         for i in np.flatnonzero(is_worker & ~offered.any(axis=1)):
-            self._leave_out(self.catalog.instances[i], "no price in the places asked for")
+            if self.catalog.instances[i].name not in self.reasons.get(BID_FLOOR, ()):
+                self._leave_out(self.catalog.instances[i], "no price in the places asked for")
         instance, place = np.nonzero(offered & is_worker[:, None])
         memory_instance, memory_place = np.nonzero(np.isfinite(usd[Market.ON_DEMAND]) & is_memory[:, None])
         site = self._sites()
@@ -138,7 +139,7 @@ class _Analysis:
             efa=np.array([link.efa for link in links], dtype=bool)[instance],
             gbps=self.gbps[instance],
             memory_gib=gib[instance],
-            least_nodes=np.array([self._least_nodes(i) for i in self.catalog.instances])[instance],
+            least_nodes=np.array([self.fitness.least_nodes(i) for i in self.catalog.instances])[instance],
             spot_limit=limits[Market.SPOT][instance, place],
             on_demand_limit=limits[Market.ON_DEMAND][instance, place],
         )
@@ -168,8 +169,8 @@ class _Analysis:
 
     def _links(self) -> tuple[Links, ...]:
         without_gpu = Links(gpus=1.0, inside=PCIE, inside_gbytes_per_s=np.inf, efa=False)
-        provider = self.catalog.provider
-        return tuple(links_of(i, provider) if i.accelerator else without_gpu for i in self.catalog.instances)
+        cloud_of = self.catalog.cloud_of
+        return tuple(links_of(i, cloud_of(i)) if i.accelerator else without_gpu for i in self.catalog.instances)
 
     def _check_names(self) -> None:
         request, catalog = self.request, self.catalog
@@ -180,8 +181,6 @@ class _Analysis:
             for name in asked:
                 if name not in known:
                     raise UnknownName(f"{kind} of this catalogue", name, known)
-        for name in request.gpus:
-            self.gpus |= spellings(name, catalog.accelerators)
 
     def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         is_worker = np.zeros(len(self.catalog.instances), bool)
@@ -192,7 +191,10 @@ class _Analysis:
                 self._leave_out(instance, f"{actual}, {self.request.cpu} asked for")
                 continue
             self._rate(i, instance)
-            reason = self._unfit_worker(i, instance) if instance.accelerator else self._unfit_memory(i, instance)
+            if instance.accelerator:
+                reason = self.fitness.worker(instance, self.eflops[i], self.gbps[i])
+            else:
+                reason = self.fitness.memory(instance, self.gbps[i])
             if reason:
                 self._leave_out(instance, reason)
             elif instance.accelerator:
@@ -205,73 +207,46 @@ class _Analysis:
         """Set eFLOPS and bandwidth: measured, else estimated and marked, else missing."""
         eflops, self.eflops_estimated[i] = eflops_of(instance, self.request.ratings)
         self.eflops[i] = np.nan if eflops is None else eflops
-        # The paper's table has advertised bandwidths; the other models use sustained ones.
-        gbps = instance.burst_gbps if self.saturation == "table" and instance.burst_gbps else instance.gbps
-        if gbps is not None:
-            self.gbps[i] = gbps
-            return
-        estimate = sustained_by_family(instance.name, instance.vcpus) if self.catalog.provider == "aws" else None
+        gbps, self.gbps_estimated[i] = self._gbps(instance)
+        self.gbps[i] = np.nan if gbps is None else gbps
+
+    def _gbps(self, instance: Instance) -> tuple[float | None, bool]:
+        """Return a machine's bandwidth, and True if it is an estimate: sustained, for bursts end after minutes."""
+        if self.saturation == "table" and instance.burst_gbps:
+            return instance.burst_gbps, False  # the paper's table has advertised bandwidths
+        if instance.sustained_gbps is not None:
+            return instance.sustained_gbps, False
+        aws = self.catalog.cloud_of(instance) == "aws"
+        estimate = sustained_by_family(instance.name, instance.vcpus) if aws else None
+        if instance.burst_gbps is not None:  # of other clouds, the only figure there is
+            return (instance.burst_gbps, False) if estimate is None else (min(estimate, instance.burst_gbps), True)
         if estimate is None and instance.vcpus is not None:
             estimate = float(estimate_sustained_gbps(instance.vcpus))
-        if estimate is not None:
-            self.gbps_estimated[i] = True
-            self.gbps[i] = estimate
-
-    def _unfit_worker(self, i: int, instance: Instance) -> str | None:
-        request = self.request
-        if request.gpus and instance.accelerator not in self.gpus:
-            return f"another GPU than {' or '.join(request.gpus)}"
-        if instance.accelerator_count % 1 and not request.fractional_gpus:
-            return "a slice of a GPU (--fractional-gpus admits it)"
-        if np.isnan(self.eflops[i]):
-            return "accelerator of unknown speed"
-        if np.isnan(self.gbps[i]):
-            return "bandwidth and vCPUs unknown"
-        if request.min_gpu_memory_gb is not None:
-            marketed_gb = gpu_memory_gb(instance)
-            if marketed_gb is None:
-                return "GPU memory unknown, and a least one is asked for"
-            if marketed_gb < request.min_gpu_memory_gb:
-                return f"less than {request.min_gpu_memory_gb:g} GB of GPU memory"
-        if not np.isfinite(self._least_nodes(instance)):
-            return self._too_small(instance)
-        return self._unfit_quota(instance)
-
-    def _least_nodes(self, instance: Instance) -> float:
-        """Return the fewest machines of a type whose GPUs hold the job; inf if no number of them does."""
-        job = self.request.job
-        if job is None or instance.accelerator is None:
-            return 1.0
-        gpus = job.least_gpus(instance.accelerator_memory_gib)
-        return float(np.ceil(gpus / max(instance.accelerator_count, 1.0)))
-
-    def _too_small(self, instance: Instance) -> str:
-        job = self.request.job
-        assert job is not None  # noqa: S101 - else every GPU would fit
-        assert job.whole_bytes is not None  # noqa: S101 - as above
-        if instance.accelerator_memory_gib is None:
-            return f"GPU memory unknown, and {job.name} needs {format_bytes(job.whole_bytes)}"
-        each = " on every GPU, however many share the rest" if job.sharded_bytes else ""
-        return f"too little GPU memory: {job.name} needs {format_bytes(job.whole_bytes / USABLE_GPU_MEMORY)}{each}"
-
-    def _unfit_memory(self, i: int, instance: Instance) -> str | None:
-        if instance.memory_gib is None:
-            return "memory unknown"
-        if np.isnan(self.gbps[i]):
-            return "bandwidth and vCPUs unknown"
-        return self._unfit_quota(instance)
-
-    def _unfit_quota(self, instance: Instance) -> str | None:
-        if instance.vcpus is None and any(q.closeness(instance) for q in self.quotas):
-            return "vCPUs unknown, and a quota counts them"
-        return None
+        return estimate, estimate is not None
 
     def _leave_out(self, instance: Instance, reason: str) -> None:
         self.reasons.setdefault(reason, []).append(instance.name)
 
     def _allowed_places(self) -> NDArray[np.bool_]:
-        regions, zones = self.request.regions or self.catalog.regions, self.request.zones
-        return np.array([r in regions and (not zones or z in zones) for r, z in self.catalog.places], dtype=bool)
+        catalog, regions, zones = self.catalog, self.request.regions or self.catalog.regions, self.request.zones
+        allowed = np.array([r in regions and (not zones or z in zones) for r, z in catalog.places], dtype=bool)
+        if not (self.paper or self.request.local_zones or zones):
+            local = np.array([is_local(catalog.cloud_at(p), zone) for p, (_, zone) in enumerate(catalog.places)], bool)
+            for p in np.flatnonzero(allowed & local):
+                self.reasons.setdefault(LOCAL_ZONE, []).append(catalog.places[p][1] or "")
+            allowed &= ~local
+        return allowed
+
+    def _drop_bid_floors(self, usd: dict[Market, Floats], is_worker: NDArray[np.bool_]) -> None:
+        """Remove prices that are too low for any market: nobody gets machines for the lowest admitted bid."""
+        floor = np.array([bid_floor_usd(instance) for instance in self.catalog.instances])[:, None]
+        for table in usd.values():
+            dropped = np.isfinite(table) & (table < floor)
+            for i in np.flatnonzero(dropped.any(axis=1) & is_worker):
+                name = self.catalog.instances[i].name
+                if name not in self.reasons.get(BID_FLOOR, ()):
+                    self.reasons.setdefault(BID_FLOOR, []).append(name)
+            table[dropped] = np.inf
 
     def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
         """Return [instance, place]: USD an hour of the cheapest offer, inf without one."""
@@ -279,9 +254,12 @@ class _Analysis:
         prices = self.catalog.prices.get(market)
         if prices is not None:
             np.minimum.at(table, (prices.instance, prices.place), prices.usd_per_hour)
-        regional = {region: p for p, (region, zone) in enumerate(self.catalog.places) if zone is None}
-        for region, general in regional.items():  # a price of a region is valid in each of its zones
-            zones = [p for p, (r, zone) in enumerate(self.catalog.places) if r == region and zone is not None]
+        of_region: dict[int, list[int]] = {}
+        for p, (_, zone) in enumerate(self.catalog.places):
+            if zone is not None:
+                of_region.setdefault(int(self.regions[p]), []).append(p)
+        for general, (_, zone) in enumerate(self.catalog.places):  # a price of a region is valid in each of its zones
+            zones = of_region.get(int(self.regions[general]), []) if zone is None else []
             if zones:
                 table[:, zones] = np.minimum(table[:, zones], table[:, [general]])
                 table[:, general] = np.inf
@@ -289,16 +267,16 @@ class _Analysis:
         return table
 
     def _sites(self) -> Ints:
-        places = self.catalog.places
-        if self.request.memory_in == "zone":
-            return np.arange(len(places))
-        regions = {region: i for i, region in enumerate(self.catalog.regions)}
-        return np.array([regions[region] for region, _ in places])
+        return np.arange(len(self.catalog.places)) if self.request.memory_in == "zone" else self.regions
 
     def _limits(self, market: Market) -> Floats:
-        """Return [instance, place]: the machines that the quotas admit."""
+        """Return [instance, place]: the machines that the quotas admit, and that a spot market is expected to have."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
+        most_gpus = spot_gpus(self.request, self.saturation)
+        if market is Market.SPOT and np.isfinite(most_gpus):
+            gpus = np.array([max(1.0, i.accelerator_count) for i in catalog.instances])
+            limits[:] = np.maximum(1.0, most_gpus // gpus)[:, None]
         with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
         for region in ("", *with_own) if self.quotas else ():  # "" means all regions without their own quotas
             at = np.array([(own if own in with_own else "") == region for own, _ in catalog.places])

@@ -15,7 +15,17 @@ import numpy as np
 
 from deepvm.catalog import Market, Quota, binding_quotas
 from deepvm.plan import architectures
-from deepvm.plan.architectures import AllOnDemand, AllSpot, Architecture, Cluster, Part, SingleAnchor, Tiering
+from deepvm.plan.architectures import (
+    AllOnDemand,
+    AllSpot,
+    Architecture,
+    Cluster,
+    Part,
+    SingleAnchor,
+    Tiering,
+    memory_part,
+)
+from deepvm.plan.search import tiers
 from deepvm.plan.search.board import Board, Floats, Ints
 from deepvm.plan.search.space import Candidate, Space
 from deepvm.units import USD_TOLERANCE
@@ -76,14 +86,11 @@ def _programs(board: Board, space: Space, at_least: float) -> Iterator[_Program]
     for gbps, efa in rings:
         slowed = _slowed(board, gbps, efa)
         gain = workers.eflops[:, None] * slowed.scaling(nodes)
-        tier = slowed.cheapest_tier_usd(nodes)
         admitted = (workers.gbps >= gbps) & (workers.efa | (not efa))
         for place in np.unique(workers.place):
             rows = np.flatnonzero((workers.place == place) & admitted)
             for kind in space.architectures:
-                yield from _programs_of(
-                    slowed, kind, rows, gain[rows], anchor_usd[rows], tier[rows[:1]], nodes, float(gbps), at_least
-                )
+                yield from _programs_of(slowed, kind, rows, gain[rows], anchor_usd[rows], nodes, float(gbps), at_least)
 
 
 def _slowed(board: Board, gbps: float, efa: bool) -> Board:
@@ -98,7 +105,6 @@ def _programs_of(
     rows: Ints,
     gain: Floats,
     anchor_usd: Floats,
-    tier: Floats,
     nodes: Ints,
     gbps: float,
     at_least: float,
@@ -117,7 +123,8 @@ def _programs_of(
     rows, usd, gain, anchor_usd = rows[keep], usd[keep], gain[keep], anchor_usd[keep]
     if rows.size < 2 or not (np.isfinite(usd).any() and np.isfinite(anchor_usd).any()):
         return
-    fixed = tier[0] if isinstance(kind, Tiering) else np.zeros(len(nodes))
+    tiered = isinstance(kind, Tiering)  # a mix costs up to the budget, and its tier is chosen for that
+    fixed = tiers.for_rent(board, rows, nodes, board.request.budget_usd) if tiered else np.zeros(len(nodes))
     least_nodes = 2 if anchored else 1
     possible = (
         np.isfinite(fixed)
@@ -241,7 +248,8 @@ def _candidate(board: Board, program: _Program, counts: Ints, value: float) -> C
     cluster: Cluster = tuple(parts)
     if isinstance(program.architecture, Tiering):
         slowed = replace(board, workers=replace(workers, gbps=np.minimum(workers.gbps, program.gbps)))
-        cluster += (program.architecture.clusters(slowed, most, program.nodes, 1)[0][1],)
+        (tier,) = tiers.tiers(slowed, most, program.nodes, 1, rent_usd=board.request.budget_usd)
+        cluster += (memory_part(board, tier),)
     return Candidate(
         architecture=program.architecture,
         worker=most,

@@ -1,7 +1,7 @@
 """Stage 3, architecture-level analysis: prices and scores of every cluster in, the best ones out.
 
 The arrays are [architecture, worker row, node count]. The search is exhaustive, so the optimum is proven. Only the
-cheapest memory tier enters; others differ in price only, and are listed when the best clusters are expanded.
+best memory tier of a cluster enters (``tiers``).
 """
 
 from __future__ import annotations
@@ -78,19 +78,29 @@ class Space:
     def best(self, budget_usd: float, limit: int, *, keep: NDArray[np.bool_] | None = None) -> list[Candidate]:
         """Return the best clusters within the budget, best first; ties go to the cheaper, then to the smaller cluster.
 
-        The ``limit`` best clusters are in the ``limit`` best cells, since a cell's best is its cheapest."""
+        They differ in architecture, type or place. By the paper's rules they may also differ in size and memory
+        nodes: the ``limit`` best clusters are then in the ``limit`` best cells, since a cell's best is its cheapest."""
         score, usd = self.score.reshape(-1), self.hourly_usd.reshape(-1)
         admitted = (usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf)
         if keep is not None:
             admitted &= np.broadcast_to(keep, self.score.shape).reshape(-1)
         cells = np.flatnonzero(admitted)
+        if not self.board.paper:
+            cells = self._best_size(cells, score, usd)
         if cells.size > limit:
             threshold = np.partition(score[cells], cells.size - limit)[cells.size - limit]
             cells = cells[score[cells] >= threshold]
         order = np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))[:limit]
-        found = [c for cell in cells[order] for c in self.expand(int(cell), budget_usd, limit)]
+        each = limit if self.board.paper else 1
+        found = [c for cell in cells[order] for c in self.expand(int(cell), budget_usd, each)]
         found.sort(key=lambda c: (-c.score, architectures.hourly_usd(c.cluster)))  # stable: cells keep their order
         return found[:limit]
+
+    def _best_size(self, cells: Ints, score: Floats, usd: Floats) -> Ints:
+        """Keep the best cell of each architecture and row of workers."""
+        order = cells[np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))]
+        _, first = np.unique(order // len(self.nodes), return_index=True)
+        return np.asarray(order[first])
 
     def expand(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
         """Return the clusters of a cell within the budget, cheapest first: one for each memory tier."""
@@ -114,7 +124,8 @@ class Space:
     def _score_of(self, cluster: Cluster, a: int, w: int, n: int) -> float:
         """Return the cell's score, which is its cheapest cluster's; scores that are prices fall with the markup."""
         score, request = float(self.score[a, w, n]), self.board.request
-        markup = architectures.hourly_usd(cluster) / float(self.hourly_usd[a, w, n])
+        waiting = request.usd_per_hour_of_waiting
+        markup = (architectures.hourly_usd(cluster) + waiting) / (float(self.hourly_usd[a, w, n]) + waiting)
         by_price = request.objective == "cost" and request.policy in ("deepvm", "noscale")
         return score * markup if by_price and markup > 1 + 1e-9 else score
 

@@ -21,6 +21,8 @@ class Machines:
     checkpoint_bytes: int | None = None
     spot_usd: float | None = None  # an hour of one worker
     on_demand_usd: float | None = None
+    work_h: float | None = None  # of these machines
+    deadline_h: float | None = None
 
 
 def machines_of(path: Path) -> Machines:
@@ -39,12 +41,17 @@ def machines_of(path: Path) -> Machines:
             (row for row in rows if strict.table(row, "an instance").get("instance") == name), {}
         )
         request = strict.table(strict.member(table, "request"), "request")
+        work = _optional(request.get("work_eflops_h"), "work_eflops_h")
+        performance = _optional(best.get("performance"), "performance")
+        deadline_s = _optional(request.get("deadline_s"), "deadline_s")
         return Machines(
             workers=sum(strict.integer(strict.member(role, "count"), "count", 0, 10_000) for role in training),
             accelerator=_optional_text(instance.get("accelerator")),
             checkpoint_bytes=strict.integer(strict.member(request, "checkpoint_bytes"), "checkpoint_bytes", 0, 2**60),
             spot_usd=strict.number(strict.member(worker, "usd_per_hour"), "usd_per_hour", 0, 1e6),
-            on_demand_usd=_optional_usd(instance.get("on_demand_usd")),
+            on_demand_usd=_optional(instance.get("on_demand_usd"), "on_demand_usd"),
+            work_h=None if not work or not performance else work / performance,
+            deadline_h=None if deadline_s is None else deadline_s / 3600,
         )
     except (strict.MalformedJson, IndexError, StopIteration) as error:
         reason = str(error) or "it has no workers"
@@ -55,5 +62,5 @@ def _optional_text(value: object) -> str | None:
     return None if value is None else strict.text(value, "accelerator", _NAME)
 
 
-def _optional_usd(value: object) -> float | None:
-    return None if value is None else strict.number(value, "on_demand_usd", 0, 1e6)
+def _optional(value: object, name: str) -> float | None:
+    return None if value is None else strict.number(value, name, 0, 1e15)

@@ -1,0 +1,104 @@
+"""What saves, restores and starts of a cluster take: a board and a candidate in, seconds out.
+
+Measured profiles come first, then the links of the machines, then the documented defaults of ``simulate.Rates``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from deepvm.performance.overheads import overhead
+from deepvm.plan.forecast import part_gbps, restore_forecast
+from deepvm.plan.risk.conduct import Tier
+from deepvm.plan.search.board import Board
+from deepvm.plan.search.space import Candidate
+from deepvm.plan.search.tiers import FAILURES_PER_YEAR
+from deepvm.policy.saving import daly_interval_s
+from deepvm.simulate.strategies import LEAST_INTERVAL_S, MOST_INTERVAL_S, Rates
+
+RATES = Rates()
+DURABLE_USD_PER_PART = 5e-6  # an upload of one part into S3 Standard, us-east-1, list price of 2026-08
+DURABLE_PART_BYTES = 8 * 2**20
+NODE_FAILURES_PER_H = FAILURES_PER_YEAR / (365 * 24)
+_BYTES_PER_S = 1e9 / 8  # of a Gbit/s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overheads:
+    """Seconds; and dollars of one save."""
+
+    start_s: float = RATES.start_s  # from the request of a machine to its first step, without the restore
+    regroup_s: float = RATES.regroup_s
+    stall_s: float = RATES.stall_s  # of training, by a save
+    remote_s: float = 0.0  # until a save is safe
+    restore_s: float = 0.0
+    move_s: float = 0.0  # more, if the checkpoint comes from another zone
+    save_usd: float = 0.0
+
+    def interval_s(self, losses_per_h: float) -> float:
+        """Return the whole seconds between two saves that lose the least time, and leave time to send one."""
+        wanted_s = daly_interval_s(self.stall_s, losses_per_h / 3600)
+        return float(math.ceil(min(max(wanted_s, LEAST_INTERVAL_S, 2 * self.remote_s), MOST_INTERVAL_S)))
+
+    def lost_share(self, interval_s: float, losses_per_h: float) -> float:
+        """Return the hours that an hour of training takes more, by saves and losses."""
+        repeated_h = (interval_s / 2 + self.remote_s + self.restore_s + self.start_s) / 3600
+        return self.stall_s / interval_s + losses_per_h * repeated_h
+
+
+def rough_overheads(board: Board, tier: Tier, worker: int) -> Overheads:
+    """Return what a cluster of these workers has before its memory nodes are known: for the screen."""
+    size = board.request.checkpoint_bytes
+    link = min(RATES.memory_bytes_per_s, float(board.workers.gbps[worker]) * _BYTES_PER_S)
+    if tier == "durable":
+        return Overheads(
+            stall_s=_measured(board, "save_stall", RATES.durable_stall_s),
+            restore_s=size / RATES.durable_bytes_per_s,
+            save_usd=_save_usd(size),
+        )
+    return Overheads(stall_s=_measured(board, "save_stall", RATES.stall_s), remote_s=size / link, restore_s=size / link)
+
+
+def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) -> Overheads:
+    """Return what this cluster has."""
+    size, count = board.request.checkpoint_bytes, candidate.nodes
+    link = float(board.workers.gbps[candidate.worker]) * _BYTES_PER_S
+    regroup_s = _measured(board, "regroup", RATES.regroup_s)
+    if tier == "durable":
+        taken = min(RATES.durable_bytes_per_s, link)
+        return Overheads(
+            regroup_s=regroup_s,
+            stall_s=_measured(board, "save_stall", RATES.durable_stall_s),
+            remote_s=size / (taken * count),
+            restore_s=size / taken,  # each machine reads all of it
+            save_usd=_save_usd(size),
+        )
+    keeper = next(part for part in candidate.cluster if part.role in ("memory", "anchor") and part.count > 0)
+    senders = max(1, count - (keeper.count if keeper.role == "anchor" else 0))
+    node_link = keeper.count * part_gbps(board, keeper) * _BYTES_PER_S
+    forecast = restore_forecast(board, candidate, float(board.workers.gbps[candidate.worker]))
+    into = min(link * senders, node_link)
+    return Overheads(
+        regroup_s=regroup_s,
+        stall_s=_measured(board, "save_stall", RATES.stall_s),
+        remote_s=size * max(1, replicas) / into if math.isfinite(into) else size / RATES.memory_bytes_per_s,
+        restore_s=size / RATES.memory_bytes_per_s if forecast is None else forecast.time.fetch_s,
+        move_s=size / RATES.cross_zone_bytes_per_s,
+    )
+
+
+def lost_node_usd(nodes: int, waiting_h: float, hours: float, cost_usd: float) -> float:
+    """Return what the loss of a memory node is expected to cost a job whose checkpoints it alone holds.
+
+    It matters while no worker has the state, and then half of the job is done again."""
+    return nodes * NODE_FAILURES_PER_H * waiting_h * cost_usd / 2 if hours > 0 else 0.0
+
+
+def _measured(board: Board, name: str, default: float) -> float:
+    found = overhead(board.request.profiles, name, board.request.checkpoint_bytes)
+    return default if found.how == "default" else found.seconds
+
+
+def _save_usd(size: int) -> float:
+    return math.ceil(size / DURABLE_PART_BYTES) * DURABLE_USD_PER_PART

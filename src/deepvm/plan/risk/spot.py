@@ -1,0 +1,197 @@
+"""The spot markets of a board's machine types: catalogue prices with drawn or recorded capacity in, markets out.
+
+Capacity is drawn for every place of the catalogue at once, by accelerator: prices never change what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepvm.errors import UsageError
+from deepvm.market.builtin import SHARED, HazardClass, History, builtin_history, classes_of
+from deepvm.market.hazard.drawing import draw
+from deepvm.market.market import Market
+from deepvm.market.trace import Trace
+from deepvm.plan.risk.recorded import Recorded, recorded_markets
+from deepvm.plan.search.board import Board
+
+Capacity = NDArray[np.int32]
+ZONES_OF_A_REGION = 3  # assumed where a catalogue prices regions, not zones: AWS and Google have at least so many
+MOST_ZONES = 9
+DRAWN_MACHINES = 16  # in a zone; larger gangs scale it up
+DAYS = 8.0
+WORLDS = 8  # independent draws, one after the other: how tight a zone is differs between them
+_MOST_COLUMNS = 1200  # zones × worlds in one draw
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One zone of a type's market: a row of the board's workers."""
+
+    row: int
+    region: str
+    zone: str | None
+    name: str  # unique
+    usd: float  # spot, an hour
+    on_demand_usd: float  # inf if it is not offered
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TypeMarket:
+    """The zones that offer one machine type, the cheapest first, and how its machines come and go there."""
+
+    instance: int
+    columns: tuple[Column, ...]
+    capacity: Capacity  # [column, tick], of at most ``machines``
+    machines: int
+    tick_s: float
+    history: History
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hours(self) -> float:
+        return float(self.capacity.shape[1] * self.tick_s / 3600)
+
+    def gangs(self, machines: int) -> Capacity:
+        """Return the capacity for a gang of this size. A zone is as deep as the gang is large."""
+        return self.capacity if machines <= self.machines else self.capacity * machines // self.machines
+
+    def market(self, machines: int, columns: Sequence[int], hours: float) -> Market:
+        """Return these zones for a gang, repeated until they last so many hours."""
+        chosen = list(columns)
+        ticks = max(1, int(np.ceil(hours * 3600 / self.tick_s)))
+        capacity = self.gangs(machines)[chosen][:, np.arange(ticks) % self.capacity.shape[1]]
+        usd = np.array([self.columns[c].usd for c in chosen])
+        return Market(
+            zones=tuple(self.columns[c].name for c in chosen),
+            tick_s=self.tick_s,
+            capacity=capacity,
+            price=np.broadcast_to(usd[:, None], capacity.shape),
+            on_demand_usd=np.array([self.columns[c].on_demand_usd for c in chosen]),
+            priced=False,
+        )
+
+    def always_up(self) -> TypeMarket:
+        """Return the same prices without preemption."""
+        return TypeMarket(
+            instance=self.instance,
+            columns=self.columns,
+            capacity=np.full((len(self.columns), 1), self.machines, np.int32),
+            machines=self.machines,
+            tick_s=self.tick_s,
+            history=self.history,
+        )
+
+    @cached_property
+    def zone_sets(self) -> tuple[tuple[int, ...], ...]:
+        """The sets of zones to train in that a plan tries: one zone, its region, several regions, other regions."""
+        columns = self.columns
+        regions = list(dict.fromkeys(column.region for column in columns))
+        whole = [tuple(i for i, column in enumerate(columns) if column.region == region) for region in regions]
+        sets = [zones[:1] for zones in whole[:3] if columns[zones[0]].zone is not None]
+        sets += [*whole[:3], tuple(range(min(3, len(columns)))), tuple(range(len(columns)))]
+        return tuple(dict.fromkeys(sets))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spot:
+    """The markets of all machine types of one board."""
+
+    board: Board
+    seed: int
+    worlds: int = WORLDS
+    recorded: Mapping[str, Recorded]  # by the catalogue's name of the accelerator
+
+    @classmethod
+    def of(cls, board: Board, traces: Mapping[str, Sequence[Trace]] | None) -> Spot:
+        return cls(board=board, seed=board.request.seed, recorded=recorded_markets(board, traces))
+
+    def afresh(self, worlds: int) -> Spot:
+        """Return other draws of the same laws, to judge what was chosen by the first ones. Records stay."""
+        return Spot(board=self.board, seed=self.seed + 1, worlds=worlds, recorded=self.recorded)
+
+    def of_type(self, instance: int) -> TypeMarket | None:
+        """Return the market of a machine type; None if it has no spot offer."""
+        columns = self._columns(instance)
+        if not columns:
+            return None
+        accelerator = self.board.catalog.instances[instance].accelerator
+        recorded = self.recorded.get(accelerator or "")
+        if recorded is not None:
+            kept, rows = recorded.placed(columns)
+            return TypeMarket(
+                instance=instance, columns=tuple(kept), capacity=recorded.capacity[rows], machines=recorded.machines,
+                tick_s=recorded.tick_s, history=recorded.history, notes=recorded.notes(columns),
+            )  # fmt: skip
+        drawn, at, tick_s = self._drawn(accelerator)
+        return TypeMarket(
+            instance=instance,
+            columns=tuple(columns),
+            capacity=drawn[[at[column.name] for column in columns]],
+            machines=DRAWN_MACHINES,
+            tick_s=tick_s,
+            history=builtin_history(accelerator),
+        )
+
+    def _columns(self, instance: int) -> list[Column]:
+        workers, places = self.board.workers, self.board.catalog.places
+        rows = np.flatnonzero((workers.instance == instance) & np.isfinite(workers.spot_usd))
+        rows = rows[np.argsort(workers.spot_usd[rows], kind="stable")]
+        found = []
+        for row in rows.tolist():
+            region, zone = places[workers.place[row]]
+            found += [
+                Column(
+                    row=row, region=region, zone=zone, name=name, usd=float(workers.spot_usd[row]),
+                    on_demand_usd=float(workers.on_demand_usd[row]),
+                )
+                for name in _zones_of(region, zone)
+            ]  # fmt: skip
+            if len(found) >= MOST_ZONES:
+                break
+        return found[:MOST_ZONES]
+
+    def _drawn(self, accelerator: str | None) -> tuple[Capacity, dict[str, int], float]:
+        """Return the capacity of every place of the catalogue, as [zone, tick] with the zones' names."""
+        regions, names = [], []
+        for region, zone in self.board.catalog.places:
+            zones = _zones_of(region, zone)
+            names += zones
+            regions += [region] * len(zones)
+        rows = classes_of(accelerator)
+        worlds = max(1, min(self.worlds, _MOST_COLUMNS // len(names)))
+        drawn = _draw(rows, tuple(regions), self.seed, worlds)
+        return drawn, {name: i for i, name in enumerate(names)}, rows[0].model.tick_s
+
+
+def _zones_of(region: str, zone: str | None) -> list[str]:
+    return [zone] if zone is not None else [f"{region}/{i + 1}" for i in range(ZONES_OF_A_REGION)]
+
+
+@lru_cache(maxsize=16)
+def _draw(classes: tuple[HazardClass, ...], regions: tuple[str, ...], seed: int, worlds: int) -> Capacity:
+    """Draw worlds side by side, and lay them one after the other. In each, every zone has a tightness of its own."""
+    tick_s = {row.model.tick_s for row in classes}
+    if len(tick_s) > 1:
+        raise UsageError(f"the built-in hazards of one accelerator have ticks of {sorted(tick_s)} s: fit them alike")
+    chance = np.random.default_rng(seed)
+    seen = np.array([row.history.zones for row in classes], dtype=np.float64)
+    zones, ticks = len(regions), round(DAYS * 86400 / tick_s.pop())
+    tightness = chance.choice(len(classes), size=worlds * zones, p=seen / seen.sum())
+    numbers = {region: i for i, region in enumerate(dict.fromkeys(regions))}
+    capacity = draw(
+        chance,
+        [classes[i].model for i in tightness],
+        machines=DRAWN_MACHINES,
+        ticks=ticks,
+        groups=[world * len(numbers) + numbers[region] for world in range(worlds) for region in regions],
+        shared=SHARED,
+    )
+    return np.ascontiguousarray(
+        capacity.reshape(worlds, zones, ticks).swapaxes(0, 1).reshape(zones, worlds * ticks), dtype=np.int32
+    )

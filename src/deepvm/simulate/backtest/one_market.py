@@ -1,0 +1,174 @@
+"""What every strategy would have paid on one market: a job in; cost, time, losses and regret over many starts out.
+
+A strategy knows only what came before its start. The lower bound knows everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepvm.errors import Infeasible, UnknownName, UsageError
+from deepvm.market.market import Market
+from deepvm.simulate.backtest.result import Backtest, Row
+from deepvm.simulate.choice import Promise, choose
+from deepvm.simulate.job import GangJob
+from deepvm.simulate.oracle import lower_bound_usd
+from deepvm.simulate.outcome import Outcomes
+from deepvm.simulate.replay import replay
+from deepvm.simulate.strategies import NAMES, Maker, Rates
+
+Floats = NDArray[np.float64]
+PLAN_EVERY_H = 24.0  # how often the past is looked at again
+PAST_H = 14 * 24.0  # older days predict little
+ASSUMED_LOSSES_PER_H = 0.5  # of a gang, before any was seen
+Progress = Callable[[str, int, int], None]  # what is replayed, done, all
+
+
+def backtest(
+    market: Market,
+    job: GangJob,
+    *,
+    rates: Rates | None = None,
+    strategies: Sequence[str] = NAMES,
+    starts: int = 300,
+    seed: int = 0,
+    confidence: float = 0.95,
+    budget_usd: float | None = None,
+    progress: Progress = lambda *_: None,
+) -> Backtest:
+    """Run every strategy from the same starts, drawn by the seed.
+
+    ``budget_usd`` is the most that the gang and what keeps its checkpoints may cost an hour."""
+    for name in strategies:
+        if name not in NAMES:
+            raise UnknownName("strategy", name, NAMES)
+    if starts < 1:
+        raise UsageError(f"starts is {starts}: at least one is needed")
+    if market.capacity.max() < job.machines:
+        most = int(market.capacity.max())
+        raise UsageError(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
+    if not 0 < confidence < 1:
+        raise UsageError(f"the confidence is {confidence:g}: it must be between 0 and 1, such as 0.95")
+    room_h = market.hours - window_h(job)
+    if room_h <= 0:
+        raise UsageError(
+            f"the traces have {market.hours:.1f} h and a run may take {window_h(job):g} h: "
+            "give longer traces, or less work"
+        )
+    ticks = np.random.default_rng(seed).integers(0, max(1, int(room_h / market.tick_h)), starts)
+    starts_h = np.asarray(np.sort(ticks) * market.tick_h, dtype=np.float64)
+    return _Backtest(market, job, rates or Rates(), starts_h, confidence, budget_usd, progress).run(strategies)
+
+
+class _Backtest:
+    def __init__(
+        self, market: Market, job: GangJob, rates: Rates, starts_h: Floats, confidence: float,
+        budget_usd: float | None, progress: Progress,
+    ) -> None:  # fmt: skip
+        self.market, self.job, self.rates, self.starts_h = market, job, rates, starts_h
+        self.confidence, self.budget_usd, self.progress = confidence, budget_usd, progress
+        self.on_demand_usd = float(market.on_demand_usd.min())
+        self.days = np.floor(starts_h / PLAN_EVERY_H).astype(np.int64)
+        self._check_deadline()
+
+    def run(self, strategies: Sequence[str]) -> Backtest:
+        self.progress("oracle", 0, len(strategies))
+        bound = lower_bound_usd(
+            self.market, self.job, self.starts_h, window_h=window_h(self.job), start_h=self.rates.start_s / 3600
+        )
+        rows, promises = list[Row](), list[Promise]()
+        for done, name in enumerate(strategies):
+            self.progress(name, done, len(strategies))
+            if name == "oracle":
+                rows.append(Row(name=name, cost_usd=bound, outcomes=None, regret=0.0))
+                continue
+            outcomes, promised = self._outcomes(name)
+            promises += promised
+            regret = float(outcomes.cost_usd.mean() / bound.mean() - 1)
+            rows.append(Row(name=name, cost_usd=outcomes.cost_usd, outcomes=outcomes, regret=regret))
+        return Backtest(
+            market=self.market.name,
+            job=self.job,
+            rows=tuple(rows),
+            starts_h=self.starts_h,
+            promises=tuple(promises),
+            bound_usd=bound,
+            history_h=self.market.hours,
+            zones=len(self.market.zones),
+            nearest_h=self._nearest_h(rows),
+        )
+
+    def _check_deadline(self) -> None:
+        """Refuse a deadline that not even on-demand machines from the first moment keep, by any strategy."""
+        if self.job.deadline_h is None:
+            return
+        quick = [self._maker(None).named(name) for name in ("on-demand", "tiering")]
+        alone_h = min(one.start_h + float(one.saves.needed(self.job.work_h)) for one in quick)
+        if self.job.deadline_h < alone_h:
+            raise Infeasible(
+                f"nothing keeps the deadline of {self.job.deadline_h:g} h: with a start and saves, the work of "
+                f"{self.job.work_h:g} h takes {alone_h:.2f} h, which is the nearest that can be kept"
+            )
+
+    def _nearest_h(self, rows: Sequence[Row]) -> float | None:
+        """Return the nearest deadline that some strategy keeps, if none keeps the job's with the confidence."""
+        found = [row.outcomes for row in rows if row.outcomes is not None]
+        if self.job.deadline_h is None or not found:
+            return None
+        ends = [np.where(outcomes.finished, outcomes.hours, np.inf) for outcomes in found]
+        nearest = min(float(np.quantile(hours, self.confidence, method="higher")) for hours in ends)
+        return None if nearest <= self.job.deadline_h * (1 + 1e-9) or not np.isfinite(nearest) else nearest
+
+    def _maker(self, past: Market | None) -> Maker:
+        return Maker(
+            job=self.job,
+            rates=self.rates,
+            losses_per_h=self._losses_per_h(past),
+            on_demand_usd=self.on_demand_usd,
+            budget_usd=self.budget_usd,
+        )
+
+    def _outcomes(self, name: str) -> tuple[Outcomes, list[Promise]]:
+        """Replay one strategy. What it learns from the past is learnt again every day."""
+        parts, promises = list[Outcomes](), list[Promise]()
+        for day in np.unique(self.days):
+            starts = self.starts_h[self.days == day]
+            past = self._past(day)
+            maker = self._maker(past)
+            if name == "planned":
+                promise = choose(past, maker, confidence=self.confidence)
+                promises += [promise] * len(starts)
+                strategy = promise.strategy
+            else:
+                strategy = maker.named(name, self._zone(past))
+            parts.append(replay(self.market, self.job, strategy, starts))
+        return Outcomes.joined(parts), promises
+
+    def _past(self, day: int) -> Market | None:
+        last = int(day * PLAN_EVERY_H / self.market.tick_h)
+        first = max(0, last - int(PAST_H / self.market.tick_h))
+        return self.market.between(first, last) if last > first else None
+
+    def _losses_per_h(self, past: Market | None) -> float:
+        """Return how often the gang would have lost machines in an hour of training, over all zones."""
+        if past is None:
+            return ASSUMED_LOSSES_PER_H
+        up = past.capacity >= self.job.machines
+        drops = int((up[:, :-1] & ~up[:, 1:]).sum())
+        return max(drops, 1) / max(float(up.sum()) * past.tick_h, 1.0)
+
+    def _zone(self, past: Market | None) -> int:
+        """Return the zone to stay in: the cheapest for an hour of training, by the past."""
+        if past is None:
+            return int(np.argmin(self.market.price[:, 0]))
+        up = past.capacity >= self.job.machines
+        share = up.mean(axis=1)
+        return int(np.argmin(np.where(share > 0, past.price.mean(axis=1) / np.maximum(share, 1e-9), np.inf)))
+
+
+def window_h(job: GangJob) -> float:
+    """Return the time within which a run should end, for the oracle and for the last start."""
+    return 3 * job.work_h if job.deadline_h is None else job.deadline_h

@@ -1,0 +1,185 @@
+"""What a backtest found: rows of strategies in; shares, regret, promises and remarks out, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deepvm.market.builtin import LEAST_DAYS, LEAST_ZONES
+from deepvm.simulate.choice import Promise
+from deepvm.simulate.job import GangJob
+from deepvm.simulate.outcome import Outcomes, spread, summary
+
+Floats = NDArray[np.float64]
+NOT_ENOUGH = f"not enough history: {LEAST_DAYS:g} days and {LEAST_ZONES} zones are needed"
+_ALIKE = 0.005  # shares of missed deadlines that differ by less are the same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One strategy over all starts. The oracle has costs alone."""
+
+    name: str
+    cost_usd: Floats
+    outcomes: Outcomes | None
+    regret: float
+
+    def to_json(self, deadline_h: float | None) -> dict[str, Any]:
+        if self.outcomes is None:
+            unknown = dict.fromkeys(("hours", "missed", "lost_hours", "moves"))
+            return {"name": self.name, "cost_usd": spread(self.cost_usd), **unknown, "regret": self.regret}
+        return {"name": self.name, **summary(self.outcomes, deadline_h), "regret": self.regret}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What ``planned`` promised, and what came, over the starts that had enough history."""
+
+    cost_usd: Floats
+    hours: Floats
+    promised: tuple[Promise, ...]
+
+    @property
+    def coverage(self) -> float | None:
+        """The share of starts whose cost and time were both within the promise; None without enough history."""
+        if not self.promised:
+            return None
+        kept = (self.cost_usd <= [p.most_usd for p in self.promised]) & (
+            self.hours <= [p.most_h for p in self.promised]
+        )
+        return float(kept.mean())
+
+    def to_json(self) -> dict[str, Any] | None:
+        if not self.promised:
+            return None
+        figures = {
+            "cost_usd": (self.cost_usd, "mean_usd", "most_usd"),
+            "hours": (self.hours, "mean_h", "most_h"),
+        }
+        document: dict[str, Any] = {"starts": len(self.promised), "confidence": self.promised[0].confidence}
+        for name, (real, mean, most) in figures.items():
+            document[name] = {
+                "promised_mean": float(np.mean([getattr(p, mean) for p in self.promised])),
+                "real_mean": float(real.mean()),
+                "promised_most": float(np.mean([getattr(p, most) for p in self.promised])),
+                "real_p95": float(np.percentile(real, 95)),
+            }
+        return document
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backtest:
+    market: str
+    job: GangJob
+    rows: tuple[Row, ...]
+    starts_h: Floats
+    promises: tuple[Promise, ...]  # one for each start; none without ``planned``
+    bound_usd: Floats  # the oracle's, by start
+    history_h: float
+    zones: int
+    nearest_h: float | None = None  # the nearest deadline that a strategy keeps, if none kept the job's
+
+    @property
+    def kept(self) -> Kept:
+        outcomes = next((row.outcomes for row in self.rows if row.name == "planned"), None)
+        if outcomes is None:
+            return Kept(cost_usd=np.zeros(0), hours=np.zeros(0), promised=())
+        enough = np.array([promise.enough for promise in self.promises])
+        promised = tuple(promise for promise in self.promises if promise.enough)
+        return Kept(cost_usd=outcomes.cost_usd[enough], hours=outcomes.hours[enough], promised=promised)
+
+    @property
+    def coverage(self) -> float | None:
+        return self.kept.coverage
+
+    def to_json(self) -> dict[str, Any]:
+        coverage = self.coverage
+        return {
+            "market": self.market,
+            "machines": self.job.machines,
+            "strategies": [row.to_json(self.job.deadline_h) for row in self.rows],
+            "starts": len(self.starts_h),
+            "coverage": coverage,
+            "promise": self.kept.to_json(),
+            "history": _history(self.history_h, self.zones, coverage),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backtests:
+    """The same job on several markets, and all of their starts together."""
+
+    job: GangJob
+    markets: tuple[Backtest, ...]
+    notes: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        kept = [market.kept for market in self.markets]
+        everything = Kept(
+            cost_usd=np.concatenate([k.cost_usd for k in kept]),
+            hours=np.concatenate([k.hours for k in kept]),
+            promised=tuple(promise for k in kept for promise in k.promised),
+        )
+        coverage, rows = everything.coverage, self.joined()
+        history_h, zones = min(m.history_h for m in self.markets), min(m.zones for m in self.markets)
+        return {
+            "strategies": [row.to_json(self.job.deadline_h) for row in rows],
+            "starts": sum(len(m.starts_h) for m in self.markets),
+            "coverage": coverage,
+            "promise": everything.to_json(),
+            "history": _history(history_h, zones, coverage),
+            "worse_than": worse_than(rows, self.job.deadline_h),
+            "markets": [m.to_json() for m in self.markets],
+            "notes": [*self.notes, *self._late()],
+            "left_out": dict(self.left_out),
+        }
+
+    def joined(self) -> list[Row]:
+        """Return each strategy over all markets. Regret is weighed by cost."""
+        joined = []
+        bounds = np.concatenate([m.bound_usd for m in self.markets])
+        for index, row in enumerate(self.markets[0].rows):
+            alike = [m.rows[index] for m in self.markets]
+            cost = np.concatenate([r.cost_usd for r in alike])
+            parts = [r.outcomes for r in alike if r.outcomes is not None]
+            outcomes = Outcomes.joined(parts) if parts else None
+            joined.append(
+                Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=float(cost.mean() / bounds.mean() - 1))
+            )
+        return joined
+
+    def _late(self) -> list[str]:
+        return [
+            f"{m.market}: no strategy keeps the deadline of {self.job.deadline_h:g} h with this confidence: "
+            f"the nearest that can be kept is {m.nearest_h:.1f} h"
+            for m in self.markets
+            if m.nearest_h is not None
+        ]
+
+
+def _history(hours: float, zones: int, coverage: float | None) -> dict[str, Any]:
+    enough = coverage is not None
+    return {"hours": hours, "zones": zones, "enough": enough, "note": None if enough else NOT_ENOUGH}
+
+
+def worse_than(rows: Sequence[Row], deadline_h: float | None) -> list[str]:
+    """Say where the planned strategy loses: which others cost less, and how many deadlines these miss."""
+    planned = next((row for row in rows if row.name == "planned"), None)
+    if planned is None or planned.outcomes is None:
+        return []
+    found, own = [], float(planned.outcomes.missed(deadline_h).mean())
+    for row in rows:
+        if row.outcomes is None or row is planned or row.cost_usd.mean() >= planned.cost_usd.mean():
+            continue
+        missed = float(row.outcomes.missed(deadline_h).mean())
+        late = f", and misses {missed:.0%} of the deadlines instead of {own:.0%}" if missed > own + _ALIKE else ""
+        found.append(
+            f"{row.name} is cheaper than planned on average{late}: "
+            f"${row.cost_usd.mean():,.2f}, ${planned.cost_usd.mean():,.2f}"
+        )
+    return found

@@ -1,0 +1,288 @@
+"""Plans under a spot market: what they promise, how they are run, and the laws they obey."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepvm import plan as planning
+from deepvm.catalog import Catalog, Instance, Market, library
+from deepvm.errors import Infeasible, UsageError
+from deepvm.market.trace import Trace, TraceKind
+from deepvm.plan import Request
+from deepvm.plan.risk.overheads import RATES
+from deepvm.plan.risk.reasons import price_age_effect
+from deepvm.policy import parse_policy
+from tests.support.small_markets import small_catalog
+
+WORK = 24 * 377.0  # a day on one machine
+DUE_S = 14 * 3600.0
+
+
+def gpu(name: str, eflops: float = 377.0, accelerator: str = "V100") -> Instance:
+    return Instance(
+        name=name, family="G", vcpus=4, memory_gib=64.0, accelerator=accelerator, accelerator_count=1,
+        accelerator_memory_gib=16.0, eflops=eflops, sustained_gbps=10.0,
+        speedup={"model": "logistic", "a": 0.09, "b": 3.0, "c": 2.0},
+    )  # fmt: skip
+
+
+def cpu(name: str) -> Instance:
+    return Instance(name=name, family="C", vcpus=4, memory_gib=16.0, sustained_gbps=10.0)
+
+
+def small(spot: float = 0.3, *, places: tuple[tuple[str, str | None], ...] = (("r-1", None),)) -> Catalog:
+    """Two types of workers and one of memory nodes, everywhere."""
+    at = range(len(places))
+    machines = [gpu("slow"), gpu("fast", 900.0, "H100"), cpu("node")]
+    on_demand = [(i, p, usd) for i, usd in ((0, 1.0), (1, 3.0), (2, 0.1)) for p in at]
+    return small_catalog(
+        machines, on_demand, [(0, p, spot * (1 + p / 10)) for p in at] + [(1, p, 3 * spot) for p in at], places=places
+    )
+
+
+def request(**wanted: object) -> Request:
+    given: dict[str, object] = {"budget_usd": 4.0, "objective": "cost", "work_eflops_h": WORK, "max_nodes": 4}
+    return Request(**{**given, **wanted})  # type: ignore[arg-type]
+
+
+def traces(
+    up: list[int], *, zones: int = 1, accelerator: str = "V100", machines: int = 16
+) -> dict[str, tuple[Trace, ...]]:
+    return {
+        "set": tuple(
+            Trace(
+                zone=f"z{i}", machines=machines, gap_s=600.0, up=np.array(up, np.int32), kind=TraceKind.LAUNCH,
+                accelerator=accelerator,
+            )
+            for i in range(zones)
+        )
+    }  # fmt: skip
+
+
+def test_without_preemption_a_plan_takes_the_planners_time_its_start_and_its_saves() -> None:
+    plan = planning.plan(small(), request(gpu="V100"), traces=traces([16] * 2000))
+    best = plan.recommendations[0]
+    assert best.expected is not None
+    assert best.conduct is not None
+    outcomes = best.expected.risk.outcomes
+    undisturbed_h = WORK / best.performance
+    saves = best.expected.risk.strategy.saves
+    assert outcomes.hours == pytest.approx(RATES.start_s / 3600 + float(saves.needed(undisturbed_h)), abs=1e-12)
+    assert best.expected.missed == 0
+    assert outcomes.lost_h.max() == 0
+    assert outcomes.moves.max() == 0
+
+
+@pytest.mark.parametrize("objective", ["cost", "time", "throughput"])
+def test_a_recommendation_says_what_to_expect_and_how_it_is_run(objective: str) -> None:
+    plan = planning.plan(small(), request(objective=objective, deadline_s=DUE_S))
+    document = json.loads(json.dumps(plan.to_json(), allow_nan=False))
+    for best in (*document["recommendations"], *document["failover"]):
+        expected, conduct = best["expected"], best["conduct"]
+        assert set(expected["cost_usd"]) == set(expected["hours"]) == {"mean", "p5", "p50", "p95"}
+        assert 0 <= expected["missed"] <= 1
+        assert {"lost_hours", "moves", "history"} <= set(expected)
+        assert conduct["zones"]
+        assert conduct["at_loss"] in ("wait", "shrink")
+        assert 1 <= conduct["least_workers"] <= best["nodes"]
+        assert conduct["tier"] in ("memory", "durable", "anchor")
+        assert conduct["fallback"] in ("none", "on-demand at the last moment")
+        parse_policy(conduct["save"])
+    first = document["recommendations"][0]
+    assert first["expected"]["missed"] <= 0.05
+    value = first["objective"]["value"]
+    by_objective = {
+        "time": first["expected"]["hours"]["mean"], "throughput": first["performance"],
+        "cost": first["expected"]["cost_usd"]["mean"],
+    }  # fmt: skip
+    assert value == pytest.approx(by_objective[objective])
+
+
+def test_the_failover_differs_from_the_first_in_type_or_place() -> None:
+    zonal = small(places=(("r-1", "r-1a"), ("r-1", "r-1b"), ("r-2", "r-2a")))
+    for plan in (
+        planning.plan(zonal, request(deadline_s=DUE_S)),
+        planning.plan(zonal, Request(budget_usd=4.0, max_nodes=4)),
+    ):
+        best = plan.recommendations[0].worker
+        places = [(r.worker.instance, r.worker.region, r.worker.zone) for r in plan.failover]
+        assert places
+        assert (best.instance, best.region, best.zone) not in places
+        assert len(set(places)) == len(places)
+        assert [r.rank for r in plan.failover] == list(range(1, len(places) + 1))
+
+
+def test_a_plan_without_a_market_is_as_before() -> None:
+    still = request(market="none")
+    best = planning.plan(small(), still).recommendations[0]
+    assert best.objective_value == pytest.approx(WORK / best.performance * best.hourly_usd)
+    document = planning.plan(small(), still).to_json()
+    assert "expected" not in document["recommendations"][0]
+    assert "conduct" not in document["recommendations"][0]
+
+
+def test_the_papers_catalogues_and_its_objective_have_no_market() -> None:
+    paper = library.load("paper-aws-2023")
+    assert not request().under_market(paper)
+    assert request(market="built-in").under_market(paper)
+    assert not request(objective="flopp").under_market(small())
+    assert not request(policy="cost-first").under_market(small())
+    assert not Request(budget_usd=3).under_market(small())
+
+
+@pytest.mark.parametrize("over", [0.7, 1.01])
+def test_a_deadline_that_nothing_keeps_names_the_nearest_and_that_one_is_kept(over: float) -> None:
+    """Too short for any machines, and too short for the market alone."""
+    fastest = planning.plan(small(), request(objective="time", market="none")).recommendations[0]
+    asked = request(deadline_s=over * fastest.objective_value * 3600)
+    with pytest.raises(Infeasible, match="the nearest that can be kept is") as caught:
+        planning.plan(small(), asked)
+    nearest_h = float(str(caught.value).split("can be kept is ")[1].split("h")[0])
+    kept = planning.plan(small(), replace(asked, deadline_s=nearest_h * 3600)).recommendations[0]
+    assert kept.expected is not None
+    assert kept.expected.missed <= 0.05 + 1e-9
+
+
+def test_a_market_with_no_machine_leaves_on_demand_machines_or_says_so() -> None:
+    nothing = traces([0] * 500)
+    best = planning.plan(small(), request(gpu="V100"), traces=nothing).recommendations[0]
+    assert best.architecture == "all-on-demand"
+    with pytest.raises(Infeasible, match="finishes the work on this spot market"):
+        planning.plan(small(), request(gpu="V100", architectures=("tiering",)), traces=nothing)
+
+
+def test_a_market_that_is_always_lost_makes_the_deadline_a_matter_of_on_demand_machines() -> None:
+    often = traces([16, 16, 16, 0] * 400)
+    best = planning.plan(small(), request(gpu="V100", deadline_s=DUE_S), traces=often).recommendations[0]
+    assert best.expected is not None
+    assert best.conduct is not None
+    assert best.expected.missed <= 0.05
+    assert best.conduct.fallback == "on-demand at the last moment" or best.architecture == "all-on-demand"
+
+
+def test_the_fallback_never_breaks_the_budget() -> None:
+    plan = planning.plan(small(), request(budget_usd=1.5, deadline_s=30 * 3600.0))
+    for best in plan.recommendations:
+        assert best.conduct is not None
+        if best.conduct.fallback != "none":
+            on_demand = {"slow": 1.0, "fast": 3.0}[best.worker.instance]
+            spot = sum(r.count for r in best.roles if r.market is Market.SPOT)
+            others = sum(r.count * r.usd_per_hour for r in best.roles if r.market is not Market.SPOT)
+            assert spot * on_demand + others <= 1.5 + 1e-6
+
+
+def test_waiting_priced_buys_machines_and_cost_alone_says_that_it_does_not() -> None:
+    alone = planning.plan(small(), request(gpu="V100"))
+    assert "--deadline" in " ".join(alone.advice)
+    priced = planning.plan(small(), request(gpu="V100", usd_per_hour_of_waiting=20.0))
+    assert priced.recommendations[0].nodes > alone.recommendations[0].nodes
+    assert not any("--deadline" in line for line in priced.advice)
+
+
+def test_a_calm_zone_needs_no_memory_node() -> None:
+    calm = planning.plan(small(), request(gpu="V100", checkpoint_bytes=10**9), traces=traces([16] * 2000))
+    assert calm.recommendations[0].conduct is not None
+    assert calm.recommendations[0].conduct.tier == "durable"
+
+
+def test_a_guess_is_called_one() -> None:
+    short = planning.plan(small(), request(gpu="V100"), traces=traces([16] * 100))
+    assert any("not enough history" in line for line in short.advice)
+    assert short.recommendations[0].expected is not None
+    assert short.recommendations[0].expected.guess
+
+
+def test_traces_of_another_accelerator_are_refused() -> None:
+    with pytest.raises(UsageError, match="the traces are of K80"):
+        planning.plan(small(), request(), traces=traces([1] * 10, accelerator="K80"))
+    with pytest.raises(UsageError, match="traces have an effect under a spot market only"):
+        planning.plan(small(), request(market="none"), traces=traces([1] * 10))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"confidence": 1.0}, "the confidence is 1"),
+        ({"confidence": float("nan")}, "the confidence is nan"),
+        ({"usd_per_hour_of_waiting": -1.0}, "an hour of waiting is worth -1 dollars"),
+        ({"objective": "time", "usd_per_hour_of_waiting": 1.0}, "needs the objective cost"),
+        ({"market": "spot"}, "no market is called 'spot'"),
+        ({"market": "built-in", "policy": "noscale"}, "a spot market needs"),
+    ],
+)
+def test_what_a_market_cannot_have_is_refused_in_a_sentence(wrong: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        request(**wrong)
+
+
+def test_the_same_seed_gives_the_same_plan() -> None:
+    first, second = (planning.plan(small(), request(deadline_s=DUE_S)).to_json() for _ in range(2))
+    assert first == second
+    other = planning.plan(small(), request(deadline_s=DUE_S, seed=1)).to_json()
+    assert other["recommendations"][0]["expected"] != first["recommendations"][0]["expected"]
+
+
+@given(
+    factors=st.tuples(st.floats(0.3, 1.0), st.floats(0.3, 1.0)),
+    waiting=st.sampled_from([0.0, 5.0]),
+    due=st.sampled_from([None, DUE_S]),
+    zonal=st.booleans(),
+)
+@settings(max_examples=6, deadline=None)
+def test_a_cheaper_market_never_makes_a_plan_dearer(
+    factors: tuple[float, float], waiting: float, due: float | None, zonal: bool
+) -> None:
+    places = (("r-1", "r-1a"), ("r-1", "r-1b")) if zonal else (("r-1", None),)
+    catalog = small(places=places)
+    spot = catalog.prices[Market.SPOT]
+    cheaper = spot.usd_per_hour * np.array(factors)[spot.instance]
+    changed = replace(catalog, prices={**catalog.prices, Market.SPOT: replace(spot, usd_per_hour=cheaper)})
+    asked = request(max_nodes=2, deadline_s=due, usd_per_hour_of_waiting=waiting, architectures=("all-spot",))
+    before, after = (planning.plan(market, asked).recommendations[0].objective_value for market in (catalog, changed))
+    assert after <= before * (1 + 1e-9)
+
+
+def test_an_explanation_prices_preemption_tier_and_zones() -> None:
+    catalog = small(places=(("r-1", "r-1a"), ("r-1", "r-1b"), ("r-2", "r-2a")))
+    plan = planning.plan(catalog, request(deadline_s=DUE_S))
+    why = planning.explain(catalog, plan, date(2026, 11, 18))
+    assert why.risk is not None
+    assert why.risk.preemption is not None
+    assert why.risk.preemption.hours > 0
+    assert why.risk.tier is not None
+    assert why.risk.zone is not None
+    document = json.loads(json.dumps(why.to_json(), allow_nan=False))
+    assert set(document["risk"]) == {"preemption", "tier", "zone", "fallback", "prices", "guess"}
+
+
+def test_the_age_of_prices_has_the_measured_effect_at_the_measured_ages() -> None:
+    assert price_age_effect(0) is None
+    for days, dearer, over in ((1, "0%", "0%"), (7, "3%", "17%"), (30, "18%", "42%"), (365, "78%", "71%")):
+        told = price_age_effect(days)
+        assert told is not None
+        assert f"{dearer} dearer" in told
+        assert f"in {over} of cases" in told
+    assert price_age_effect(5000) is not None
+
+
+def test_distributions_hold_all_starts() -> None:
+    plan = planning.plan(small(), request(deadline_s=DUE_S))
+    expected = plan.recommendations[0].expected
+    assert expected is not None
+    for found in expected.distribution().values():
+        assert sum(found["share"]) == pytest.approx(1.0)
+        assert len(found["edges"]) == len(found["share"]) + 1
+
+
+def test_progress_is_told_while_clusters_are_replayed() -> None:
+    seen: list[tuple[int, int]] = []
+    planning.plan(small(), request(max_nodes=1), progress=lambda done, every: seen.append((done, every)))
+    assert seen
+    assert all(0 <= done < every for done, every in seen)
