@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from deepvm.market.market import Market
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.outcome import Outcomes, summary
 from deepvm.simulate.replay import Tables, replay
-from deepvm.simulate.strategy import Strategy
+from deepvm.simulate.strategy import SafetyNet, Strategy
 
 Floats = NDArray[np.float64]
 STARTS = 200
@@ -27,6 +27,7 @@ class Risk:
     """One strategy from many starts, and the history that the figures rest on."""
 
     strategy: Strategy
+    starts_h: Floats
     outcomes: Outcomes
     deadline_h: float | None
     history: History
@@ -58,7 +59,7 @@ def risk_of(
 def risks_of(
     market: Market,
     job: GangJob,
-    strategies: Iterable[Strategy],
+    strategies: Sequence[Strategy],
     *,
     starts: int = STARTS,
     history: History | None = None,
@@ -66,7 +67,8 @@ def risks_of(
     """Replay several strategies of one job, one after the other. Those that train in the same places share tables."""
     if starts < 1:
         raise UsageError(f"starts is {starts}: at least one is needed")
-    longest_h = max(PATIENCE * job.work_h, job.deadline_h or 0.0)
+    saved = all(isinstance(strategy.fallback, SafetyNet) for strategy in strategies)
+    longest_h = job.deadline_h if saved and job.deadline_h is not None else PATIENCE * job.work_h
     starts_h = np.linspace(0.0, market.hours, starts, endpoint=False)
     endless = market.repeated(market.hours + longest_h)
     rests_on = history or history_of(market)
@@ -76,4 +78,4 @@ def risks_of(
         if alike not in known:
             known[alike] = Tables.of(endless, job, strategy)
         outcomes = replay(endless, job, strategy, starts_h, tables=known[alike])
-        yield Risk(strategy=strategy, outcomes=outcomes, deadline_h=job.deadline_h, history=rests_on)
+        yield Risk(strategy=strategy, starts_h=starts_h, outcomes=outcomes, deadline_h=job.deadline_h, history=rests_on)
