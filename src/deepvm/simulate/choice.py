@@ -22,8 +22,8 @@ from deepvm.simulate.strategy import SafetyNet, Strategy
 
 Floats = NDArray[np.float64]
 STARTS = 120  # of the past, for each candidate
-HALF_LIFE_H = 72.0  # of a start's weight: recent days tell more of the next ones
-DOUBT = 1.1  # the next days are not quite the last ones; chosen on public traces, where 95 % then covered 90 to 92 %
+HALF_LIFE_H = 48.0  # of a start's weight: recent days tell more of the next ones
+DOUBT = 1.15  # the next days are not quite the last ones: on public traces, 95 % then covered 92 to 97 %
 LEAST_PAST_H = 24.0  # with less, the default is taken
 
 
