@@ -18,7 +18,7 @@ from deepvm.market.trace import check_meaning
 from deepvm.simulate import GangJob
 
 SEED = 1
-STARTS = 60
+STARTS = 40
 
 
 def run(options: Options) -> Result:

@@ -19,7 +19,7 @@ from deepvm.simulate.backtesting.result import Row
 from deepvm.simulate.inputs.trace_sets import load_markets
 
 WORK_H = 24.0
-GANGS = (1, 4, 8)
+GANGS = (1, 8)
 SLACKS = (1.1, 1.25, 1.5)  # deadlines over the work
 STRATEGIES = ("on-demand", "tiering+move", "uniform-progress", "planned", "oracle")
 MANY_ZONES = 5
