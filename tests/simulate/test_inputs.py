@@ -87,7 +87,7 @@ def test_hosts_and_accelerators_of_google_add_up(tmp_path: Path) -> None:
 def test_a_price_file_replaces_what_would_be_assumed_and_says_how_old_it_was(tmp_path: Path) -> None:
     folder, history = without(write_traces(tmp_path), "prices"), PriceHistory.read(price_file(tmp_path))
     assumed, dated = (
-        backtests(folder, JOB, meaning="up", starts=9, strategies=("on-demand", "planned"), prices=prices)
+        backtests(folder, JOB, meaning="up", starts=4, strategies=("on-demand", "planned"), prices=prices)
         for prices in (None, history)
     )
     assert any("40% of on-demand is assumed" in note for note in assumed.notes)
@@ -98,7 +98,7 @@ def test_a_price_file_replaces_what_would_be_assumed_and_says_how_old_it_was(tmp
 
 def test_a_budget_sets_the_machines_and_bounds_what_they_cost(tmp_path: Path) -> None:
     folder = write_traces(tmp_path)
-    result = backtests(folder, JOB, meaning="up", starts=9, budget_usd=9.0, fill_budget=True)
+    result = backtests(folder, JOB, meaning="up", starts=6, budget_usd=9.0, fill_budget=True)
     (market,) = result.to_json()["markets"]
     assert market["machines"] == 8  # at $1 and 2 memory nodes
     for row in result.markets[0].rows:
@@ -110,7 +110,7 @@ def test_a_budget_sets_the_machines_and_bounds_what_they_cost(tmp_path: Path) ->
 
 
 def test_too_few_on_demand_machines_are_not_rented_to_miss_a_deadline() -> None:
-    market = bulk_market(4, zones=3)
+    market = bulk_market(4, zones=3, days=5)
     planned = backtest(market, JOB, starts=20, strategies=("planned",), budget_usd=14.0).rows[0].outcomes
     assert planned is not None
     assert planned.on_demand_h.max() == 0  # 4 of 8 machines would take 12 h
@@ -179,8 +179,8 @@ def test_a_plan_gives_its_work_and_deadline_and_both_spellings_do(
     }
     plan.write_text(json.dumps(document))
     for words in (
-        ["backtest", str(plan), "--traces", folder, "--meaning", "up", "--starts", "3"],
-        ["simulate", str(plan), "--trace", folder, "--meaning", "up", "--runs", "3"],
+        ["backtest", str(plan), "--traces", folder, "--meaning", "up", "--starts", "2", "--strategy", "planned"],
+        ["simulate", str(plan), "--trace", folder, "--meaning", "up", "--runs", "2"],
         ["simulate", str(plan), "--days", "9", "--starts", "3"],
     ):
         assert run(words) == 0
@@ -190,7 +190,20 @@ def test_a_plan_gives_its_work_and_deadline_and_both_spellings_do(
 def test_a_backtest_is_drawn_the_same_every_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder, files = str(write_traces(tmp_path)), [tmp_path / "one.svg", tmp_path / "two.svg"]
-    words = ["--meaning", "up", "--work", "6h", "--deadline", "9h", "--starts", "5", "--workers", "8"]
+    words = [
+        "--meaning",
+        "up",
+        "--work",
+        "6h",
+        "--deadline",
+        "9h",
+        "--starts",
+        "5",
+        "--workers",
+        "8",
+        "--strategy",
+        "planned",
+    ]
     for file in files:
         assert run(["backtest", "--traces", folder, *words, "--figure", str(file)]) == 0
     assert files[0].read_bytes() == files[1].read_bytes()
