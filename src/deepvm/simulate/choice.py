@@ -16,7 +16,7 @@ from deepvm.market.builtin import History, history_of
 from deepvm.market.market import Market
 from deepvm.policy.placement import CheapestUp
 from deepvm.simulate.job import GangJob
-from deepvm.simulate.risk import Risk, risks_of
+from deepvm.simulate.risk import Risk, risks_of, spread_starts
 from deepvm.simulate.strategies import TRIES, Maker
 from deepvm.simulate.strategy import SafetyNet, Strategy
 
@@ -74,16 +74,17 @@ def choose(
             strategy=default, past_h=0.0 if past is None else past.hours, mean_usd=unknown, mean_h=unknown,
             most_usd=unknown, most_h=unknown, confidence=confidence, enough=False,
         )  # fmt: skip
-    best: tuple[tuple[float, float], Risk, Floats] | None = None
+    best: tuple[tuple[float, float], Risk] | None = None
+    weights = _recent(past.hours - spread_starts(past, STARTS))
     for risk in risks_of(past, job, candidates(maker) if tried is None else tried, starts=STARTS):
-        outcomes, weights = risk.outcomes, _recent(past.hours - risk.starts_h)
+        outcomes = risk.outcomes
         late = float(weights @ outcomes.missed(job.deadline_h))
         price = float(weights @ (outcomes.cost_usd + job.usd_per_hour_of_waiting * outcomes.hours))
         rank = (max(0.0, late - (1 - confidence)), price)
         if best is None or rank < best[0]:
-            best = (rank, risk, weights)
+            best = (rank, risk)
     assert best is not None  # noqa: S101 - there is always a candidate
-    _, risk, weights = best
+    _, risk = best
     usd, hours = risk.outcomes.cost_usd, risk.outcomes.hours
     rests_on = history or history_of(past)
     most = (1 + confidence) / 2  # cost and time are promised together: each may fail half as often

@@ -27,7 +27,6 @@ class Risk:
     """One strategy from many starts, and the history that the figures rest on."""
 
     strategy: Strategy
-    starts_h: Floats
     outcomes: Outcomes
     deadline_h: float | None
     history: History
@@ -56,6 +55,11 @@ def risk_of(
     return next(risks_of(market, job, (strategy,), starts=starts, history=history))
 
 
+def spread_starts(market: Market, count: int) -> Floats:
+    """Return starts spread evenly over a market, in hours."""
+    return np.linspace(0.0, market.hours, count, endpoint=False)
+
+
 def risks_of(
     market: Market,
     job: GangJob,
@@ -67,9 +71,9 @@ def risks_of(
     """Replay several strategies of one job, one after the other. Those that train in the same places share tables."""
     if starts < 1:
         raise UsageError(f"starts is {starts}: at least one is needed")
-    saved = all(isinstance(strategy.fallback, SafetyNet) for strategy in strategies)
-    longest_h = job.deadline_h if saved and job.deadline_h is not None else PATIENCE * job.work_h
-    starts_h = np.linspace(0.0, market.hours, starts, endpoint=False)
+    on_time = all(isinstance(one.fallback, SafetyNet) and one.on_demand_machines is None for one in strategies)
+    longest_h = PATIENCE * job.work_h if job.deadline_h is None or not on_time else job.deadline_h
+    starts_h = spread_starts(market, starts)
     endless = market.repeated(market.hours + longest_h)
     rests_on = history or history_of(market)
     known: dict[Any, Tables] = {}
@@ -78,4 +82,4 @@ def risks_of(
         if alike not in known:
             known[alike] = Tables.of(endless, job, strategy)
         outcomes = replay(endless, job, strategy, starts_h, tables=known[alike])
-        yield Risk(strategy=strategy, starts_h=starts_h, outcomes=outcomes, deadline_h=job.deadline_h, history=rests_on)
+        yield Risk(strategy=strategy, outcomes=outcomes, deadline_h=job.deadline_h, history=rests_on)
