@@ -182,7 +182,7 @@ def _filled(up: Floats, gap_s: float) -> Counts:
         if longest * gap_s > MOST_FILLED_S:
             first = int(np.flatnonzero(missing & ((after - before) - 1 == longest))[0])
             raise strict.MalformedJson(
-                f"data has a gap (null) of {longest * gap_s / 3600:.1f} h from entry {first}: cut the trace there in two"
+                f"data has a gap (null) of {longest * gap_s / 3600:.1f} h from entry {first}: cut the trace there"
             )
         known = np.concatenate([up, [np.inf]])  # -1 and ``ticks`` are outside of the data
         up = np.where(missing, np.minimum(known[before], known[after]), up)

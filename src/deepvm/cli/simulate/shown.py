@@ -50,7 +50,9 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
 
 
 def _remarks(document: dict[str, Any]) -> list[str]:
-    lines = [f"regret: cost over the oracle's lower bound; history: {document['history']['hours']:.0f} h"]
+    history = document["history"]
+    known = "" if history["known_hours"] is None else f", plans knew {history['known_hours']:.0f} h in the median"
+    lines = [f"regret: cost over the oracle's lower bound; history: traces of {history['hours']:.0f} h{known}"]
     if document["coverage"] is None:
         lines.append(f"confidence: {document['history']['note']}")
     else:

@@ -105,7 +105,7 @@ class Backtest:
             "starts": len(self.starts_h),
             "coverage": coverage,
             "promise": self.kept.to_json(),
-            "history": _history(self.history_h, self.zones, coverage),
+            "history": _history(self.history_h, self.zones, self.promises, coverage),
         }
 
 
@@ -132,7 +132,7 @@ class Backtests:
             "starts": sum(len(m.starts_h) for m in self.markets),
             "coverage": coverage,
             "promise": everything.to_json(),
-            "history": _history(history_h, zones, coverage),
+            "history": _history(history_h, zones, [p for m in self.markets for p in m.promises], coverage),
             "worse_than": worse_than(rows, self.job.deadline_h),
             "markets": [m.to_json() for m in self.markets],
             "notes": [*self.notes, *self._late()],
@@ -162,9 +162,12 @@ class Backtests:
         ]
 
 
-def _history(hours: float, zones: int, coverage: float | None) -> dict[str, Any]:
+def _history(hours: float, zones: int, promises: Sequence[Promise], coverage: float | None) -> dict[str, Any]:
+    """``known_hours`` is what plans knew of the market when they were made, in the median."""
     enough = coverage is not None
-    return {"hours": hours, "zones": zones, "enough": enough, "note": None if enough else NOT_ENOUGH}
+    known = float(np.median([promise.past_h for promise in promises])) if promises else None
+    note = None if enough else NOT_ENOUGH
+    return {"hours": hours, "zones": zones, "known_hours": known, "enough": enough, "note": note}
 
 
 def worse_than(rows: Sequence[Row], deadline_h: float | None) -> list[str]:
