@@ -206,3 +206,25 @@ def test_what_the_request_says_of_markets_is_checked() -> None:
     for wrong in ({"spot_gpus": 0}, {"losses_per_h": -1.0}, {"losses_per_h": float("nan")}):
         with pytest.raises(UsageError):
             Request(budget_usd=1, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_spot_machine_as_dear_as_one_that_stays_is_not_rented() -> None:
+    market = small_catalog([gpu("g"), cpu("c")], [(0, 0, 0.5), (1, 0, 0.1)], [(0, 0, 0.5)])
+    with pytest.raises(Infeasible, match="no spot price of any GPU type"):
+        best_of(market)
+    assert best_of(market, architectures=("all-on-demand",)).roles[0].market.value == "on-demand"
+    assert reasons(market, architectures=("all-on-demand",))["g"] == "no spot price below on-demand"
+    assert best_of(market, objective="flopp").worker.market.value == "spot"
+
+
+def test_types_that_a_cloud_ended_are_not_planned() -> None:
+    machines = [
+        gpu("Standard_NC4as_T4_v3"),
+        gpu("Standard_NC6_Promo"),
+        cpu("Standard_D2_v2_Promo"),
+        cpu("Standard_D2s_v5"),
+    ]
+    market = small_catalog(machines, [(2, 0, 0.01), (3, 0, 0.1)], [(0, 0, 0.5), (1, 0, 0.1)])
+    best = best_of(replace(market, provider="azure"))
+    assert [role.instance for role in best.roles] == ["Standard_NC4as_T4_v3", "Standard_D2s_v5"]
+    assert "no longer sold" in reasons(replace(market, provider="azure"))["Standard_NC6_Promo"]

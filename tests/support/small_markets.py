@@ -157,6 +157,9 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
             zones = [q for q, (r, z) in enumerate(catalog.places) if r == region and z is not None]
             for q in [int(p)] if zone is not None or not zones else zones:  # a region's price holds in its zones
                 usd[market][int(i), q] = min(float(price), usd[market].get((int(i), q), math.inf))
+    if expert:  # nobody takes a spot machine for the price of one that stays
+        on_demand_usd = usd[Market.ON_DEMAND]
+        usd[Market.SPOT] = {at: x for at, x in usd[Market.SPOT].items() if x < on_demand_usd.get(at, math.inf)}
     board = analyse_instances(catalog, request)
 
     def quota(i: int, p: int, market: Market) -> float:

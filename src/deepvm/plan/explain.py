@@ -296,7 +296,8 @@ def _flip_usd(board: Board, chosen: Recommendation, runner_up: Recommendation | 
     places = board.catalog.places
 
     def holds(usd: float) -> bool:
-        in_place = [places[p] == (role.region, role.zone) for p in columns["place"]]
+        here = (role.cloud or board.catalog.provider, role.region, role.zone)
+        in_place = [(board.catalog.cloud_at(p), *places[p]) == here for p in columns["place"]]
         moved = {**columns, price: np.where(in_place, usd, columns[price])}
         only = replace(board, workers=replace(board.workers, **moved))
         best = objectives.build_space(only).best(board.request.budget_usd, 1)

@@ -34,6 +34,7 @@ def plan(catalog: Catalog, request: Request) -> Plan:
         architectures=_best_of_each(space),
         recommendations=tuple(recommendation(board, c, rank) for rank, c in enumerate(found, start=1)),
         left_out=board.left_out,
+        notes=tuple(catalog.notes),
     )
 
 

@@ -142,11 +142,12 @@ class Plan:
     architectures: tuple[Recommendation, ...]
     recommendations: tuple[Recommendation, ...]
     left_out: tuple[LeftOut, ...]
+    notes: tuple[str, ...] = ()  # of the catalogue, on its prices
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            **json_fields(self, "catalog request instances architectures recommendations left_out"),
+            **json_fields(self, "catalog request instances architectures recommendations left_out notes"),
         }
 
 

@@ -35,6 +35,7 @@ from deepvm.plan.search.links import Links, links_of
 
 LOCAL_ZONE = "a local zone, with few machines (--local-zones admits it)"
 BID_FLOOR = "a bid floor instead of a price"
+DEAR_SPOT = "no spot price below on-demand"
 
 
 def analyse_instances(catalog: Catalog, request: Request) -> Board:
@@ -100,6 +101,7 @@ class _Analysis:
         usd = {market: self._price_table(market, places) for market in Market}
         if not self.paper:
             self._drop_bid_floors(usd, is_worker)
+            self._drop_dear_spot(usd, is_worker)
         offered = np.isfinite(usd[Market.SPOT]) | np.isfinite(usd[Market.ON_DEMAND])
         for i in np.flatnonzero(is_worker & ~offered.any(axis=1)):
             if self.catalog.instances[i].name not in self.reasons.get(BID_FLOOR, ()):
@@ -247,6 +249,14 @@ class _Analysis:
                 if name not in self.reasons.get(BID_FLOOR, ()):
                     self.reasons.setdefault(BID_FLOOR, []).append(name)
             table[dropped] = np.inf
+
+    def _drop_dear_spot(self, usd: dict[Market, Floats], is_worker: NDArray[np.bool_]) -> None:
+        """Remove spot prices that are not below on-demand: who pays as much takes the machine that stays."""
+        spot = usd[Market.SPOT]
+        dear = np.isfinite(spot) & (spot >= usd[Market.ON_DEMAND])
+        spot[dear] = np.inf
+        for i in np.flatnonzero(dear.any(axis=1) & ~np.isfinite(spot).any(axis=1) & is_worker):
+            self._leave_out(self.catalog.instances[i], DEAR_SPOT)
 
     def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
         """Return [instance, place]: USD an hour of the cheapest offer, inf without one."""
