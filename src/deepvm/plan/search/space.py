@@ -84,9 +84,7 @@ class Space:
         admitted = (usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf)
         if keep is not None:
             admitted &= np.broadcast_to(keep, self.score.shape).reshape(-1)
-        cells = np.flatnonzero(admitted)
-        if not self.board.paper:
-            cells = self._best_size(cells, score, usd)
+        cells = np.flatnonzero(admitted) if self.board.paper else self._best_sizes(admitted)
         if cells.size > limit:
             threshold = np.partition(score[cells], cells.size - limit)[cells.size - limit]
             cells = cells[score[cells] >= threshold]
@@ -96,11 +94,13 @@ class Space:
         found.sort(key=lambda c: (-c.score, architectures.hourly_usd(c.cluster)))  # stable: cells keep their order
         return found[:limit]
 
-    def _best_size(self, cells: Ints, score: Floats, usd: Floats) -> Ints:
-        """Keep the best cell of each architecture and row of workers."""
-        order = cells[np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))]
-        _, first = np.unique(order // len(self.nodes), return_index=True)
-        return np.asarray(order[first])
+    def _best_sizes(self, admitted: NDArray[np.bool_]) -> Ints:
+        """Return the best admitted cell of each architecture and row of workers."""
+        score = np.where(admitted.reshape(self.score.shape), self.score, -np.inf)
+        most = score.max(axis=2, initial=-np.inf)
+        usd = np.where((score == most[:, :, None]) & (score > -np.inf), self.hourly_usd, np.inf)
+        first = usd.argmin(axis=2)  # the fewest machines among equal prices
+        return np.flatnonzero(most > -np.inf) * len(self.nodes) + first[most > -np.inf]
 
     def expand(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
         """Return the clusters of a cell within the budget, cheapest first: one for each memory tier."""
