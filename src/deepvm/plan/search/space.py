@@ -100,7 +100,7 @@ class Space:
         most = score.max(axis=2, initial=-np.inf)
         usd = np.where((score == most[:, :, None]) & (score > -np.inf), self.hourly_usd, np.inf)
         first = usd.argmin(axis=2)  # the fewest machines among equal prices
-        return np.flatnonzero(most > -np.inf) * len(self.nodes) + first[most > -np.inf]
+        return np.asarray(np.flatnonzero(most > -np.inf) * len(self.nodes) + first[most > -np.inf])
 
     def expand(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
         """Return the clusters of a cell within the budget, cheapest first: one for each memory tier."""

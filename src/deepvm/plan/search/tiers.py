@@ -158,9 +158,10 @@ class _Options:
         """Return [row, node count]: rent and traffic of the tier with the least total; inf where there is none."""
         paid = np.full(rent.shape, np.inf)
         if len(self.row):
-            cells = [np.broadcast_to(column, rent.shape)[possible] for column in (rent, gbps, nodes)]
-            best = self._cost_usd(*cells).argmin(axis=0)
-            paid[possible] = self.rent[best] + self._traffic_usd(cells[2], best)
+            count = np.broadcast_to(nodes, rent.shape)[possible]
+            cost = self._cost_usd(rent[possible], np.broadcast_to(gbps, rent.shape)[possible], count)
+            best = cost.argmin(axis=0)
+            paid[possible] = self.rent[best] + self._traffic_usd(count, best)
         return paid
 
     def ranked(self, rent: float, gbps: float, nodes: int) -> list[Tier]:
