@@ -282,7 +282,7 @@ def test_catalogues_are_joined_and_prices_may_be_a_percentile() -> None:
         ("--price 75", "'75' is not a valid percentile of prices: write p0 to p100"),
         ("--price p101", "'p101' is not a valid percentile"),
         ("--vendor nvida", "did you mean nvidia"),
-        ("--spot-gpus 0", "spot_gpus is 0: it must be 1 or more"),
+        ("--market-gpus 0", "market_gpus is 0: it must be 1 or more"),
         ("--losses-per-hour -1", "losses_per_h is -1: it must be a finite number of zero or more"),
         ("--catalog aws --catalog paper-virtual", "paper-virtual is made for the paper's network table"),
     ):

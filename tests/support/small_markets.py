@@ -14,7 +14,7 @@ from deepvm.catalog import Catalog, Instance, Market, Prices, Quota
 from deepvm.catalog.check import bid_floor_usd
 from deepvm.performance import table_workers
 from deepvm.plan import OBJECTIVES, POLICIES, Request
-from deepvm.plan.search.board import ANCHOR_SHARE, OS_HEADROOM_GIB, SPOT_GPUS, USABLE_MEMORY
+from deepvm.plan.search.board import ANCHOR_SHARE, MARKET_GPUS, OS_HEADROOM_GIB, USABLE_MEMORY
 from deepvm.plan.search.instances import analyse_instances, eflops_of
 from deepvm.plan.search.tiers import MOST_NODES, NODE_USD
 
@@ -167,6 +167,8 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
         for q in catalog.quotas:
             if q.market is market and instance.family in q.families and q.region in (None, catalog.places[p][0]):
                 most = min(most, q.vcpus // instance.vcpus)
+        if expert and instance.accelerator_count:
+            most = min(most, max(1.0, MARKET_GPUS // instance.accelerator_count))
         return most - 1 if exclusive else most
 
     needed_gbps = request.checkpoint_bytes * 8 / request.checkpoint_every_s / 0.5 / 1e9
@@ -191,8 +193,6 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
                 if spot is None:
                     continue
                 spot_limit = quota(i, p, Market.SPOT)
-                if expert:
-                    spot_limit = min(spot_limit, max(1.0, SPOT_GPUS // instance.accelerator_count))
                 anchor_share = ANCHOR_SHARE if expert else 1.0
                 if "all-spot" in kinds and n <= spot_limit and n * uplink >= needed_gbps:
                     yield Found("all-spot", i, p, n, n * spot, performance)

@@ -93,7 +93,7 @@ def _request_options(
     memory_in: Annotated[str, _cluster("Memory nodes in the workers' zone or region.")] = "zone",
     vendor: Annotated[list[str] | None, _cluster("Makers of GPUs, repeatable; any for all [nvidia].")] = None,
     local_zones: Annotated[bool, _cluster("Admit zones near cities, with few machines.", "--local-zones")] = False,
-    spot_gpus: Annotated[int | None, _cluster("GPUs of one type that a spot market has [64].")] = None,
+    market_gpus: Annotated[int | None, _cluster("GPUs of one type that a place has in a market [64].")] = None,
     losses_per_hour: Annotated[
         float, _cluster("How often all spot machines are lost: what slow restores cost.")
     ] = LOSSES_PER_H,
@@ -145,7 +145,7 @@ def _request_options(
         memory_in=cast(Any, memory_in),
         vendor=tuple(vendor or ()),
         local_zones=local_zones,
-        spot_gpus=spot_gpus,
+        market_gpus=market_gpus,
         losses_per_h=losses_per_hour,
         quotas=with_quotas(market, quota),
         curve=cast(Any, curve),

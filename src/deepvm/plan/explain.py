@@ -18,7 +18,7 @@ from deepvm.plan.planner import plan as make_plan
 from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
-from deepvm.plan.search.board import Board, spot_gpus
+from deepvm.plan.search.board import Board, market_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
@@ -190,10 +190,10 @@ def _binding(
         relaxed[f"--global-batch {request.global_batch}"] = replace(request, global_batch=None)
     if request.job is not None and request.job.memory_bytes is not None:
         relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
-    most_gpus = spot_gpus(request, catalog.saturation if request.saturation == "auto" else request.saturation)
+    most_gpus = market_gpus(request, catalog.saturation if request.saturation == "auto" else request.saturation)
     if np.isfinite(most_gpus):
-        expected = f"--spot-gpus ({most_gpus:g} GPUs of one type in a spot market)"
-        relaxed[expected] = replace(request, spot_gpus=2 * int(most_gpus))
+        expected = f"--market-gpus ({most_gpus:g} GPUs of one type in a place)"
+        relaxed[expected] = replace(request, market_gpus=2 * int(most_gpus))
     places = request.zones or request.regions
     if places:
         relaxed[f"place ({', '.join(places)})"] = replace(request, zone=None, region=None)

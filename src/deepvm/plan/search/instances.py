@@ -28,7 +28,7 @@ from deepvm.plan.search.board import (
     Workers,
     compute_s,
     follows_paper,
-    spot_gpus,
+    market_gpus,
 )
 from deepvm.plan.search.fitness import Fitness
 from deepvm.plan.search.links import Links, links_of
@@ -280,13 +280,14 @@ class _Analysis:
         return np.arange(len(self.catalog.places)) if self.request.memory_in == "zone" else self.regions
 
     def _limits(self, market: Market) -> Floats:
-        """Return [instance, place]: the machines that the quotas admit, and that a spot market is expected to have."""
+        """Return [instance, place]: the machines that the quotas admit, and that a place is expected to have."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
-        most_gpus = spot_gpus(self.request, self.saturation)
-        if market is Market.SPOT and np.isfinite(most_gpus):
-            gpus = np.array([max(1.0, i.accelerator_count) for i in catalog.instances])
-            limits[:] = np.maximum(1.0, most_gpus // gpus)[:, None]
+        most_gpus = market_gpus(self.request, self.saturation)
+        if np.isfinite(most_gpus):
+            gpus = np.array([i.accelerator_count for i in catalog.instances])
+            with_gpus = gpus > 0
+            limits[with_gpus] = np.maximum(1.0, most_gpus // np.maximum(1.0, gpus[with_gpus]))[:, None]
         with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
         for region in ("", *with_own) if self.quotas else ():  # "" means all regions without their own quotas
             at = np.array([(own if own in with_own else "") == region for own, _ in catalog.places])
