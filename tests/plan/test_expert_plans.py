@@ -235,3 +235,13 @@ def test_types_that_a_cloud_ended_are_not_planned() -> None:
     best = best_of(replace(market, provider="azure"))
     assert [role.instance for role in best.roles] == ["Standard_NC4as_T4_v3", "Standard_D2s_v5"]
     assert "no longer sold" in reasons(replace(market, provider="azure"))["Standard_NC6_Promo"]
+
+
+def test_the_same_cluster_at_the_same_price_is_recommended_once() -> None:
+    places = tuple(("r", zone) for zone in "abc")
+    machines = [gpu("fast", eflops=200.0), gpu("slow"), cpu("c")]
+    on_demand = [(2, p, 0.1) for p in range(3)]
+    spot = [(0, 0, 0.3), (0, 1, 0.3), (0, 2, 0.31), *((1, p, 0.3) for p in range(3))]
+    market = small_catalog(machines, on_demand, spot, places=places)
+    found = planning.plan(market, Request(budget_usd=5.0, top=9)).recommendations
+    assert [(r.worker.instance, r.worker.zone) for r in found] == [("fast", "a"), ("fast", "c"), ("slow", "a")]

@@ -22,7 +22,7 @@ def plan(catalog: Catalog, request: Request) -> Plan:
     """Find the best clusters for a request. Infeasible if none fits, with the cheapest possible price."""
     board = analyse_instances(catalog, request)
     space = objectives.build_space(board)
-    found = space.best(request.budget_usd, request.top)
+    found = space.best(request.budget_usd, request.top, once=True)
     if request.mixed:
         found = mixed.merge(found, mixed.search(board, space), request.top)
     if not found:
