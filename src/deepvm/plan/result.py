@@ -155,11 +155,14 @@ class Plan:
     found: Found | None = field(
         default=None, repr=False, compare=False
     )  # what a search under a market judged, for explanations; not in the JSON
+    notes: tuple[str, ...] = ()  # of the catalogue, on its prices
 
     def to_json(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            **json_fields(self, "catalog request instances architectures recommendations failover left_out advice"),
+            **json_fields(
+                self, "catalog request instances architectures recommendations failover left_out notes advice"
+            ),
         }
 
 
