@@ -25,6 +25,7 @@ from benchmarks.checkpoint import benchmark as checkpoint
 from benchmarks.checkpoint import sharing
 from benchmarks.curves import benchmark as curves
 from benchmarks.planner import benchmark as planner
+from benchmarks.recovery import agreement
 from benchmarks.recovery import benchmark as recovery
 from benchmarks.restore import benchmark as restore
 from benchmarks.training import benchmark as training
@@ -41,6 +42,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "transfer": transfer.run,
     "sharing": sharing.run,
     "recovery": recovery.run,
+    "agreement": agreement.run,
     "curves": curves.run,
     "calibration": calibration.run,
 }

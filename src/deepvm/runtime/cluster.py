@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.plan.result import FORMAT as PLAN_FORMAT
+from deepvm.runtime.conduct import Conduct
 
 RoleName = Literal["worker", "anchor", "memory"]
 Market = Literal["spot", "on-demand"]
@@ -51,6 +52,7 @@ class Cluster:
     checkpoint_bytes: int | None
     restore_s: float | None  # the plan's forecast of how long training stands still after a loss
     notes: tuple[str, ...] = ()  # how it differs from the plan
+    conduct: Conduct | None = None  # what the plan says about the run
     plan: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the plan document
 
     @property
@@ -74,6 +76,8 @@ def billing_facts(machine: Machine) -> dict[str, Any]:
         "market": machine.market,
         "usd_per_hour": machine.usd_per_hour,
         "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
+        "region": machine.region,
+        "zone": machine.zone,
     }
 
 
@@ -109,6 +113,7 @@ def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
             catalog=strict.text(strict.member(document, "catalog"), "catalog", _NAME),
             checkpoint_bytes=_optional(strict.integer, request.get("checkpoint_bytes"), "checkpoint_bytes", 0, 2**62),
             restore_s=_optional(strict.number, restore.get("on_demand_total_s"), "on_demand_total_s", 0, 1e9),
+            conduct=None if chosen.get("conduct") is None else Conduct.from_json(chosen["conduct"]),
             plan=document,
         )
     except strict.MalformedJson as error:

@@ -150,6 +150,7 @@ def test_the_whole_story_as_json() -> None:
         "notes": ["scaled"],
         "warnings": [],
         "profile": None,
+        "conduct": None,
     }  # fmt: skip
 
 

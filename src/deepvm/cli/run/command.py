@@ -38,11 +38,14 @@ def command(
     rank: Annotated[int, typer.Option("--rank", min=1, help="Which of the plan's recommendations.")] = 1,
     name: Annotated[str | None, typer.Option("--name", help="The run's name [script and time].")] = None,
     policy: Annotated[
-        str, typer.Option("--save", help="When to save, as '100 steps or 60s'.")
-    ] = "every 10s or at notice",
+        str | None, typer.Option("--save", help="When to save, as '100 steps or 60s' [the plan's, else 10s].")
+    ] = None,
     after_loss: Annotated[
-        str, typer.Option("--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do.")
-    ] = "wait",
+        str | None,
+        typer.Option(
+            "--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do [the plan's or wait]."
+        ),
+    ] = None,
     batch: Annotated[
         str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
@@ -107,13 +110,14 @@ def command(
         _end(down, as_json=json)
         return
     how: dict[str, Any] = {
-        "policy": policy, "after_loss": after_loss, "batch": batch, "durable": durable, "max_restarts": max_restarts,
+        "batch": batch, "durable": durable, "max_restarts": max_restarts,
         "workers": workers, "memory_bytes": None if memory is None else parse_bytes(memory), "isolate": isolate,
         "bandwidth_bits_per_s": None if bandwidth is None else _bits(bandwidth), "seed": seed,
     }  # fmt: skip
     if resume is not None:
         from deepvm.runtime.supervise import local_run
 
+        how |= {"policy": policy, "after_loss": after_loss}
         changes = {field: how[field] for word in given if (field := _FIELDS.get(word, word)) in how}
         fixed = {word for word in given if _FIELDS.get(word, word) not in how} - {"resume", "json", "preempt"}
         if on == "local":
@@ -129,9 +133,14 @@ def command(
     from deepvm.runtime.cluster import load_cluster
     from deepvm.runtime.entry import parse_entry
     from deepvm.runtime.run_spec import RunSpec
+    from deepvm.runtime.supervise.policies import choose_policies
 
     cluster, entry = load_cluster(plan, rank=rank), parse_entry(words)
-    spec = RunSpec(script=entry.script, args=entry.args, module=entry.module, rank=rank, preempt=preempt, **how)
+    chosen = choose_policies(cluster.conduct, policy=policy, after_loss=after_loss)
+    spec = RunSpec(
+        script=entry.script, args=entry.args, module=entry.module, rank=rank, preempt=preempt,
+        policy=chosen.policy, after_loss=chosen.after_loss, origins=chosen.origins, **how,
+    )  # fmt: skip
     if on != "local":
         run = name or spec.new_name()
         _run_in_cloud(on, cluster, spec, run, options=option or [], dry_run=dry_run, as_json=json)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
 from deepvm.runtime.backends.base import Backend, Change
-from deepvm.runtime.cluster import Cluster
+from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.hub.durability import Durability, unsafe_step
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.journal import Journal
@@ -57,10 +57,14 @@ class Supervisor:
         end_now: Callable[[], None] = lambda: None,
         tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
+        quote: Callable[[Machine], Machine] = lambda machine: machine,
+        retry_s: float = RETRY_S,
     ) -> None:
         """``end_now`` is called by a second ``interrupt``, also while the backend waits for machines; ``tail_text``
         returns a machine's last output; ``durability`` waits for checkpoints."""
-        self._requests = MachineRequests(cluster, backend, replanner=replanner, record=self._record, retry_s=RETRY_S)
+        self._requests = MachineRequests(
+            cluster, backend, replanner=replanner, record=self._record, quote=quote, retry_s=retry_s
+        )
         self._backend, self._hub, self._faults = backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
         self._watch, self._start_facts = watch, dict(start_facts or {})
@@ -285,6 +289,9 @@ class Supervisor:
         self._state.observe(event)
         if event.kind == "machine-asked" and event.machine is not None:
             self._requested.add(event.machine)
+            asked = self._requests.machine(event.machine)
+            if asked is not None:
+                self._machines[asked.name].machine = asked
         elif event.kind == "replanned":
             self._replanned()
         self._news.append(event)

@@ -36,11 +36,15 @@ class Replanner:
         self._load, self._measured = load, measured
         self._missing: set[tuple[str, str]] = set()  # types and markets without capacity
 
+    def refused(self, machine: Machine) -> None:
+        """Remember that the market does not have this type now."""
+        self._missing.add((machine.instance, machine.market))
+
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
         """Return the cluster with another type instead of a lost machine; None if the budget allows none.
 
         One slow machine slows all of them: choose the cheapest type that is at least as fast, else the fastest."""
-        self._missing.add((lost.instance, lost.market))
+        self.refused(lost)
         try:
             request, learned = _with_measurements(_request(cluster), self._measured())
             found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1))
