@@ -22,7 +22,8 @@ def test_settings_have_what_the_user_asked_for_and_nothing_of_one_start() -> Non
     document = json.loads(json.dumps(SPEC.to_settings()))
     assert sorted(document) == [
         "after_loss", "args", "bandwidth_bits_per_s", "batch", "cwd", "durable", "isolate", "max_restarts",
-        "memory_bytes", "module", "origins", "policy", "preempt", "rank", "replan_threshold", "script", "seed", "workers",
+        "memory_bytes", "module", "origins", "policy", "preempt", "rank", "replan_threshold", "script", "seed",
+        "workers",
     ]  # fmt: skip
     assert RunSpec.from_settings(document).to_settings() == SPEC.to_settings()
     assert RunSpec.from_settings({**document, "hub": "elsewhere:1", "of_another_version": 1}).hub == ""

@@ -103,11 +103,11 @@ def command(
     given = _given(context)
     if report is not None:
         _refuse(given - {"report", "json"}, context, f"--report {report} shows the run's ledger")
-        _report(report, as_json=json)
+        report_run(report, as_json=json)
         return
     if down is not None:
         _refuse(given - {"down", "json"}, context, f"--down {down} takes no other options")
-        _end(down, as_json=json)
+        end_run(down, as_json=json)
         return
     how: dict[str, Any] = {
         "batch": batch, "durable": durable, "max_restarts": max_restarts,
@@ -209,7 +209,7 @@ def _run_in_cloud(
         print_json({"run": run, "on": on, "dry_run": dry_run, "said": messages})
 
 
-def _end(name: str, *, as_json: bool) -> None:
+def end_run(name: str, *, as_json: bool) -> None:
     from deepvm.runtime.supervise import cloud_run
 
     removed = cloud_run.end(name)
@@ -263,7 +263,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _report(name: str, *, as_json: bool) -> None:
+def report_run(name: str, *, as_json: bool) -> None:
     import time
     from dataclasses import replace
 

@@ -170,8 +170,9 @@ def _run(
                 "conduct": conduct_facts(spec, cluster),
             },
             quote=(lambda machine: machine) if market is None else market.quote,
-            retry_s=RETRY_S if market is None else PLAYED_RETRY_S,
+            retry_s=RETRY_S if market is None else PLAYED_RETRY_S, stop_requested=folder.stop_requested,
         )  # fmt: skip
+        folder.stop_requested()  # one of an earlier session, which came too late
         begun(folder, cluster, supervisor)
         outcome = supervisor.follow()
     report = _with_profile(folder, spec, ledger, supervisor.unwritten)

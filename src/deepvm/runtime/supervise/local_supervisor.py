@@ -59,6 +59,7 @@ class Supervisor:
         durability: Durability | None = None,
         quote: Callable[[Machine], Machine] = lambda machine: machine,
         retry_s: float = RETRY_S,
+        stop_requested: Callable[[], bool] = lambda: False,
     ) -> None:
         """``end_now`` is called by a second ``interrupt``, also while the backend waits for machines; ``tail_text``
         returns a machine's last output; ``durability`` waits for checkpoints."""
@@ -68,7 +69,7 @@ class Supervisor:
         self._backend, self._hub, self._faults = backend, hub, faults
         self._journal, self._durability = Journal(ledger, self._warn), durability
         self._watch, self._start_facts = watch, dict(start_facts or {})
-        self._end_now, self._tail_text = end_now, tail_text
+        self._end_now, self._tail_text, self._stop_requested = end_now, tail_text, stop_requested
         self._state = RunState(cluster.machines)
         self._machines = self._state.machines
         self._news: list[Event] = []
@@ -118,6 +119,8 @@ class Supervisor:
                 self._changed(change)
             if self._hub.finished.is_set():
                 return Outcome(outcome="finished")
+            if not self.interrupted and self._stop_requested():
+                self.interrupt()
             if self.interrupted and self._saved():
                 return Outcome(outcome="interrupted", why="interrupted")
             if self._hub.failed is not None:
