@@ -10,6 +10,7 @@ import pytest
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy import YoungDaly, parse_policy
+from deepvm.runtime.agent.prefetch import store_urls
 from deepvm.runtime.cluster import Cluster, load_cluster
 from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.ledger.ledger import Ledger
@@ -19,7 +20,7 @@ from tests.support.runtime.whole_runs import write_plan
 
 CONDUCT = {
     "zones": ["us-east-1a", "us-east-1b"], "at_loss": "shrink", "least_workers": 2, "save": "young-daly:mtbf=2h",
-    "tier": "memory", "fallback": "none",
+    "tier": "memory", "replicas": 2, "fallback": "none",
 }  # fmt: skip
 
 
@@ -34,7 +35,12 @@ def cluster_with(folder: Path, conduct: Any) -> Cluster:
 def test_a_plan_says_how_to_run_it_and_the_ledger_keeps_that(tmp_path: Path) -> None:
     cluster = cluster_with(tmp_path, CONDUCT)
     assert cluster.conduct == Conduct(
-        zones=("us-east-1a", "us-east-1b"), at_loss="shrink", least_workers=2, save="young-daly:mtbf=2h", tier="memory"
+        zones=("us-east-1a", "us-east-1b"),
+        at_loss="shrink",
+        least_workers=2,
+        save="young-daly:mtbf=2h",
+        tier="memory",
+        replicas=2,
     )
     with Ledger.create(tmp_path / "ledger.sqlite", run="r", cluster=cluster) as ledger:
         assert ledger.cluster == cluster
@@ -45,7 +51,7 @@ def test_a_plan_says_how_to_run_it_and_the_ledger_keeps_that(tmp_path: Path) -> 
     "wrong",
     [
         "wait", {"at_loss": "panic"}, {"least_workers": 0}, {"zones": "us-east-1a"}, {"save": 5}, {"tier": "tape"},
-        {"fallback": "maybe"},
+        {"fallback": "maybe"}, {"replicas": -1},
     ],
 )  # fmt: skip
 def test_a_conduct_that_is_not_one_is_refused(tmp_path: Path, wrong: Any) -> None:
@@ -62,6 +68,38 @@ def test_the_user_decides_then_the_plan_then_the_default() -> None:
     plain = choose_policies(None, policy=None, after_loss=None)
     assert (plain.policy, plain.after_loss) == ("every 10s or at notice", "wait")
     assert set(plain.origins.values()) == {"default"}
+
+
+def test_a_plan_of_several_zones_moves_at_the_threshold_of_its_replays_unless_the_user_says_otherwise() -> None:
+    several = Conduct.from_json(CONDUCT)
+
+    def threshold(conduct: Conduct | None, given: str | None) -> float | None:
+        return choose_policies(conduct, policy=None, after_loss=None, replan_threshold=given).replan_threshold
+
+    assert threshold(several, None) == pytest.approx(0.3)
+    assert threshold(several, "never") is None
+    assert threshold(several, "20%") == pytest.approx(0.2)
+    assert threshold(Conduct(zones=("us-east-1a",)), None) is None
+    assert threshold(None, "0.15") == pytest.approx(0.15)
+    for wrong in ("0%", "100%", "often", "-5%", "nan"):
+        with pytest.raises(UsageError, match="not a valid threshold"):
+            threshold(None, wrong)
+
+
+def test_one_machine_of_each_role_of_the_failover_list_is_kept(tmp_path: Path) -> None:
+    path = write_plan(tmp_path)
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    plan["failover"] = plan["recommendations"][1:]
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    cluster = load_cluster(path)
+    roles = [[role["role"] for role in row["roles"]] for row in plan["failover"]]
+    assert [machine.role for machine in cluster.failover] == [role for row in roles for role in row]
+    with Ledger.create(tmp_path / "ledger.sqlite", run="r", cluster=cluster) as ledger:
+        assert ledger.cluster.failover == cluster.failover
+    plan["failover"] = [{"roles": "none"}]
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(DeepvmError, match="not a valid plan"):
+        load_cluster(path)
 
 
 def test_young_daly_without_a_hazard_gets_that_of_the_plans_market(tmp_path: Path) -> None:
@@ -90,3 +128,15 @@ def test_a_plans_save_policy_that_is_not_valid_is_refused_before_anything_starts
     script.touch()
     with pytest.raises(UsageError, match="'often' is not a valid save policy"):
         RunSpec(script=str(script), policy=chosen.policy).check()
+
+
+def test_what_a_run_cannot_do_of_a_plan_is_a_note(tmp_path: Path) -> None:
+    assert cluster_with(tmp_path, CONDUCT).notes == ()
+    (note,) = cluster_with(tmp_path, {**CONDUCT, "fallback": "on-demand at the last moment"}).notes
+    assert "deepvm run cannot" in note
+
+
+def test_trainers_keep_as_many_replicas_as_the_plan_says_and_memory_nodes_allow() -> None:
+    assert store_urls(("a:1", "b:1"), "s3://kept/run", 2) == ["memory://a:1,b:1?replicas=2", "s3://kept/run"]
+    assert store_urls(("a:1",), None, 2) == ["memory://a:1"]
+    assert store_urls((), "s3://kept/run", 2) == ["s3://kept/run"]

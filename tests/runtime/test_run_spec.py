@@ -37,7 +37,7 @@ def test_a_job_has_what_machines_need_and_no_path_of_this_machine() -> None:
     document = json.loads(json.dumps(SPEC.to_job()))
     assert sorted(document) == [
         "after_loss", "args", "batch", "durable", "env", "max_restarts", "memory_bytes", "module",
-        "planned_world_size", "policy", "run", "script",
+        "planned_world_size", "policy", "replicas", "run", "script",
     ]  # fmt: skip
     assert RunSpec.from_job(document).to_job() == SPEC.to_job()
 

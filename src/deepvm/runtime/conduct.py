@@ -22,6 +22,7 @@ class Conduct:
     least_workers: int = 1
     save: str | None = None
     tier: Tier | None = None
+    replicas: int = 1  # of each checkpoint in memory nodes
     fallback: Fallback = "none"
 
     @staticmethod
@@ -35,8 +36,19 @@ class Conduct:
             at_loss=_choice(table.get("at_loss"), "at_loss", AtLoss),
             least_workers=1 if least is None else strict.integer(least, "least_workers", 1, _MOST_MACHINES),
             save=None if save is None else strict.text(save, "save", _TEXT, least=1),
+            replicas=max(1, strict.integer(table.get("replicas", 1), "replicas", 0, _MOST_MACHINES)),
             tier=_choice(table.get("tier"), "tier", Tier),
             fallback=_choice(table.get("fallback"), "fallback", Fallback) or "none",
+        )
+
+    @property
+    def not_followed(self) -> tuple[str, ...]:
+        """Return sentences about what a run cannot do of it."""
+        if self.fallback == "none":
+            return ()
+        return (
+            "the plan rents on demand at the last moment before its deadline. deepvm run cannot: it does not know how "
+            "much work is left. Watch the deadline, and start a plan with on-demand machines in time",
         )
 
     @property

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
 # of the document for the hub, and from it for each machine that joins
 JOB_FIELDS = (
     "run", "script", "args", "policy", "after_loss", "batch", "planned_world_size", "memory_bytes", "durable",
-    "max_restarts", "env", "module",
+    "max_restarts", "env", "module", "replicas",
 )  # fmt: skip
 SAVE, AFTER_LOSS = "every 10s or at notice", "wait"  # where neither the user nor the plan decides
-_START_FIELDS = frozenset({"run", "folder", "token_file", "hub", "planned_world_size", "env"})  # not in the settings
+_START_FIELDS = frozenset(
+    {"run", "folder", "token_file", "hub", "planned_world_size", "replicas", "env"}
+)  # not in the settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """What to run and how. The last six fields are filled in when the run starts."""
+    """What to run and how. The last seven fields are filled in when the run starts."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -55,6 +57,7 @@ class RunSpec:
     token_file: Path = Path()
     hub: str = ""  # HOST:PORT
     planned_world_size: int = 1
+    replicas: int = 1  # of each checkpoint, in as many memory nodes
     env: Mapping[str, str] = field(default_factory=dict)  # of every machine's processes
 
     def check(self) -> RunSpec:

@@ -46,6 +46,14 @@ def command(
             "--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do [the plan's or wait]."
         ),
     ] = None,
+    replan_threshold: Annotated[
+        str | None,
+        typer.Option(
+            "--replan-threshold",
+            metavar="SHARE",
+            help="Move if what is best is better by this, as 20% [30% if the plan has several zones, else never].",
+        ),
+    ] = None,
     batch: Annotated[
         str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
@@ -116,8 +124,10 @@ def command(
     }  # fmt: skip
     if resume is not None:
         from deepvm.runtime.supervise import local_run
+        from deepvm.runtime.supervise.policies import parse_threshold
 
-        how |= {"policy": policy, "after_loss": after_loss}
+        threshold = None if replan_threshold is None else parse_threshold(replan_threshold)
+        how |= {"policy": policy, "after_loss": after_loss, "replan_threshold": threshold}
         changes = {field: how[field] for word in given if (field := _FIELDS.get(word, word)) in how}
         fixed = {word for word in given if _FIELDS.get(word, word) not in how} - {"resume", "json", "preempt"}
         if on == "local":
@@ -136,10 +146,11 @@ def command(
     from deepvm.runtime.supervise.policies import choose_policies
 
     cluster, entry = load_cluster(plan, rank=rank), parse_entry(words)
-    chosen = choose_policies(cluster.conduct, policy=policy, after_loss=after_loss)
+    chosen = choose_policies(cluster.conduct, policy=policy, after_loss=after_loss, replan_threshold=replan_threshold)
     spec = RunSpec(
         script=entry.script, args=entry.args, module=entry.module, rank=rank, preempt=preempt,
-        policy=chosen.policy, after_loss=chosen.after_loss, origins=chosen.origins, **how,
+        policy=chosen.policy, after_loss=chosen.after_loss, replan_threshold=chosen.replan_threshold,
+        origins=chosen.origins, **how,
     )  # fmt: skip
     if on != "local":
         run = name or spec.new_name()

@@ -180,6 +180,7 @@ def _cluster(described: dict[str, Any], plan: dict[str, Any]) -> Cluster:
     return Cluster(
         machines=machines,
         notes=tuple(described.pop("notes")),
+        failover=tuple(Machine(**machine) for machine in described.pop("failover", ())),
         conduct=None if conduct is None else Conduct.from_json(conduct),
         plan=plan,
         **described,

@@ -109,7 +109,10 @@ def run_cloud(
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
             conduct = conduct_facts(spec, cluster)
             ledger.append([Event.now("run-started", resumed=False, script=spec.script, conduct=conduct)])
-            supervisor = CloudSupervisor(cluster, backend, ledger, show=show, ended=_ending(folder).exists)
+            supervisor = CloudSupervisor(
+                cluster, backend, ledger, show=show, ended=_ending(folder).exists,
+                replan_threshold=spec.replan_threshold,
+            )  # fmt: skip
             show(
                 f"run {run}: {len(cluster.machines)} machines are requested on {on}; they cost "
                 f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
@@ -201,6 +204,7 @@ def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
     return folder.started(
         spec,
         policy=with_hazard(spec.policy, losses_per_h(cluster)),
+        replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
         script=str(Path(spec.script).resolve()),
         hub=f"0.0.0.0:{HUB_PORT}",
         planned_world_size=len(cluster.trainers),

@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
 from deepvm.performance.profile import Profile
+from deepvm.policy import parse_after_loss
 from deepvm.protocol.credentials import read_token
 from deepvm.runtime.backends.base import Backend
 from deepvm.runtime.backends.local.backend import LocalBackend
@@ -27,7 +29,8 @@ from deepvm.runtime.ledger.report import Report, make_report
 from deepvm.runtime.log_tail import tail_text
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
-from deepvm.runtime.supervise.local_supervisor import RETRY_S, Outcome, Supervisor
+from deepvm.runtime.supervise.gang import Gang
+from deepvm.runtime.supervise.local_supervisor import RECONSIDER_S, RETRY_S, Outcome, Supervisor
 from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, with_hazard
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
@@ -36,7 +39,7 @@ from deepvm.runtime.this_machine import here_and_now
 
 STATES_IN_MEMORY = 2.2  # two buffers, and the rest of their last blocks
 MOST_OF_MEMORY = 0.25  # of this host, for all memory nodes
-PLAYED_RETRY_S = 0.1  # if a played market has no machine: its clock is faster than that of others
+PLAYED_RETRY_S, PLAYED_RECONSIDER_S = 0.1, 0.5  # of a played market, whose clock is faster than that of others
 LEAST_MEMORY_BYTES = 64_000_000
 TAIL_BYTES = 1_000  # of the log of a machine that does not start
 CHANGEABLE = (
@@ -115,10 +118,10 @@ def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults, MakeMark
     started."""
     spec.check()
     local = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
-    if not local.keepers:
+    if not local.keepers and spec.durable is None:
         raise UsageError(
-            f"the {local.architecture} plan has no machine that keeps checkpoints: "
-            "plan with --architecture tiering or single-anchor"
+            f"the {local.architecture} plan has no machine that keeps checkpoints: give a durable store with "
+            "--durable, or plan with --architecture tiering or single-anchor"
         )
     rules, rest = split_rules(spec.preempt)
     faults = parse_faults(rest, local.machines, spec.seed) if rest else Faults(iter(()), [])
@@ -144,6 +147,7 @@ def _run(
     started = folder.started(
         spec,
         policy=with_hazard(spec.policy, losses_per_h(cluster)),
+        replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
         planned_world_size=len(ledger.cluster.trainers),  # at the run's first start: batches are shared by it
         memory_bytes=spec.memory_bytes or _memory_bytes(cluster),
         env={} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)},
@@ -159,10 +163,15 @@ def _run(
             hub.progress.recall(ledger.events("save"))
         backend.spec = replace(started, hub=hub.address)
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=spec.durable)
-        market = None if played is None else played(backend)
+        market, measured = None if played is None else played(backend), partial(_measured, folder, spec, ledger)
+        gang = None
+        if market is not None:
+            after_loss = parse_after_loss(spec.after_loss)
+            gang = Gang(market, after_loss, threshold=spec.replan_threshold, measured=measured)
+            cluster = gang.begin(cluster)
         supervisor = Supervisor(
             cluster, backend=market or backend, hub=hub, ledger=ledger, faults=faults,
-            replanner=Replanner(measured=lambda: _measured(folder, spec, ledger)), watch=watch,
+            replanner=Replanner(measured=measured, gang=gang, threshold=spec.replan_threshold), watch=watch,
             end_now=backend.stop_now, durability=durability,
             tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=TAIL_BYTES),
             start_facts={
@@ -171,6 +180,7 @@ def _run(
             },
             quote=(lambda machine: machine) if market is None else market.quote,
             retry_s=RETRY_S if market is None else PLAYED_RETRY_S, stop_requested=folder.stop_requested,
+            reconsider_s=RECONSIDER_S if market is None else PLAYED_RECONSIDER_S,
         )  # fmt: skip
         folder.stop_requested()  # one of an earlier session, which came too late
         begun(folder, cluster, supervisor)

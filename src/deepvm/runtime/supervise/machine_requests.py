@@ -88,6 +88,11 @@ class MachineRequests:
         self._replanner.refused(refused)
         return self._replanner.instead_of(planned, machine, str(error))
 
+    def move(self, cluster: Cluster, changes: Sequence[str]) -> None:
+        """Use another cluster from now on. Its machines are requested when those that they replace have ended."""
+        self.cluster = cluster
+        self._record(Event.now("replanned", changes=list(changes)))
+
     def retry_later(self, name: str) -> None:
         self._retry_at_s[name] = time.monotonic() + self._retry_s
 

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from deepvm.errors import UsageError
 from deepvm.market.builtin import classes_of
 from deepvm.policy import AllOf, AnyOf, SavePolicy, YoungDaly, parse_policy
+from deepvm.policy.placement import CheapestUp
 from deepvm.runtime.cluster import Cluster
 from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.run_spec import AFTER_LOSS, SAVE, RunSpec
 
+PLANNED_THRESHOLD = 1 - (CheapestUp().way_back or 1.0)  # as the planner's replays
 Origin = Literal["command line", "plan", "default"]
 
 
@@ -21,15 +24,39 @@ class Chosen:
 
     policy: str
     after_loss: str
+    replan_threshold: float | None
     origins: Mapping[str, Origin]
 
 
-def choose_policies(conduct: Conduct | None, *, policy: str | None, after_loss: str | None) -> Chosen:
-    """Return the policies of a run: the user's, else the plan's, else the default."""
+def choose_policies(
+    conduct: Conduct | None, *, policy: str | None, after_loss: str | None, replan_threshold: str | None = None
+) -> Chosen:
+    """Return the policies of a run: the user's, else the plan's, else the default.
+
+    A plan that trains in one of several zones was replayed with moves to a cheaper one, so such a run moves, too."""
     plan = conduct or Conduct()
+    planned = PLANNED_THRESHOLD if len(plan.zones) > 1 else None
     save, save_origin = _first(policy, plan.save, SAVE)
     loss, loss_origin = _first(after_loss, plan.after_loss, AFTER_LOSS)
-    return Chosen(policy=save, after_loss=loss, origins={"policy": save_origin, "after_loss": loss_origin})
+    return Chosen(
+        policy=save,
+        after_loss=loss,
+        replan_threshold=planned if replan_threshold is None else parse_threshold(replan_threshold),
+        origins={"policy": save_origin, "after_loss": loss_origin},
+    )
+
+
+def parse_threshold(text: str) -> float | None:
+    """Parse ``20%``, or ``never``, which is None."""
+    if text.strip().lower() == "never":
+        return None
+    try:
+        share = float(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise UsageError(f"{text!r} is not a valid threshold: write it like 20%, between 0% and 100%, or never")
+    return share
 
 
 def _first(given: str | None, planned: str | None, default: str) -> tuple[str, Origin]:
