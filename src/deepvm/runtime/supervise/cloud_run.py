@@ -27,6 +27,7 @@ from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Show
 from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY
 from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, with_hazard
+from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 
 HUB_PORT = 7071
@@ -111,7 +112,7 @@ def run_cloud(
             ledger.append([Event.now("run-started", resumed=False, script=spec.script, conduct=conduct)])
             supervisor = CloudSupervisor(
                 cluster, backend, ledger, show=show, ended=_ending(folder).exists,
-                replan_threshold=spec.replan_threshold,
+                replanner=Replanner(threshold=spec.replan_threshold),
             )  # fmt: skip
             show(
                 f"run {run}: {len(cluster.machines)} machines are requested on {on}; they cost "

@@ -35,10 +35,10 @@ class CloudSupervisor:
         *,
         show: Show,
         ended: Callable[[], bool],
-        replan_threshold: float | None = None,
+        replanner: Replanner | None = None,
     ) -> None:
         self._backend, self._ledger, self._show, self._ended = backend, ledger, show, ended
-        self._replanner = Replanner(threshold=replan_threshold)
+        self._replanner = replanner or Replanner()
         self._advise_at_s = time.monotonic() + ADVISE_S
         self._advised: tuple[str, ...] = ()
         self._requests = MachineRequests(
