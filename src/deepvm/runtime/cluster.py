@@ -39,6 +39,11 @@ class Machine:
         return self.role != "memory"
 
     @property
+    def place(self) -> tuple[str | None, ...]:
+        """Return what the market distinguishes: the type, the market, the region and the zone."""
+        return self.instance, self.market, self.region, self.zone
+
+    @property
     def keeps(self) -> bool:
         """True if it keeps checkpoints in its memory."""
         return self.role != "worker"

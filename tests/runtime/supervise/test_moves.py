@@ -23,7 +23,8 @@ from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults
 from deepvm.runtime.supervise.gang import Gang
 from deepvm.runtime.supervise.local_supervisor import Supervisor
-from deepvm.runtime.supervise.replan import Replanner
+from deepvm.runtime.supervise.machine_requests import MachineRequests
+from deepvm.runtime.supervise.replan import Replanned, Replanner
 from tests.support.runtime.machines import machine
 from tests.support.waiting import wait_until
 
@@ -193,3 +194,25 @@ def test_a_cluster_without_machines_that_keep_checkpoints_forms_a_group_all_the_
         market.up(WORKERS)
         wait_until(lambda: market.group(1), "the group", timeout_s=WAIT_S)
         market.down()
+
+
+class Stubborn(Replanner):
+    """A replanner that knows nothing but the place that was refused."""
+
+    def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
+        return cluster, ("nothing else",)
+
+
+def test_a_place_that_was_just_refused_is_asked_again_later_and_not_at_once() -> None:
+    with closing(Hub(CLUSTER.machines, RunSpec(run="r", script="x.py"), token=TOKEN).start()) as hub:
+        market, waits, events = Market(hub), list[str](), list[Event]()
+        market.rows[A] = (0, 0.1)
+        requests = MachineRequests(
+            CLUSTER, market, replanner=Stubborn(), record=events.append,
+            on_wait=lambda machine, _: waits.append(machine.name), retry_s=0.0,
+        )  # fmt: skip
+        requests.request([WORKERS[0]])
+        assert waits == ["worker/0"]
+        assert [event.kind for event in events] == ["machine-refused"]
+        assert requests.cluster == CLUSTER
+        assert [machine.name for machine in requests.due()] == ["worker/0"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -13,6 +13,8 @@ from typing import Any
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
+from deepvm.market.market import Market
+from deepvm.market.trace import region_of
 from deepvm.performance.profile import Profile
 from deepvm.policy import parse_after_loss
 from deepvm.protocol.credentials import read_token
@@ -72,7 +74,7 @@ def run_local(
     begun: Begun = lambda *_: None,
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
-    local, faults, played = _checked(cluster, spec)
+    local, faults, played = checked(cluster, spec)
     spec = spec.with_absolute_paths()
     kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": "local"}
     folder = RunFolder.create(name or spec.new_name(), kept)
@@ -100,7 +102,7 @@ def resume(
     chosen: dict[str, str] = {field: "command line" for field in ("policy", "after_loss") if field in changes}
     spec = replace(spec, origins={**spec.origins, **chosen})
     cluster = cluster_of(found["plan"], folder.path, rank=spec.rank)
-    local, faults, played = _checked(cluster, spec)
+    local, faults, played = checked(cluster, spec)
     with Ledger.open(folder.ledger, write=True) as ledger:
         ends = [event.data.get("outcome") for event in ledger.events("run-ended")]
         if ends[-1:] == ["finished"] and not changes and not preempt:  # no machine is needed to find that out
@@ -113,7 +115,7 @@ def resume(
 MakeMarket = Callable[[Backend], PlayedMarket]
 
 
-def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults, MakeMarket | None]:
+def checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults, MakeMarket | None]:
     """Return the part of the cluster that this host can run, its faults and its market. Raise before anything is
     started."""
     spec.check()
@@ -128,7 +130,19 @@ def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults, MakeMark
     if not rules:
         return local, faults, None
     markets = load_markets(rules, local.machines)
+    local = replace(local, notes=(*local.notes, *_strange_zones(local, [market for market, _ in markets.values()])))
     return local, faults, lambda backend: PlayedMarket(backend, markets)
+
+
+def _strange_zones(cluster: Cluster, markets: Sequence[Market]) -> Iterator[str]:
+    """Yield a note if the plan names zones, and the markets have none of them."""
+    planned = cluster.conduct.zones if cluster.conduct is not None else ()
+    offered = list(dict.fromkeys(zone for market in markets for zone in market.zones))
+    if planned and not any(zone in planned or region_of(zone) in planned for zone in offered):
+        yield (
+            f"the plan trains in {', '.join(planned)}, and the played market has {', '.join(offered)} only: "
+            "the gang stays in one zone"
+        )
 
 
 def _run(

@@ -36,10 +36,6 @@ SAVE_S = 60.0  # for the save at an interruption
 DURABLE_POLL_S = 0.1
 
 
-def _place(machine: Machine) -> tuple[str | None, ...]:
-    return machine.instance, machine.market, machine.region, machine.zone
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     outcome: Literal["finished", "failed", "interrupted"]
@@ -234,7 +230,7 @@ class Supervisor:
         self._hub.want(machines)
         for machine in machines:
             view = self._machines[machine.name]
-            if machine.name != name and view.up_at_s is not None and _place(view.machine) != _place(machine):
+            if machine.name != name and view.up_at_s is not None and view.machine.place != machine.place:
                 self._moving.append(machine.name)
             view.machine = machine
 

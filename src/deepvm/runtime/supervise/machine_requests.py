@@ -60,11 +60,14 @@ class MachineRequests:
         machine later."""
         planned = self.cluster
         self._refuse(machine, error)
-        refused = machine
+        refused, tried = machine, {machine.place}
         try:
             while (found := self._instead_of(planned, machine, refused, error)) is not None:
                 self.cluster, changes = found
                 refused = self._quoted(next(each for each in self.cluster.machines if each.name == machine.name))
+                if refused.place in tried:  # the market has just changed: ask again later
+                    break
+                tried.add(refused.place)
                 try:
                     self._backend.up([refused])
                 except NoCapacity as again:
@@ -126,6 +129,6 @@ class MachineRequests:
     def _refuse(self, machine: Machine, error: NoCapacity) -> None:
         """Record a refusal; repeated ones of the same machine are one."""
         last = self._refused.get(machine.name)
-        if last is None or (last.instance, last.market, last.zone) != (machine.instance, machine.market, machine.zone):
+        if last is None or last.place != machine.place:
             self._record(Event.now("machine-refused", machine.name, **billing_facts(machine), why=str(error)))
         self._refused[machine.name] = machine

@@ -12,8 +12,12 @@ import pytest
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.runtime.backends.base import Change, NoCapacity
 from deepvm.runtime.backends.local.played_market import PlayedMarket, load_markets, split_rules
-from deepvm.runtime.cluster import Machine
+from deepvm.runtime.cluster import Machine, load_cluster
+from deepvm.runtime.conduct import Conduct
+from deepvm.runtime.run_spec import RunSpec
+from deepvm.runtime.supervise.local_run import checked
 from tests.support.runtime.machines import machine
+from tests.support.runtime.whole_runs import write_plan
 
 SPOT = [machine("worker/0"), machine("worker/1")]
 
@@ -168,3 +172,19 @@ def test_markets_that_cannot_be_played_are_refused_by_name(tmp_path: Path) -> No
     trace(tmp_path / "b", "us-east-1a", [2])
     assert "has 2 markets" in refusal(f"market:{tmp_path}:meaning=up")
     assert "no-such" in refusal(f"market:{tmp_path}/no-such.json:meaning=up")
+
+
+def test_a_plan_whose_zones_the_market_does_not_have_gets_a_note(tmp_path: Path) -> None:
+    script = tmp_path / "x.py"
+    script.touch()
+    rule = f"market:{trace(tmp_path, 'us-east-1a', [2])}:meaning=up"
+    spec = RunSpec(script=str(script), preempt=rule)
+    plan = load_cluster(write_plan(tmp_path))
+
+    def notes(*zones: str) -> str:
+        found, _, _ = checked(replace(plan, conduct=Conduct(zones=zones)), spec)
+        return " ".join(found.notes)
+
+    assert "the plan trains in eu-west-1a, and the played market has us-east-1a only" in notes("eu-west-1a")
+    assert "played market" not in notes("us-east-1")
+    assert "played market" not in notes()
