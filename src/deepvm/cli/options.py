@@ -17,8 +17,8 @@ from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
 from deepvm.catalog.joined import joined
 from deepvm.catalog.library import DEFAULT
-from deepvm.cli.shared_options import takes
 from deepvm.cli.render import stderr
+from deepvm.cli.shared_options import takes
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.job import Job, read_job
 from deepvm.performance.profile import read_profile

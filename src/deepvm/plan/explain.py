@@ -229,7 +229,7 @@ def _binding(
         relaxed[f"--global-batch {request.global_batch}"] = replace(request, global_batch=None)
     if request.job is not None and request.job.memory_bytes is not None:
         relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
-    most_gpus = market_gpus(request, catalog.saturation if request.saturation == "auto" else request.saturation)
+    most_gpus = market_gpus(request, board.saturation)
     if np.isfinite(most_gpus):
         expected = f"--market-gpus ({most_gpus:g} GPUs of one type in a place)"
         relaxed[expected] = replace(request, market_gpus=2 * int(most_gpus))
