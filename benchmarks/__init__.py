@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -61,6 +62,9 @@ class Options:
     rounds: int | None = None
     peers: bool = True
     only: Sequence[str] = ()
+    traces: Path | None = None  # recorded markets
+    meaning: str = "up"  # of what the traces count
+    share: float = 0.5  # of each trace that is history
 
 
 def measurement(what: str, values: Sequence[float], *, unit: str = "s", **more: Any) -> Measurement:

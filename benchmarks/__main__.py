@@ -24,6 +24,7 @@ from benchmarks.calibration import benchmark as calibration
 from benchmarks.checkpoint import benchmark as checkpoint
 from benchmarks.checkpoint import sharing
 from benchmarks.curves import benchmark as curves
+from benchmarks.market import benchmark as market
 from benchmarks.planner import benchmark as planner
 from benchmarks.recovery import benchmark as recovery
 from benchmarks.restore import benchmark as restore
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "recovery": recovery.run,
     "curves": curves.run,
     "calibration": calibration.run,
+    "market": market.run,
 }
 PACKAGES = ("deepvm", "numpy", "scipy", "typer", "rich", "torch", "safetensors", "xxhash")
 
@@ -56,9 +58,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, help="repeats, where a benchmark has rounds")
     parser.add_argument("--no-peers", action="store_true", help="leave out peers that need environments of their own")
     parser.add_argument("--only", action="append", default=[], help="a workload of the benchmark; may be repeated")
+    parser.add_argument("--traces", type=Path, help="recorded spot markets, for market; without it, drawn ones")
+    parser.add_argument("--meaning", choices=("up", "preempted"), default="up", help="what the traces count")
+    parser.add_argument("--share", type=float, default=0.5, help="of each trace that is history, for market")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, nodes and namespaces are cleaned up
-    options = Options(quick=given.quick, rounds=given.rounds, peers=not given.no_peers, only=given.only)
+    options = Options(
+        quick=given.quick, rounds=given.rounds, peers=not given.no_peers, only=given.only, traces=given.traces,
+        meaning=given.meaning, share=given.share,
+    )  # fmt: skip
     if given.names == ["summary"]:
         print(f"written to {summary.write()}", file=sys.stderr)
         return 0
@@ -82,7 +90,7 @@ def main(arguments: list[str]) -> int:
 def environment(name: str, arguments: list[str]) -> dict[str, str]:
     """What a result has to carry: command, versions, machine, date."""
     busy = os.getloadavg()[0]
-    flags = [argument for argument in arguments if argument not in BENCHMARKS]
+    flags = [argument.split("/")[-1] for argument in arguments if argument not in BENCHMARKS]  # no paths of a machine
     return {
         "command": " ".join(["python -m benchmarks", name, *flags]),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -15,6 +15,7 @@ BESIDE = {
     "sharing": "the same saves without a look for shared chunks",
     "curves": "torch.save and torch.load",
     "flows": "one connection",
+    "market": "a walk over all ticks, Daly's formula, Uniform Progress, an oracle",
     "planner": "the paper's method as nested loops",
     "recovery": "torchrun with torch.save and torch.load",
     "restore": "torch.load, safetensors, a fresh interpreter, iperf3",

@@ -51,7 +51,7 @@ def test_the_meaning_turns_counts_around_and_is_never_guessed(tmp_path: Path) ->
         ({"metadata": {"gap_seconds": 600}, "data": [1, 0.5]}, "not whole numbers from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, "2"]}, "not a number"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, True]}, "not a number"),
-        ({"metadata": {"gap_seconds": 600}, "data": [1, *[None] * 7, 1]}, r"a gap \(null\) of 1.2 h from entry 1"),
+        ({"metadata": {"gap_seconds": 600}, "data": [1, *[None] * 7, 1]}, r"a gap \(null\) of 1.2 h from entry 1: cut"),
         ({"metadata": {"gap_seconds": 600}, "data": [None]}, "not whole numbers from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [9]}, "its folder is of 4 machines"),
         ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [1, 2]}, "1 ticks and 2 prices"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deepvm.cli.app import run
-from deepvm.errors import UnknownName, UsageError
+from deepvm.errors import Infeasible, UnknownName, UsageError
 from deepvm.simulate import backtest, backtests, simulate
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.strategies import NAMES
@@ -88,7 +88,7 @@ def test_a_market_can_be_drawn_without_any_file() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"machines": 99}, "it never has 99 machines at once"),
+        ({"machines": 17}, "its folder is of 16 machines|it never has 17 machines at once"),
         ({"work_h": 500.0, "deadline_h": None}, "more than 1500 h are needed"),
     ],
 )
@@ -101,8 +101,10 @@ def test_traces_that_cannot_show_the_job_are_refused(tmp_path: Path, change: dic
 def test_unknown_strategies_and_impossible_deadlines_are_one_sentence() -> None:
     with pytest.raises(UnknownName, match="tiering"):
         backtest(bulk_market(0), JOB, strategies=("teiring",))
-    with pytest.raises(UsageError, match="the work alone takes 12 h"):
+    with pytest.raises(Infeasible, match="the work alone takes 12 h on 8 machines, and the nearest deadline"):
         GangJob(work_h=12.0, machines=8, deadline_h=6.0)
+    with pytest.raises(Infeasible, match=r"the work of 12 h takes 12\.\d+ h, which is the nearest that can be kept"):
+        backtest(bulk_market(0), GangJob(work_h=12.0, machines=8, deadline_h=12.01))
 
 
 def test_the_commands_print_one_document_and_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,7 +54,7 @@ def test_money_and_work_are_conserved_and_no_strategy_beats_the_bound(seed: int,
     starts = np.floor(np.random.default_rng(seed).uniform(0, market.hours - 70, 20) / market.tick_h) * market.tick_h
     bound = lower_bound_usd(market, job, starts, start_h=0.02)
     for placement in (Stay(1), CheapestUp()):
-        for fallback in (SafetyNet(), UniformProgress()):
+        for fallback in (SafetyNet(), SafetyNet(tries=4), UniformProgress()):
             strategy = Strategy(name="x", saves=HOURLY, placement=placement, fallback=fallback, start_h=0.02)
             found = replay(market, job, strategy, starts)
             assert found.finished.all()
@@ -65,6 +65,23 @@ def test_money_and_work_are_conserved_and_no_strategy_beats_the_bound(seed: int,
             assert (found.cost_usd >= bound * (1 - 1e-6)).all()
             if job.deadline_h - job.work_h > 4 * strategy.margin_h:
                 assert not found.missed(job.deadline_h).any()
+
+
+def test_a_safety_net_that_tries_spot_again_rents_on_demand_only_while_there_is_none() -> None:
+    capacity = np.zeros((1, 400), np.int32)
+    capacity[0, 6 * 14 :] = 8  # up from 14 h on
+    market = Market(zones=("a",), tick_s=600, capacity=capacity, price=np.ones((1, 400)), on_demand_usd=np.array([3.0]))
+    job = GangJob(work_h=24.0, machines=8, deadline_h=36.0)
+    strategies = [
+        Strategy(name="x", saves=HOURLY, placement=Stay(0), fallback=SafetyNet(tries=tries), start_h=0.03)
+        for tries in (0, 4)
+    ]
+    once, again = (replay(market, job, strategy, 0.0) for strategy in strategies)
+    assert not once.missed(36.0)[0]
+    assert not again.missed(36.0)[0]
+    assert once.on_demand_h[0] > 24
+    assert again.on_demand_h[0] < 5
+    assert again.cost_usd[0] < 0.6 * once.cost_usd[0]
 
 
 def test_without_preemption_a_job_takes_its_work_its_start_and_its_saves() -> None:

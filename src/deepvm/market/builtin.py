@@ -159,6 +159,7 @@ def builtin_market(
         price=np.repeat(prices[:, None], ticks, axis=1),
         on_demand_usd=np.array([_usd(on_demand_usd, zone, "on-demand") for zone in zones]),
         name=f"built-in {accelerator or 'market'}",
+        accelerator=accelerator,
         priced=False,
     )
 

@@ -30,6 +30,7 @@ class Market:
     on_demand_usd: Floats  # USD an hour of one on-demand machine, by zone
     kind: TraceKind = TraceKind.LAUNCH
     name: str = ""
+    accelerator: str | None = None
     start_s: float | None = None  # of the first tick, in seconds since 1970
     priced: bool = True  # False if prices were not in the data
     cross_zone_usd_per_gb: float = CROSS_ZONE_USD_PER_GB
@@ -143,6 +144,7 @@ def market_of(
         on_demand_usd=np.array([_on_demand(trace, on_demand_usd) for trace in traces]),
         kind=next(iter(kinds)),
         name=name,
+        accelerator=traces[0].accelerator,
         start_s=start,
         priced=priced,
     )

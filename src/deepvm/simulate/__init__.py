@@ -1,8 +1,8 @@
 """A job, a strategy and a market in; time, cost and lost work out. Pure: no clock, no global random numbers."""
 
-from deepvm.simulate.backtest.one_market import backtest
-from deepvm.simulate.backtest.result import Backtest, Backtests
-from deepvm.simulate.backtest.several_markets import backtests, simulate
+from deepvm.simulate.backtesting.one_market import backtest
+from deepvm.simulate.backtesting.result import Backtest, Backtests
+from deepvm.simulate.backtesting.several_markets import backtests, simulate
 from deepvm.simulate.choice import Promise, choose
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.oracle import lower_bound_usd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from deepvm.errors import UsageError
+from deepvm.errors import Infeasible
 from deepvm.performance.checks import check_number
 
 
@@ -26,7 +26,7 @@ class GangJob:
         if self.deadline_h is not None:
             check_number("deadline_h", self.deadline_h, above=0)
             if self.deadline_h < self.work_h:
-                raise UsageError(
-                    f"the deadline is {self.deadline_h:g} h and the work alone takes {self.work_h:g} h on "
-                    f"{self.machines} machines: allow more time, or plan more machines"
+                raise Infeasible(
+                    f"nothing keeps the deadline of {self.deadline_h:g} h: the work alone takes {self.work_h:g} h on "
+                    f"{self.machines} machines, and the nearest deadline that can be kept is a little above that"
                 )

@@ -124,7 +124,7 @@ class _Replay:
         tick = self._tick(now)
         start_tick = np.where(self.stayed[runs], tick, self.tables.next_choice[tick])
         spot_h = np.maximum(now, start_tick * self.market.tick_h)
-        hire_h = self._hire_h(runs)
+        hire_h = self._hire_h(runs, spot_h <= now + _INSTANT_H)
         hires = hire_h < spot_h - _INSTANT_H
         if self.strategy.on_demand_only:
             hires[:], hire_h = True, now
@@ -137,11 +137,13 @@ class _Replay:
     def _tick(self, hours: Floats) -> Ints:
         return np.minimum((hours / self.market.tick_h + 1e-9).astype(np.int64), self.market.ticks)
 
-    def _hire_h(self, runs: Ints) -> Floats:
+    def _hire_h(self, runs: Ints, spot_is_up: NDArray[np.bool_]) -> Floats:
         """Return when each run rents on-demand machines if no spot machine comes before, on the market's clock."""
-        if self.strategy.fallback is None:
+        fallback, done = self.strategy.fallback, self.done[runs]
+        if fallback is None:
             return np.full(len(runs), np.inf)
-        return self.starts[runs] + self.strategy.fallback.from_h(self.done[runs], self.job, self.strategy)
+        from_h, must_h = (when(done, self.job, self.strategy) for when in (fallback.from_h, fallback.must_h))
+        return np.asarray(self.starts[runs] + np.where(spot_is_up, must_h, from_h))
 
     def _spot(self, runs: Ints, begin: Floats, tick: Ints) -> None:
         market, saves, tables = self.market, self.strategy.saves, self.tables
@@ -217,7 +219,7 @@ class _Replay:
         if fallback is not None and fallback.returns:
             hired = np.maximum(spot_h, trains_h + self.strategy.start_h)  # long enough to be worth it
             done = self.done[runs] + saves.trained(hired - trains_h) * speed
-            ahead = self.starts[runs] + fallback.from_h(done, self.job, self.strategy) > hired + self.strategy.margin_h
+            ahead = self.starts[runs] + fallback.stay_h(done, self.job, self.strategy) > hired + self.strategy.margin_h
             returns = (hired < stop_h - _INSTANT_H) & ahead & (hired < self.end_h)
             stop_h = np.where(returns, hired, stop_h)
         trained = np.where(returns, saves.trained(stop_h - trains_h) * speed, self.job.work_h - self.done[runs])

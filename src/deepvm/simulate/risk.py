@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from deepvm.market.market import Market
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.outcome import Outcomes, summary
 from deepvm.simulate.replay import Tables, replay
-from deepvm.simulate.strategy import Strategy
+from deepvm.simulate.strategy import SafetyNet, Strategy
 
 Floats = NDArray[np.float64]
 STARTS = 200
@@ -55,10 +55,15 @@ def risk_of(
     return next(risks_of(market, job, (strategy,), starts=starts, history=history))
 
 
+def spread_starts(market: Market, count: int) -> Floats:
+    """Return starts spread evenly over a market, in hours."""
+    return np.linspace(0.0, market.hours, count, endpoint=False)
+
+
 def risks_of(
     market: Market,
     job: GangJob,
-    strategies: Iterable[Strategy],
+    strategies: Sequence[Strategy],
     *,
     starts: int = STARTS,
     history: History | None = None,
@@ -66,8 +71,9 @@ def risks_of(
     """Replay several strategies of one job, one after the other. Those that train in the same places share tables."""
     if starts < 1:
         raise UsageError(f"starts is {starts}: at least one is needed")
-    longest_h = max(PATIENCE * job.work_h, job.deadline_h or 0.0)
-    starts_h = np.linspace(0.0, market.hours, starts, endpoint=False)
+    on_time = all(isinstance(one.fallback, SafetyNet) and one.on_demand_machines is None for one in strategies)
+    longest_h = PATIENCE * job.work_h if job.deadline_h is None or not on_time else job.deadline_h
+    starts_h = spread_starts(market, starts)
     endless = market.repeated(market.hours + longest_h)
     rests_on = history or history_of(market)
     known: dict[Any, Tables] = {}

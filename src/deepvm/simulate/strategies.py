@@ -25,6 +25,7 @@ NAMES = (
 )
 LEAST_INTERVAL_S = 10.0  # a save more often than this is not worth its bookkeeping
 MOST_INTERVAL_S = 3600.0
+TRIES = 4  # of spot machines, once on-demand ones had to be rented
 BOOT_S = 90.0  # from the request of a machine to its first process: EC2 boots in 40 to 90 s
 
 
@@ -72,7 +73,7 @@ class Maker:
             "tiering": lambda: self.tiering(stay),
             "tiering+move": lambda: self.tiering(move),
             "uniform-progress": lambda: self.tiering(stay, UniformProgress()),
-            "planned": lambda: self.tiering(move, SafetyNet()),
+            "planned": lambda: self.tiering(move, SafetyNet(tries=TRIES)),
         }
         return replace(makers[name](), name=name)
 

@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 class Fallback(Protocol):
-    """When a gang without spot machines rents on-demand ones."""
+    """When a gang rents on-demand machines. All times are since the start, for this much work done."""
 
     @property
     def returns(self) -> bool:
@@ -26,17 +26,36 @@ class Fallback(Protocol):
         ...
 
     def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        """Return the time since the start from which on-demand machines are used, for this much work done."""
+        """Return the time from which on-demand machines are used while no spot machines are up."""
+        ...
+
+    def must_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        """Return the time from which they are used even if spot machines are up."""
+        ...
+
+    def stay_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        """Return the time from which it does not return to spot machines any more, but for a margin."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SafetyNet:
-    """On-demand machines from the last moment at which the deadline can still be kept, to the end."""
+    """On-demand machines so late that the deadline can just be kept.
 
-    returns: bool = False
+    ``tries`` is how often spot machines may then be tried once more. On-demand machines are rented so much earlier, and
+    returned as soon as spot machines are up. Without tries, they are kept to the end."""
+
+    tries: int = 0
+
+    @property
+    def returns(self) -> bool:
+        return self.tries > 0
 
     def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        last_h = self.must_h(done_h, job, strategy)
+        return last_h if not self.tries else np.maximum(0.0, last_h - self.tries * strategy.margin_h)
+
+    def must_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
         _, speed = strategy.on_demand(job)
         if job.deadline_h is None or speed <= 0:
             return np.full_like(done_h, np.inf)
@@ -44,6 +63,9 @@ class SafetyNet:
             return np.full_like(done_h, np.inf)
         rest_h = strategy.saves.needed((job.work_h - done_h) / speed)
         return np.maximum(0.0, job.deadline_h - rest_h - strategy.margin_h)
+
+    def stay_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        return self.must_h(done_h, job, strategy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +75,16 @@ class UniformProgress:
     returns: bool = True
 
     def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        latest = SafetyNet().from_h(done_h, job, strategy)
-        if job.deadline_h is None or not np.isfinite(latest).any():
-            return latest
-        return np.minimum(latest, done_h / job.work_h * job.deadline_h)
+        last_h = self.must_h(done_h, job, strategy)
+        if job.deadline_h is None or not np.isfinite(last_h).any():
+            return last_h
+        return np.minimum(last_h, done_h / job.work_h * job.deadline_h)
+
+    def must_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        return SafetyNet().must_h(done_h, job, strategy)
+
+    def stay_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
+        return self.from_h(done_h, job, strategy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

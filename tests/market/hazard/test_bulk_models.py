@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from deepvm.errors import UsageError
 from deepvm.market.hazard import AlternatingSpells, HiddenBulk, IndependentMachines, Observed
 from deepvm.market.hazard.bulk import BulkKernel
+from deepvm.market.hazard.chains import balance
 from deepvm.market.hazard.drawing import draw
 from deepvm.market.hazard.held_out import held_out
 from deepvm.market.hazard.smoothing import log_evidence, smooth
@@ -32,6 +34,15 @@ def test_a_kernel_is_a_law_of_counts(machines: int) -> None:
         assert kernel.matrix(machines).sum(axis=1) == pytest.approx(1.0)
     chain = IndependentMachines(lost_per_h=0.2, back_per_h=0.5, machines=machines, tick_h=1.0).chain
     assert chain.sum(axis=1) == pytest.approx(1.0)
+
+
+def test_the_balance_of_rare_states_keeps_its_digits() -> None:
+    chain = IndependentMachines(lost_per_h=0.3, back_per_h=0.003, machines=8, tick_h=1.0).chain
+    up = math.expm1(-0.003) / (math.expm1(-0.003) + math.expm1(-0.3))
+    expected = [math.comb(8, k) * up**k * (1 - up) ** (8 - k) for k in range(9)]
+    assert balance(chain) == pytest.approx(expected, rel=1e-9, abs=0)
+    never_left = np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.2, 0.3, 0.5]])
+    assert balance(never_left) == pytest.approx([0.0, 1.0, 0.0])
 
 
 def test_a_drop_of_all_takes_all() -> None:

@@ -114,7 +114,7 @@ def check_figures(figures: list[Path] | None) -> tuple[Path, ...]:
 def answer(result: Backtests, *, as_json: bool, figures: tuple[Path, ...]) -> None:
     """Print a result, and draw it."""
     if figures:
-        from deepvm.simulate.backtest.figure import draw_backtests
+        from deepvm.simulate.backtesting.figure import draw_backtests
 
         draw_backtests(result, figures)
     if as_json:

@@ -45,12 +45,14 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
         else:
             cells += [f"{hours['p50']:.1f}", f"{hours['p95']:.1f}", f"{row['missed']:.1%}"]
             cells += [f"{row['lost_hours']:.2f}", f"{row['moves']:.1f}"]
-        rows.add_row(row["name"], *cells, f"{row['regret']:+.1%}")
+        rows.add_row(row["name"], *cells, "-" if row["regret"] is None else f"{row['regret']:+.1%}")
     return rows
 
 
 def _remarks(document: dict[str, Any]) -> list[str]:
-    lines = [f"regret: cost over the oracle's lower bound; history: {document['history']['hours']:.0f} h"]
+    history = document["history"]
+    known = "" if history["known_hours"] is None else f", plans knew {history['known_hours']:.0f} h in the median"
+    lines = [f"regret: cost over the oracle's lower bound; history: traces of {history['hours']:.0f} h{known}"]
     if document["coverage"] is None:
         lines.append(f"confidence: {document['history']['note']}")
     else:

@@ -210,8 +210,8 @@ def test_what_is_down_cannot_be_preempted_and_a_notice_is_a_time(start: Start) -
 
 def test_a_machine_is_asked_to_stop_and_may_clean_up(start: Start) -> None:
     code = """
-    import signal, sys, time
-    def clean(*_): print("cleaned", flush=True); sys.exit(5)
+    import os, signal, sys, time
+    def clean(*_): os.write(1, b"cleaned"); sys.exit(5)
     signal.signal(signal.SIGTERM, clean); print("ready", flush=True); time.sleep(600)
     """
     backend = start(python(textwrap.dedent(code)))

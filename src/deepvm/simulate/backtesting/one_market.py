@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.errors import Infeasible, UnknownName, UsageError
+from deepvm.market.builtin import History, builtin_market, history_of
 from deepvm.market.market import Market
-from deepvm.simulate.backtest.result import Backtest, Row
-from deepvm.simulate.choice import Promise, choose
+from deepvm.simulate.backtesting.result import Backtest, Row, regret_of
+from deepvm.simulate.choice import LEAST_PAST_H, Promise, choose
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.outcome import Outcomes
@@ -23,7 +24,7 @@ from deepvm.simulate.strategies import NAMES, Maker, Rates
 Floats = NDArray[np.float64]
 PLAN_EVERY_H = 24.0  # how often the past is looked at again
 PAST_H = 14 * 24.0  # older days predict little
-ASSUMED_LOSSES_PER_H = 0.5  # of a gang, before any was seen
+LARGE_GANG = 16  # machines of a zone of the built-in figures
 Progress = Callable[[str, int, int], None]  # what is replayed, done, all
 
 
@@ -37,11 +38,13 @@ def backtest(
     seed: int = 0,
     confidence: float = 0.95,
     budget_usd: float | None = None,
+    after_h: float = 0.0,
     progress: Progress = lambda *_: None,
 ) -> Backtest:
     """Run every strategy from the same starts, drawn by the seed.
 
-    ``budget_usd`` is the most that the gang and what keeps its checkpoints may cost an hour."""
+    ``budget_usd`` is the most that the gang and what keeps its checkpoints may cost an hour.
+    What came before ``after_h`` is history alone."""
     for name in strategies:
         if name not in NAMES:
             raise UnknownName("strategy", name, NAMES)
@@ -52,14 +55,15 @@ def backtest(
         raise UsageError(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
     if not 0 < confidence < 1:
         raise UsageError(f"the confidence is {confidence:g}: it must be between 0 and 1, such as 0.95")
-    room_h = market.hours - window_h(job)
-    if room_h <= 0:
+    room_h = market.hours - window_h(job) - after_h
+    if room_h <= 0 or after_h < 0:
         raise UsageError(
-            f"the traces have {market.hours:.1f} h and a run may take {window_h(job):g} h: "
+            f"a run may take {window_h(job):g} h, the traces have {market.hours:.1f} h, {after_h:g} h are history: "
             "give longer traces, or less work"
         )
     ticks = np.random.default_rng(seed).integers(0, max(1, int(room_h / market.tick_h)), starts)
-    starts_h = np.asarray(np.sort(ticks) * market.tick_h, dtype=np.float64)
+    first = int(np.ceil(after_h / market.tick_h - 1e-9))
+    starts_h = np.asarray((first + np.sort(ticks)) * market.tick_h, dtype=np.float64)
     return _Backtest(market, job, rates or Rates(), starts_h, confidence, budget_usd, progress).run(strategies)
 
 
@@ -87,7 +91,7 @@ class _Backtest:
                 continue
             outcomes, promised = self._outcomes(name)
             promises += promised
-            regret = float(outcomes.cost_usd.mean() / bound.mean() - 1)
+            regret = regret_of(outcomes.cost_usd, bound)
             rows.append(Row(name=name, cost_usd=outcomes.cost_usd, outcomes=outcomes, regret=regret))
         return Backtest(
             market=self.market.name,
@@ -105,7 +109,8 @@ class _Backtest:
         """Refuse a deadline that not even on-demand machines from the first moment keep, by any strategy."""
         if self.job.deadline_h is None:
             return
-        quick = [self._maker(None).named(name) for name in ("on-demand", "tiering")]
+        past, _ = self._past(0)
+        quick = [self._maker(past).named(name) for name in ("on-demand", "tiering")]
         alone_h = min(one.start_h + float(one.saves.needed(self.job.work_h)) for one in quick)
         if self.job.deadline_h < alone_h:
             raise Infeasible(
@@ -122,7 +127,7 @@ class _Backtest:
         nearest = min(float(np.quantile(hours, self.confidence, method="higher")) for hours in ends)
         return None if nearest <= self.job.deadline_h * (1 + 1e-9) or not np.isfinite(nearest) else nearest
 
-    def _maker(self, past: Market | None) -> Maker:
+    def _maker(self, past: Market) -> Maker:
         return Maker(
             job=self.job,
             rates=self.rates,
@@ -136,10 +141,10 @@ class _Backtest:
         parts, promises = list[Outcomes](), list[Promise]()
         for day in np.unique(self.days):
             starts = self.starts_h[self.days == day]
-            past = self._past(day)
+            past, history = self._past(day)
             maker = self._maker(past)
             if name == "planned":
-                promise = choose(past, maker, confidence=self.confidence)
+                promise = choose(past, maker, confidence=self.confidence, history=history)
                 promises += [promise] * len(starts)
                 strategy = promise.strategy
             else:
@@ -147,23 +152,28 @@ class _Backtest:
             parts.append(replay(self.market, self.job, strategy, starts))
         return Outcomes.joined(parts), promises
 
-    def _past(self, day: int) -> Market | None:
-        last = int(day * PLAN_EVERY_H / self.market.tick_h)
-        first = max(0, last - int(PAST_H / self.market.tick_h))
-        return self.market.between(first, last) if last > first else None
+    def _past(self, day: int) -> tuple[Market, History]:
+        """Return what is known on a day: the market so far, or one of built-in figures at today's prices."""
+        market, last = self.market, int(day * PLAN_EVERY_H / self.market.tick_h)
+        first = max(0, last - int(PAST_H / market.tick_h))
+        if (last - first) * market.tick_h >= LEAST_PAST_H:
+            past = market.between(first, last)
+            return past, history_of(past)
+        assumed = builtin_market(
+            market.accelerator, market.zones, seed=0, days=PAST_H / 24, machines=max(LARGE_GANG, self.job.machines),
+            spot_usd=dict(zip(market.zones, market.price[:, last].tolist(), strict=True)),
+            on_demand_usd=dict(zip(market.zones, market.on_demand_usd.tolist(), strict=True)),
+        )  # fmt: skip
+        return assumed, History(days=0.0, zones=len(market.zones), origin="built-in figures")
 
-    def _losses_per_h(self, past: Market | None) -> float:
+    def _losses_per_h(self, past: Market) -> float:
         """Return how often the gang would have lost machines in an hour of training, over all zones."""
-        if past is None:
-            return ASSUMED_LOSSES_PER_H
         up = past.capacity >= self.job.machines
         drops = int((up[:, :-1] & ~up[:, 1:]).sum())
         return max(drops, 1) / max(float(up.sum()) * past.tick_h, 1.0)
 
-    def _zone(self, past: Market | None) -> int:
+    def _zone(self, past: Market) -> int:
         """Return the zone to stay in: the cheapest for an hour of training, by the past."""
-        if past is None:
-            return int(np.argmin(self.market.price[:, 0]))
         up = past.capacity >= self.job.machines
         share = up.mean(axis=1)
         return int(np.argmin(np.where(share > 0, past.price.mean(axis=1) / np.maximum(share, 1e-9), np.inf)))

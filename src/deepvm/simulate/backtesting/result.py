@@ -26,13 +26,19 @@ class Row:
     name: str
     cost_usd: Floats
     outcomes: Outcomes | None
-    regret: float
+    regret: float | None  # None where the bound is zero, as machines cost nothing
 
     def to_json(self, deadline_h: float | None) -> dict[str, Any]:
         if self.outcomes is None:
             unknown = dict.fromkeys(("hours", "missed", "lost_hours", "moves"))
             return {"name": self.name, "cost_usd": spread(self.cost_usd), **unknown, "regret": self.regret}
         return {"name": self.name, **summary(self.outcomes, deadline_h), "regret": self.regret}
+
+
+def regret_of(cost_usd: Floats, bound_usd: Floats) -> float | None:
+    """Return the mean cost over the mean lower bound, minus 1."""
+    bound = float(bound_usd.mean())
+    return float(cost_usd.mean()) / bound - 1 if bound > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +111,7 @@ class Backtest:
             "starts": len(self.starts_h),
             "coverage": coverage,
             "promise": self.kept.to_json(),
-            "history": _history(self.history_h, self.zones, coverage),
+            "history": _history(self.history_h, self.zones, self.promises, coverage),
         }
 
 
@@ -132,7 +138,7 @@ class Backtests:
             "starts": sum(len(m.starts_h) for m in self.markets),
             "coverage": coverage,
             "promise": everything.to_json(),
-            "history": _history(history_h, zones, coverage),
+            "history": _history(history_h, zones, [p for m in self.markets for p in m.promises], coverage),
             "worse_than": worse_than(rows, self.job.deadline_h),
             "markets": [m.to_json() for m in self.markets],
             "notes": [*self.notes, *self._late()],
@@ -148,9 +154,7 @@ class Backtests:
             cost = np.concatenate([r.cost_usd for r in alike])
             parts = [r.outcomes for r in alike if r.outcomes is not None]
             outcomes = Outcomes.joined(parts) if parts else None
-            joined.append(
-                Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=float(cost.mean() / bounds.mean() - 1))
-            )
+            joined.append(Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=regret_of(cost, bounds)))
         return joined
 
     def _late(self) -> list[str]:
@@ -162,9 +166,12 @@ class Backtests:
         ]
 
 
-def _history(hours: float, zones: int, coverage: float | None) -> dict[str, Any]:
+def _history(hours: float, zones: int, promises: Sequence[Promise], coverage: float | None) -> dict[str, Any]:
+    """``known_hours`` is what plans knew of the market when they were made, in the median."""
     enough = coverage is not None
-    return {"hours": hours, "zones": zones, "enough": enough, "note": None if enough else NOT_ENOUGH}
+    known = float(np.median([promise.past_h for promise in promises])) if promises else None
+    note = None if enough else NOT_ENOUGH
+    return {"hours": hours, "zones": zones, "known_hours": known, "enough": enough, "note": note}
 
 
 def worse_than(rows: Sequence[Row], deadline_h: float | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from deepvm.drawing.canvas import BLUE, ORANGE, QUIET, VERMILION, figure, headline
-from deepvm.simulate.backtest.result import Backtests, Row
+from deepvm.simulate.backtesting.result import Backtests, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +25,7 @@ def draw_backtests(found: Backtests, paths: Sequence[Path]) -> None:
         headline(
             drawn,
             f"{job.work_h:g} h of work on {on}",
-            f"{starts} starts. Points: medians; bars from the 5th to the 95th percentile. Late: share of missed deadlines.",
+            f"{starts} starts. Points: medians; bars from the 5th to the 95th percentile. Late: missed deadlines.",
         )
         for at, row in enumerate(rows):
             colour = BLUE if row.name == "planned" else ORANGE if row.outcomes is None else QUIET

@@ -12,8 +12,8 @@ from deepvm.market.history import PriceHistory
 from deepvm.market.reference_prices import SPOT_SHARE
 from deepvm.market.reference_prices import on_demand_usd as listed_usd
 from deepvm.market.trace import check_meaning
-from deepvm.simulate.backtest.one_market import backtest, window_h
-from deepvm.simulate.backtest.result import Backtests
+from deepvm.simulate.backtesting.one_market import backtest, window_h
+from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.inputs.trace_sets import load_markets
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.strategies import Rates
