@@ -42,7 +42,7 @@ class Case:
 
     @property
     def regret(self) -> float:
-        return self._row("planned").regret
+        return self._row("planned").regret or 0.0
 
     @property
     def missed(self) -> float:
@@ -62,7 +62,7 @@ class Case:
     def cells(self) -> list[str]:
         promise = self.result.kept.to_json()
         found = [self.result.market, str(self.result.zones), str(self.machines), f"{self.slack:g}"]
-        found += [f"{self._row(name).regret:+.1%}" for name in ("uniform-progress", "tiering+move", "planned")]
+        found += [f"{self._row(name).regret or 0.0:+.1%}" for name in ("uniform-progress", "tiering+move", "planned")]
         found += [f"{self.missed:.1%}"]
         if promise is None or self.result.coverage is None:
             return [*found, "not enough history", "", "", ""]

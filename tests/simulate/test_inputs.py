@@ -156,7 +156,13 @@ def test_any_tree_of_traces_is_read_or_refused_in_one_sentence(
         error = capsys.readouterr().err
         assert "not a valid trace" in error
         assert "Traceback" not in error
-    path.unlink()
+    path.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 2000, "prices": [0] * 2000}))
+    free = path.rename(path.with_name("us-east-1a_v100_1.json"))
+    assert run(["backtest", "--traces", str(folder), *words, "--strategy", "tiering+move"]) == 0
+    assert json.loads(capsys.readouterr().out)["strategies"][0]["regret"] is None
+    free.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [1] * 2000, "prices": [None] * 2000}))
+    assert run(["backtest", "--traces", str(folder), *words, "--strategy", "planned"]) == 0
+    assert "of on-demand is assumed" in capsys.readouterr().out
     nothing = next(folder.rglob("*.json"))
     nothing.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [0] * 500}))
     assert run(["backtest", "--traces", str(folder), *words]) == 2

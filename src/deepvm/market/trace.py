@@ -125,8 +125,9 @@ def load_traces(folder: Path, *, meaning: Meaning) -> dict[str, tuple[Trace, ...
 def check_meaning(meaning: str | None) -> Meaning:
     """Return the meaning, if it is one. It is never guessed."""
     if meaning not in get_args(Meaning):
+        found = "not given" if meaning is None else repr(meaning)
         raise UsageError(
-            f"the meaning of the traces is {meaning!r}: write --meaning up if they count machines that are up, "
+            f"the meaning of the traces is {found}: write --meaning up if they count machines that are up, "
             "--meaning preempted if 1 means preempted"
         )
     return cast(Meaning, meaning)
@@ -147,6 +148,8 @@ def _trace_of(document: Any, path: Path, meaning: Meaning, kind: TraceKind, mach
     ticks = metadata.get("tick_offset")
     offset = timedelta(seconds=gap_s * (0 if ticks is None else strict.integer(ticks, "tick_offset", 0, 10**8)))
     prices = None if table.get("prices") is None else _column(table["prices"], "prices")
+    if prices is not None and not np.isfinite(prices).any():
+        prices = None
     named = _FILE.fullmatch(path.stem)
     return Trace(
         zone=named["zone"] if named else path.stem,

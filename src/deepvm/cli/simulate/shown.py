@@ -45,7 +45,7 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
         else:
             cells += [f"{hours['p50']:.1f}", f"{hours['p95']:.1f}", f"{row['missed']:.1%}"]
             cells += [f"{row['lost_hours']:.2f}", f"{row['moves']:.1f}"]
-        rows.add_row(row["name"], *cells, f"{row['regret']:+.1%}")
+        rows.add_row(row["name"], *cells, "-" if row["regret"] is None else f"{row['regret']:+.1%}")
     return rows
 
 

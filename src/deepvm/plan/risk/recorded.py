@@ -35,9 +35,10 @@ class Recorded:
         days = self.capacity.shape[1] * self.tick_s / 86400
         return History(days=days, zones=len(self.zones), origin=f"traces {self.name}")
 
-    def placed(self, columns: Sequence[Column]) -> tuple[list[Column], list[int]]:
-        """Return the plan's zones that have a trace, and their traces. A trace belongs to its zone, else to its region;
-        if none belongs to any, the traces stand for the plan's zones in their order."""
+    def placed(self, columns: Sequence[Column]) -> tuple[list[Column], NDArray[np.int32]]:
+        """Return the plan's zones that have a trace, and their capacity. A trace belongs to its zone, else to its region.
+
+        If none belongs to any, the traces stand for the plan's zones: in turn, so that no zone keeps the best one."""
         kept, rows = [], []
         left = dict(enumerate(self.zones))
         for column in columns:
@@ -49,9 +50,10 @@ class Recorded:
                 rows.append(row)
                 del left[row]
         if kept:
-            return kept, rows
-        count = min(len(columns), len(self.zones))
-        return list(columns[:count]), list(range(count))
+            return kept, self.capacity[rows]
+        count, every = min(len(columns), len(self.zones)), len(self.zones)
+        turns = [[(i + turn) % every for i in range(count)] for turn in range(every)]
+        return list(columns[:count]), np.concatenate([self.capacity[turn] for turn in turns], axis=1)
 
     def notes(self, columns: Sequence[Column]) -> tuple[str, ...]:
         places = {column.zone for column in columns} | {column.region for column in columns}

@@ -123,9 +123,9 @@ class Spot:
         accelerator = self.board.catalog.instances[instance].accelerator
         recorded = self.recorded.get(accelerator or "")
         if recorded is not None:
-            kept, rows = recorded.placed(columns)
+            kept, capacity = recorded.placed(columns)
             return TypeMarket(
-                instance=instance, columns=tuple(kept), capacity=recorded.capacity[rows], machines=recorded.machines,
+                instance=instance, columns=tuple(kept), capacity=capacity, machines=recorded.machines,
                 tick_s=recorded.tick_s, history=recorded.history, notes=recorded.notes(columns),
             )  # fmt: skip
         drawn, at, tick_s = self._drawn(accelerator)

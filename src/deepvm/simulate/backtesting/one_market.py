@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from deepvm.errors import Infeasible, UnknownName, UsageError
 from deepvm.market.builtin import History, builtin_market, history_of
 from deepvm.market.market import Market
-from deepvm.simulate.backtesting.result import Backtest, Row
+from deepvm.simulate.backtesting.result import Backtest, Row, regret_of
 from deepvm.simulate.choice import LEAST_PAST_H, Promise, choose
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.oracle import lower_bound_usd
@@ -91,7 +91,7 @@ class _Backtest:
                 continue
             outcomes, promised = self._outcomes(name)
             promises += promised
-            regret = float(outcomes.cost_usd.mean() / bound.mean() - 1)
+            regret = regret_of(outcomes.cost_usd, bound)
             rows.append(Row(name=name, cost_usd=outcomes.cost_usd, outcomes=outcomes, regret=regret))
         return Backtest(
             market=self.market.name,

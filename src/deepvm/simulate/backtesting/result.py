@@ -26,13 +26,19 @@ class Row:
     name: str
     cost_usd: Floats
     outcomes: Outcomes | None
-    regret: float
+    regret: float | None  # None where the bound is zero, as machines cost nothing
 
     def to_json(self, deadline_h: float | None) -> dict[str, Any]:
         if self.outcomes is None:
             unknown = dict.fromkeys(("hours", "missed", "lost_hours", "moves"))
             return {"name": self.name, "cost_usd": spread(self.cost_usd), **unknown, "regret": self.regret}
         return {"name": self.name, **summary(self.outcomes, deadline_h), "regret": self.regret}
+
+
+def regret_of(cost_usd: Floats, bound_usd: Floats) -> float | None:
+    """Return the mean cost over the mean lower bound, minus 1."""
+    bound = float(bound_usd.mean())
+    return float(cost_usd.mean()) / bound - 1 if bound > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +154,7 @@ class Backtests:
             cost = np.concatenate([r.cost_usd for r in alike])
             parts = [r.outcomes for r in alike if r.outcomes is not None]
             outcomes = Outcomes.joined(parts) if parts else None
-            joined.append(
-                Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=float(cost.mean() / bounds.mean() - 1))
-            )
+            joined.append(Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=regret_of(cost, bounds)))
         return joined
 
     def _late(self) -> list[str]:
