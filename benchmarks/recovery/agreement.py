@@ -41,7 +41,7 @@ OUTAGES = (4, 6, 3)  # ticks without any machine
 LAST = 6  # steps after the last loss
 ROUNDS, STEP_S, ATTEMPTS = 3, 4.0, 3
 STEADY = 0.45  # of a step, by which a start may differ from their median
-RUN_S = 600.0
+RUN_S = 1800.0
 JOB = str(Path(__file__).with_name("paced.py"))
 
 

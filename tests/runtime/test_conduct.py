@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,17 @@ import pytest
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy import YoungDaly, parse_policy
 from deepvm.runtime.agent.prefetch import store_urls
-from deepvm.runtime.cluster import Cluster, load_cluster
+from deepvm.runtime.cluster import Cluster, load_cluster, scaled
 from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.run_spec import RunSpec
-from deepvm.runtime.supervise.policies import choose_policies, conduct_facts, losses_per_h, with_hazard
+from deepvm.runtime.supervise.policies import (
+    choose_policies,
+    conduct_facts,
+    losses_per_h,
+    scaled_after_loss,
+    with_hazard,
+)
 from tests.support.runtime.whole_runs import write_plan
 
 CONDUCT = {
@@ -120,6 +127,17 @@ def test_the_ledger_is_told_which_policies_the_run_follows(tmp_path: Path) -> No
     assert facts["save"]["policy"].startswith("young-daly:hazard=")
     assert facts["save"]["by"] == "command line"
     assert facts["after_loss"] == {"policy": "wait", "by": "default"}
+
+
+def test_the_least_number_of_workers_shrinks_with_the_part_of_the_plan_that_this_host_runs(tmp_path: Path) -> None:
+    cluster = cluster_with(tmp_path, CONDUCT)
+    spec = RunSpec(script="x.py", after_loss="shrink:12", origins={"after_loss": "plan"})
+    assert len(cluster.trainers) == 17
+    assert scaled_after_loss(spec, cluster) == "shrink:12"
+    assert scaled_after_loss(spec, scaled(cluster, most_trainers=4)) == "shrink:3"
+    assert scaled_after_loss(spec, scaled(cluster, most_trainers=1)) == "shrink"
+    given = replace(spec, origins={"after_loss": "command line"})
+    assert scaled_after_loss(given, scaled(cluster, most_trainers=4)) == "shrink:12"
 
 
 def test_a_plans_save_policy_that_is_not_valid_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
 from deepvm.runtime.supervise.gang import Gang
 from deepvm.runtime.supervise.local_supervisor import RECONSIDER_S, RETRY_S, Outcome, Supervisor
-from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, with_hazard
+from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, scaled_after_loss, with_hazard
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 from deepvm.runtime.supervise.run_state import View
@@ -161,6 +161,7 @@ def _run(
     started = folder.started(
         spec,
         policy=with_hazard(spec.policy, losses_per_h(cluster)),
+        after_loss=scaled_after_loss(spec, cluster),
         replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
         planned_world_size=len(ledger.cluster.trainers),  # at the run's first start: batches are shared by it
         memory_bytes=spec.memory_bytes or _memory_bytes(cluster),
@@ -180,7 +181,7 @@ def _run(
         market, measured = None if played is None else played(backend), partial(_measured, folder, spec, ledger)
         gang = None
         if market is not None:
-            after_loss = parse_after_loss(spec.after_loss)
+            after_loss = parse_after_loss(started.after_loss)
             gang = Gang(market, after_loss, threshold=spec.replan_threshold, measured=measured)
             cluster = gang.begin(cluster)
         supervisor = Supervisor(

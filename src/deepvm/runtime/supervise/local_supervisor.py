@@ -64,7 +64,8 @@ class Supervisor:
         reconsider_s: float = RECONSIDER_S,
     ) -> None:
         """``end_now`` is called by a second ``interrupt``, also while the backend waits for machines; ``tail_text``
-        returns a machine's last output; ``durability`` waits for checkpoints."""
+        returns a machine's last output; ``durability`` waits for checkpoints; ``quote`` and ``retry_s`` are those of
+        ``MachineRequests``; ``stop_requested`` returns True, once, if another process ends the run."""
         self._requests = MachineRequests(
             cluster, backend, replanner=replanner, record=self._record, quote=quote, retry_s=retry_s
         )

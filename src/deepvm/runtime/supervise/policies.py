@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from deepvm.errors import UsageError
 from deepvm.market.builtin import classes_of
-from deepvm.policy import AllOf, AnyOf, SavePolicy, YoungDaly, parse_policy
+from deepvm.policy import AllOf, AnyOf, SavePolicy, YoungDaly, parse_after_loss, parse_policy
 from deepvm.policy.placement import CheapestUp
-from deepvm.runtime.cluster import Cluster
+from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.run_spec import AFTER_LOSS, SAVE, RunSpec
 
@@ -93,11 +94,20 @@ def _with_hazard(policy: SavePolicy, per_s: float) -> SavePolicy:
     return policy
 
 
+def scaled_after_loss(spec: RunSpec, cluster: Cluster) -> str:
+    """Return what to do at a loss on a part of the plan's machines: its least number of workers is the same share."""
+    if spec.origins.get("after_loss") != "plan":
+        return spec.after_loss
+    planned = len(cluster_of(cluster.plan, "the plan", rank=spec.rank).trainers)
+    policy = parse_after_loss(spec.after_loss)
+    return str(replace(policy, least=max(1, math.ceil(policy.least * len(cluster.trainers) / max(1, planned)))))
+
+
 def conduct_facts(spec: RunSpec, cluster: Cluster) -> dict[str, Any]:
     """Return what ``run-started`` records about the policies that the run follows."""
     return {
         "save": {"policy": with_hazard(spec.policy, losses_per_h(cluster)), "by": spec.origins.get("policy")},
-        "after_loss": {"policy": spec.after_loss, "by": spec.origins.get("after_loss")},
+        "after_loss": {"policy": scaled_after_loss(spec, cluster), "by": spec.origins.get("after_loss")},
         "zones": list(cluster.conduct.zones) if cluster.conduct is not None else [],
         "replan_threshold": spec.replan_threshold,
     }
