@@ -2,7 +2,8 @@
 
 Configurations are residual networks on images of 32 pixels that differ in batch, width, depth and workers; each worker
 has one core. All configurations of one number of workers take turns in the same processes. Makespans are those of fresh
-processes: their start, known from a configuration of the fit, and 60 predicted steps.
+processes: their start, known from configurations of the fit, and 30 predicted steps. A round has the steps of all
+configurations and then all makespans, and figures are medians of rounds, so that a busy neighbour meets both alike.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from deepvm.calibrate.scaling import ScalingSettings, calibrate_scaling
 from deepvm.calibrate.workloads import build
 from deepvm.performance.roofline import Load, Peaks, Roofline, RooflinePoint, fit_roofline
 
-ROUNDS, QUICK_ROUNDS = 8, 2
-STEPS, WARM = 3, 1  # of a configuration in a round
-RUN_STEPS = 60  # of a makespan
+ROUNDS, QUICK_ROUNDS = 3, 1
+TURNS = 3  # of each configuration in a round
+STEPS, WARM = 3, 1  # of a configuration in a turn
+RUN_STEPS = 30  # of a makespan
 DEADLINE_S = 900
 PROCESS = Path(__file__).with_name("process.py")
 HERE = Peaks(device="one core")
@@ -56,11 +58,16 @@ class Configuration:
         )
 
 
-FITTED = (
+STARTS = (  # of the fit: what their runs take beside their steps is what a start takes
     Configuration(16, 1, 16),
+    Configuration(16, 2, 8),
+    Configuration(16, 1, 32, 2),
+    Configuration(48, 1, 8, 2),
+)
+FITTED = (
+    *STARTS,
     Configuration(16, 1, 64),
     Configuration(16, 3, 24),
-    Configuration(16, 2, 8),
     Configuration(32, 1, 8),
     Configuration(32, 1, 64),
     Configuration(32, 2, 24),
@@ -68,9 +75,7 @@ FITTED = (
     Configuration(48, 3, 8),
     Configuration(64, 1, 8),
     Configuration(64, 2, 16),
-    Configuration(16, 1, 32, 2),
     Configuration(32, 2, 16, 2),
-    Configuration(48, 1, 8, 2),
     Configuration(64, 1, 16, 2),
 )
 PREDICTED = (
@@ -87,20 +92,24 @@ PREDICTED = (
 
 def run(options: Options) -> Result:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    times: dict[Configuration, list[float]] = {}
-    for workers in (1, 2):
-        chosen = [c for c in (*FITTED, *PREDICTED) if c.workers == workers]
-        _say(f"steps of {len(chosen)} configurations with {workers} worker(s)")
-        for one, taken in zip(chosen, _train(chosen, rounds=rounds, steps=STEPS, warm=WARM)[0], strict=True):
-            times[one] = taken
+    times: dict[Configuration, list[float]] = {one: [] for one in (*FITTED, *PREDICTED)}
+    runs: dict[Configuration, list[float]] = {one: [] for one in (*STARTS, *PREDICTED)}
+    for round_ in range(rounds):
+        for workers in (1, 2):
+            chosen = [c for c in times if c.workers == workers]
+            _say(f"round {round_ + 1} of {rounds}: steps of {len(chosen)} configurations with {workers} worker(s)")
+            for one, taken in zip(chosen, _train(chosen, rounds=TURNS, steps=STEPS, warm=WARM)[0], strict=True):
+                times[one] += taken
+        for one, makespans in runs.items():
+            _say(f"round {round_ + 1} of {rounds}: makespan of {one.title}")
+            makespans.append(_train([one], rounds=1, steps=RUN_STEPS, warm=0)[1])
     roofline = fit_roofline([_point(c, statistics.median(times[c])) for c in FITTED])
-    starts = {workers: _start_s(workers, times) for workers in (1, 2)}
+    starts = {workers: _start_s(workers, times, runs) for workers in (1, 2)}
     rows, step_errors, run_errors = [], [], []
     for one in PREDICTED:
-        _say(f"makespan of {one.title}")
         predicted = roofline.seconds(one.load, HERE, SHARED if one.workers > 1 else None)
         measured = statistics.median(times[one])
-        makespan = _train([one], rounds=1, steps=RUN_STEPS, warm=0)[1]
+        makespan = statistics.median(runs[one])
         expected = starts[one.workers] + RUN_STEPS * predicted
         step_errors.append(abs(predicted / measured - 1))
         run_errors.append(abs(expected / makespan - 1))
@@ -117,12 +126,15 @@ def run(options: Options) -> Result:
         tables=[Table(title="Predicted and measured", columns=columns, rows=rows), _fit_table(roofline, times)],
         notes=[
             "Widths are multiples of 16, as vectors are: with 24 channels a step took 25 % longer than predicted.",
-            f"The roofline was fitted to {len(FITTED)} other configurations; their medians are of {rounds} rounds.",
+            f"The roofline was fitted to {len(FITTED)} other configurations; all medians are of {rounds} rounds.",
             f"By leaving one out it tells an error of {roofline.error or 0:.1%} (median), "
             f"{roofline.worst_error or 0:.1%} (worst).",
             "Load before and after: " + ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes).",
         ],
-        samples={c.title: taken for c, taken in times.items()},
+        samples={
+            **{c.title: taken for c, taken in times.items()},
+            **{f"makespan of {c.title}": taken for c, taken in runs.items()},
+        },
     )
 
 
@@ -150,14 +162,13 @@ def _point(one: Configuration, step_s: float) -> RooflinePoint:
     return RooflinePoint(peaks=HERE, load=one.load, step_s=step_s, relative_to=relative, label=one.title)
 
 
-def _start_s(workers: int, times: dict[Configuration, list[float]]) -> float:
-    """What a run takes besides its steps, from two configurations of the fit."""
-    known = [c for c in FITTED if c.workers == workers][:2]
-    overheads = []
-    for one in known:
-        makespan = _train([one], rounds=1, steps=RUN_STEPS, warm=0)[1]
-        overheads.append(makespan - RUN_STEPS * statistics.median(times[one]))
-    return max(0.0, statistics.mean(overheads))
+def _start_s(
+    workers: int, times: dict[Configuration, list[float]], runs: dict[Configuration, list[float]]
+) -> float:
+    """What a run takes besides its steps, from configurations of the fit."""
+    known = [c for c in STARTS if c.workers == workers]
+    besides = [statistics.median(runs[c]) - RUN_STEPS * statistics.median(times[c]) for c in known]
+    return max(0.0, statistics.mean(besides))
 
 
 def _train(
