@@ -162,9 +162,7 @@ def _point(one: Configuration, step_s: float) -> RooflinePoint:
     return RooflinePoint(peaks=HERE, load=one.load, step_s=step_s, relative_to=relative, label=one.title)
 
 
-def _start_s(
-    workers: int, times: dict[Configuration, list[float]], runs: dict[Configuration, list[float]]
-) -> float:
+def _start_s(workers: int, times: dict[Configuration, list[float]], runs: dict[Configuration, list[float]]) -> float:
     """What a run takes besides its steps, from configurations of the fit."""
     known = [c for c in STARTS if c.workers == workers]
     besides = [statistics.median(runs[c]) - RUN_STEPS * statistics.median(times[c]) for c in known]
