@@ -3,8 +3,8 @@
 Configurations are residual networks on images of 32 pixels that differ in batch, width, depth and workers; each worker
 has one core. All configurations of one number of workers take turns in the same processes. Makespans are those of fresh
 processes: their start, known from configurations of the fit, and 30 predicted steps. A round has the steps of all
-configurations and then all makespans, and figures are medians of rounds, so that a busy neighbour meets both alike. All is
-measured in wall time and in processor time of a worker, which a neighbour's processes do not count in.
+configurations and then all makespans, and figures are medians of rounds, so that a busy neighbour meets both alike.
+All is measured in wall time, and in a worker's processor time, in which a neighbour's processes do not count.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ def run(options: Options) -> Result:
             "Widths are multiples of 16, as vectors are: with 24 channels a step took 25 % longer than predicted.",
             f"The rooflines were fitted to {len(FITTED)} other configurations; all medians are of {rounds} rounds.",
             *notes,
-            f"Load of the last 5 minutes: {before[1]:.1f} processes before, {after[1]:.1f} after. Wall time tells of the "
-            "model only if there is at most one for each core, as the benchmark itself makes.",
+            f"Load of the last 5 minutes: {before[1]:.1f} processes before, {after[1]:.1f} after. Wall times tell of "
+            "the model only if the machine does nothing else.",
         ],
         samples={
             f"{what}{c.title}, {measured.clock} time": taken
