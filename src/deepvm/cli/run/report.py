@@ -134,12 +134,14 @@ def _show_pauses(report: Report) -> None:
             rows.add_row(_at(report, loss.at_s), _text(loss.machine), _text(loss.why))
         _print(rows, len(report.losses))
     if report.pauses:
-        columns = (">at", ">stood still", *(f">{name}" for name in _PARTS.values()))
+        waited = any("capacity_s" in pause.parts for pause in report.pauses)
+        shown = {part: name for part, name in _PARTS.items() if waited or part != "capacity_s"}
+        columns = (">at", ">stood still", *(f">{name}" for name in shown.values()))
         rows = _table(columns, "Pauses  from one finished step to the next")
         for pause in report.pauses[-_ROWS:]:
             parts = {"first_step_s": "none" if not pause.recovered else "-"}
             parts |= {name: format_seconds(seconds) for name, seconds in pause.parts.items()}
-            cells = [parts.get(name, "-") for name in _PARTS]
+            cells = [parts.get(part, "-") for part in shown]
             rows.add_row(_at(report, pause.at_s), format_seconds(pause.seconds), *cells)
         _print(rows, len(report.pauses))
 

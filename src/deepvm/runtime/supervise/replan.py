@@ -63,7 +63,8 @@ class Replanner:
         except (DeepvmError, MalformedJson):
             return None
         left_usd = request.budget_usd - sum(m.usd_per_hour for m in cluster.machines if m.name != lost.name)
-        planned = next((m for m in self._failover(cluster, lost) if m.usd_per_hour <= left_usd), None)
+        listed = () if learned else self._failover(cluster, lost)  # the list is for checkpoints of the planned size
+        planned = next((m for m in listed if m.usd_per_hour <= left_usd), None)
         if planned is not None:
             return self._replaced(cluster, lost, planned, request, why, ("it is next in the plan's failover list",))
         try:
