@@ -140,7 +140,7 @@ def test_other_rules_stay_beside_a_market() -> None:
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
-        ("market:x", "the meaning of the traces is None"),
+        ("market:x", "the meaning of the traces is not given"),
         ("market:x:meaning=down", "meaning"),
         ("market::meaning=up", "path is missing"),
         ("market:x:meaning=up:pace=2", "'pace' is unknown"),
