@@ -25,6 +25,7 @@ _LAZY = {
     "share_of_batch": "deepvm.checkpoint",
     "Request": "deepvm.plan",
     "load_catalog": "deepvm.catalog.library:load",
+    "load_catalogs": "deepvm.catalog.library:load_all",
     "make_plan": "deepvm.plan:plan",
     "sweep": "deepvm.plan",
     "explain": "deepvm.plan",
@@ -37,6 +38,7 @@ _ROOMS = ("catalog", "checkpoint", "fetch", "memnode", "paper", "performance", "
 
 if TYPE_CHECKING:
     from deepvm.catalog.library import load as load_catalog
+    from deepvm.catalog.library import load_all as load_catalogs
     from deepvm.checkpoint import Checkpointer, ResumableSampler, resumable, share_of_batch
     from deepvm.paper.reproduce import reproduce
     from deepvm.plan.explain import explain
@@ -52,6 +54,7 @@ __all__ = [
     "__version__",
     "explain",
     "load_catalog",
+    "load_catalogs",
     "make_plan",
     "pareto",
     "reproduce",

@@ -270,3 +270,22 @@ def test_importing_deepvm_pulls_in_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == "set()\n"
+
+
+def test_catalogues_are_joined_and_prices_may_be_a_percentile() -> None:
+    done = deepvm("plan --budget 3 --catalog aws-2026-08 --catalog aws-2026-08 --price p75 --json", DEEPVM_HOME="/none")
+    document = json.loads(done.stdout)
+    assert document["catalog"] == "aws-2026-08"
+    assert "no price history" in document["notes"][-1]
+    assert "no price history" in done.stderr
+    for words, told in (
+        ("--price 75", "'75' is not a valid percentile of prices: write p0 to p100"),
+        ("--price p101", "'p101' is not a valid percentile"),
+        ("--vendor nvida", "did you mean nvidia"),
+        ("--market-gpus 0", "market_gpus is 0: it must be 1 or more"),
+        ("--losses-per-hour -1", "losses_per_h is -1: it must be a finite number of zero or more"),
+        ("--catalog aws --catalog paper-virtual", "paper-virtual is made for the paper's network table"),
+    ):
+        refused = deepvm(f"plan --budget 3 {words}", DEEPVM_HOME="/none")
+        assert refused.returncode in (1, 2), words
+        assert told in " ".join(refused.stderr.split()), words

@@ -31,6 +31,12 @@ VMS = (
     b"g4dn.xlarge,T4,1,4,16,,0.526,0.2,us-east-1,use1-az1\n"
     b"c5.xlarge,,,4,8,,0.17,0.07,us-east-1,use1-az1\n"
 )
+GOOGLES = (
+    b"InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
+    b"g2-standard-4,,,4,16,,0.15,0.06,us-east1,us-east1-b\n"
+    b",L4,1,,,,0.56,0.22,us-east1,us-east1-b\n"
+    b"e2-standard-4,,,4,16,,0.13,0.05,us-east1,us-east1-b\n"
+)
 
 
 def commands_of(text: str) -> Iterator[str]:
@@ -96,10 +102,11 @@ def words_of(line: str) -> list[str]:
 
 class Vms(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
+        content = GOOGLES if "/gcp/" in self.path else VMS
         self.send_response(200)
-        self.send_header("Content-Length", str(len(VMS)))
+        self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(VMS)
+        self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
         pass

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from deepvm.catalog import Market, library
+from deepvm.catalog import Catalog, Instance, Market, Prices, library
 from deepvm.catalog.sources import git_history
 from deepvm.cli.app import run
 from deepvm.errors import SourceFailed, UsageError
 from deepvm.market.catalog_history import (
+    at_percentile,
     diff,
     histories,
     history_path,
@@ -25,6 +26,7 @@ from deepvm.market.catalog_history import (
     load_dated,
     load_history,
 )
+from deepvm.market.history import PriceHistory
 
 HEADER = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone"
 GPU = "g4dn.xlarge,T4,1,4,16,,0.526,{usd},us-east-1,us-east-1a"
@@ -197,3 +199,37 @@ def test_mistakes_end_with_one_sentence_and_code_2(
 
 def test_a_plan_as_of_a_day_without_a_history_is_refused(deepvm: Callable[..., Any]) -> None:
     assert "has no price history" in deepvm("plan", "--budget", 3, "--as-of", "2026-07-01", code=2)
+
+
+def test_a_percentile_of_recent_prices_replaces_the_newest_where_there_is_a_history() -> None:
+    rows = [("aws", "g4dn.xlarge", "use1-az1", "spot", NEWEST.toordinal() - back, usd) for back, usd in PRICES]
+    known = PriceHistory.of(rows, seen=range(NEWEST.toordinal() - 40, NEWEST.toordinal() + 1))
+    catalog = small_aws()
+    high = at_percentile(catalog, known, 75, days=10)
+    assert [offer.usd_per_hour for offer in high.offers("g4dn.xlarge")] == [0.5, pytest.approx(0.3), 0.2]
+    assert "1 of 3 prices" in high.notes[-1]
+    assert [o.usd_per_hour for o in at_percentile(catalog, known, 0, days=10).offers()] == [0.5, 0.1, 0.2]
+    assert [o.usd_per_hour for o in at_percentile(catalog, known, 50, days=2).offers()] == [0.5, 0.1, 0.2]
+    none = at_percentile(catalog, None, 75)
+    assert [offer.usd_per_hour for offer in none.offers()] == [0.5, 0.1, 0.2]
+    assert "no price history" in none.notes[-1]
+
+
+NEWEST = date(2026, 8, 22)
+PRICES = [(40, 9.0), (9, 0.3), (4, 0.1)]  # days back: 0.3 for five days, then 0.1 for five
+
+
+def small_aws() -> Catalog:
+    machine = Instance(name="g4dn.xlarge", accelerator="T4", accelerator_count=1)
+    day = NEWEST.toordinal()
+    return Catalog(
+        name="small",
+        provider="aws",
+        description="",
+        instances=(machine,),
+        places=(("us-east-1", "use1-az1"), ("us-east-1", "use1-az2")),
+        prices={
+            Market.ON_DEMAND: Prices.from_rows([(0, 0, 0.5, day)]),
+            Market.SPOT: Prices.from_rows([(0, 0, 0.1, day), (0, 1, 0.2, day)]),
+        },
+    )

@@ -166,27 +166,34 @@ def test_local_zones_are_asked_for(local: str) -> None:
     assert best_of(market, objective="flopp").worker.zone == local
 
 
-def test_a_spot_market_has_only_so_many_machines_of_a_type() -> None:
+def test_a_market_has_64_gpus_of_a_type_unless_the_user_knows_better() -> None:
     machines = [gpu("one"), gpu("eight", accelerator_count=8, eflops=100.0), cpu("c")]
     market = small_catalog(machines, [(2, 0, 0.1)], [(0, 0, 0.02), (1, 0, 0.2)])
     assert best_of(market, gpu="T4").nodes == 64
     assert best_of(replace(market, instances=(gpu("one", eflops=1.0), *machines[1:]))).nodes == 8
-    assert best_of(market, spot_gpus=200).nodes == 200
-    with pytest.raises(Infeasible, match=r"the deadline or --spot-gpus 1, at any price: .* expect more of a market"):
+    assert best_of(market, market_gpus=200).nodes == 200
+    with pytest.raises(Infeasible, match=r"the deadline or --market-gpus 1, at any price: .* expect more of a market"):
         best_of(
             small_catalog(machines[1:], [(1, 0, 0.1)], [(0, 0, 0.3)]),
-            spot_gpus=1,
+            market_gpus=1,
             market="none",
             work_eflops_h=150.0,
             deadline_s=3600.0,
         )
     why = planning.explain(market, planning.plan(market, Request(budget_usd=10.0, gradient_bytes=0)), DAY)
-    assert any("64 GPUs of one type in a spot market" in each for each in why.binding)
+    assert any("64 GPUs of one type in a place" in each for each in why.binding)
+
+
+def test_a_mixed_cluster_has_no_more_of_a_type_than_its_market() -> None:
+    machines = [gpu("good", eflops=120.0), gpu("next"), cpu("c")]
+    market = small_catalog(machines, [(2, 0, 0.1)], [(0, 0, 0.1), (1, 0, 0.1)])
+    best = best_of(market, mixed=True, market_gpus=4, budget_usd=0.7)
+    assert [(role.instance, role.count) for role in best.roles] == [("good", 4), ("next", 2), ("c", 1)]
 
 
 def test_a_market_has_one_machine_of_any_type_it_sells() -> None:
     market = small_catalog([gpu("g", accelerator_count=8), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.5)])
-    assert best_of(market, spot_gpus=4).nodes == 1
+    assert best_of(market, market_gpus=4).nodes == 1
 
 
 # --- what is recommended ----------------------------------------------------------------------------------------
@@ -204,6 +211,38 @@ def test_recommendations_differ_in_type_place_or_shape() -> None:
 
 
 def test_what_the_request_says_of_markets_is_checked() -> None:
-    for wrong in ({"spot_gpus": 0}, {"losses_per_h": -1.0}, {"losses_per_h": float("nan")}):
+    for wrong in ({"market_gpus": 0}, {"losses_per_h": -1.0}, {"losses_per_h": float("nan")}):
         with pytest.raises(UsageError):
             Request(budget_usd=1, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_spot_machine_as_dear_as_one_that_stays_is_not_rented() -> None:
+    market = small_catalog([gpu("g"), cpu("c")], [(0, 0, 0.5), (1, 0, 0.1)], [(0, 0, 0.5)])
+    with pytest.raises(Infeasible, match="no spot price of any GPU type"):
+        best_of(market)
+    assert best_of(market, architectures=("all-on-demand",)).roles[0].market.value == "on-demand"
+    assert reasons(market, architectures=("all-on-demand",))["g"] == "no spot price below on-demand"
+    assert best_of(market, objective="flopp").worker.market.value == "spot"
+
+
+def test_types_that_a_cloud_ended_are_not_planned() -> None:
+    machines = [
+        gpu("Standard_NC4as_T4_v3"),
+        gpu("Standard_NC6_Promo"),
+        cpu("Standard_D2_v2_Promo"),
+        cpu("Standard_D2s_v5"),
+    ]
+    market = small_catalog(machines, [(2, 0, 0.01), (3, 0, 0.1)], [(0, 0, 0.5), (1, 0, 0.1)])
+    best = best_of(replace(market, provider="azure"))
+    assert [role.instance for role in best.roles] == ["Standard_NC4as_T4_v3", "Standard_D2s_v5"]
+    assert "no longer sold" in reasons(replace(market, provider="azure"))["Standard_NC6_Promo"]
+
+
+def test_the_same_cluster_at_the_same_price_is_recommended_once() -> None:
+    places = tuple(("r", zone) for zone in "abc")
+    machines = [gpu("fast", eflops=200.0), gpu("slow"), cpu("c")]
+    on_demand = [(2, p, 0.1) for p in range(3)]
+    spot = [(0, 0, 0.3), (0, 1, 0.3), (0, 2, 0.31), *((1, p, 0.3) for p in range(3))]
+    market = small_catalog(machines, on_demand, spot, places=places)
+    found = planning.plan(market, Request(budget_usd=5.0, top=9)).recommendations
+    assert [(r.worker.instance, r.worker.zone) for r in found] == [("fast", "a"), ("fast", "c"), ("slow", "a")]

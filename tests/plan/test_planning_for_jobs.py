@@ -184,8 +184,8 @@ def test_a_mixed_cluster_holds_the_job_too() -> None:
             eflops=eflops, sustained_gbps=25.0,
         )  # fmt: skip
 
-    rows = [(0, 0, 0.3), (1, 0, 0.5)]
-    catalog = small_catalog([gpu("small", 4.0, 300.0), gpu("large", 48.0, 500.0)], rows, rows)
+    on_demand, spot = [(0, 0, 0.6), (1, 0, 1.0)], [(0, 0, 0.3), (1, 0, 0.5)]
+    catalog = small_catalog([gpu("small", 4.0, 300.0), gpu("large", 48.0, 500.0)], on_demand, spot)
     request = Request.for_job(
         JOB, budget_usd=1.3, architectures=("all-spot",), mixed=True, checkpoint_bytes=10**6, step_s=3.5
     )

@@ -11,6 +11,8 @@ import pytest
 import deepvm
 from deepvm.cli.app import run
 from deepvm.errors import MalformedFile, UsageError
+from deepvm.runtime.backends.ec2.placement import region_of
+from deepvm.runtime.backends.ec2.settings import Ec2Settings
 from deepvm.runtime.cluster import load_cluster, scaled
 
 
@@ -34,6 +36,16 @@ def test_every_machine_has_a_place_and_a_price(tmp_path: Path, document: dict[st
     assert cluster.hourly_usd == pytest.approx(document["recommendations"][0]["hourly_usd"])
     assert cluster.trainers[0].on_demand_usd_per_hour == pytest.approx(0.526)
     assert cluster.keepers[0].on_demand_usd_per_hour == cluster.keepers[0].usd_per_hour
+
+
+def test_a_plan_over_clouds_names_them_and_ec2_refuses_the_others(tmp_path: Path, document: dict[str, Any]) -> None:
+    assert {machine.cloud for machine in load_cluster(written(tmp_path / "plan.json", document)).machines} == {None}
+    for role in document["recommendations"][0]["roles"]:
+        role["cloud"] = "gcp"
+    cluster = load_cluster(written(tmp_path / "plan.json", document))
+    assert {machine.cloud for machine in cluster.machines} == {"gcp"}
+    with pytest.raises(UsageError, match="worker/0 is planned on gcp, and --on ec2 has machines of aws alone"):
+        region_of(Ec2Settings(), cluster)
 
 
 def test_a_large_plan_is_played_small_and_says_so(tmp_path: Path, document: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from deepvm.catalog import Catalog, Instance, Market, Prices, Quota
 from deepvm.catalog.check import bid_floor_usd
 from deepvm.performance import table_workers
 from deepvm.plan import OBJECTIVES, POLICIES, Request
-from deepvm.plan.search.board import ANCHOR_SHARE, OS_HEADROOM_GIB, SPOT_GPUS, USABLE_MEMORY
+from deepvm.plan.search.board import ANCHOR_SHARE, MARKET_GPUS, OS_HEADROOM_GIB, USABLE_MEMORY
 from deepvm.plan.search.instances import analyse_instances, eflops_of
 from deepvm.plan.search.tiers import MOST_NODES, NODE_USD
 
@@ -158,6 +158,9 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
             zones = [q for q, (r, z) in enumerate(catalog.places) if r == region and z is not None]
             for q in [int(p)] if zone is not None or not zones else zones:  # a region's price holds in its zones
                 usd[market][int(i), q] = min(float(price), usd[market].get((int(i), q), math.inf))
+    if expert:  # nobody takes a spot machine for the price of one that stays
+        on_demand_usd = usd[Market.ON_DEMAND]
+        usd[Market.SPOT] = {at: x for at, x in usd[Market.SPOT].items() if x < on_demand_usd.get(at, math.inf)}
     board = analyse_instances(catalog, request)
 
     def quota(i: int, p: int, market: Market) -> float:
@@ -165,6 +168,8 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
         for q in catalog.quotas:
             if q.market is market and instance.family in q.families and q.region in (None, catalog.places[p][0]):
                 most = min(most, q.vcpus // instance.vcpus)
+        if expert and instance.accelerator_count:
+            most = min(most, max(1.0, MARKET_GPUS // instance.accelerator_count))
         return most - 1 if exclusive else most
 
     needed_gbps = request.checkpoint_bytes * 8 / request.checkpoint_every_s / 0.5 / 1e9
@@ -189,8 +194,6 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
                 if spot is None:
                     continue
                 spot_limit = quota(i, p, Market.SPOT)
-                if expert:
-                    spot_limit = min(spot_limit, max(1.0, SPOT_GPUS // instance.accelerator_count))
                 anchor_share = ANCHOR_SHARE if expert else 1.0
                 if "all-spot" in kinds and n <= spot_limit and n * uplink >= needed_gbps:
                     yield Found("all-spot", i, p, n, n * spot, performance)

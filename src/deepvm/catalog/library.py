@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from deepvm.catalog import files
+from deepvm.catalog.joined import SEPARATOR, joined
 from deepvm.catalog.model import Catalog
 from deepvm.errors import UnknownName, UsageError
 
@@ -33,16 +34,29 @@ def names() -> list[str]:
 
 
 def load(name_or_file: str | Path = DEFAULT) -> Catalog:
-    """Load a catalogue by name, or from a file (a text with a slash, or that ends in .json)."""
+    """Load a catalogue by name, or from a file (a text with a slash, or that ends in .json).
+
+    ``gcp`` is short for ``skypilot-gcp``, ``aws`` for ``skypilot-aws`` or the built-in one, and ``aws+gcp`` joins
+    both."""
     text = str(name_or_file)
     if isinstance(name_or_file, Path) or "/" in text or text.endswith(".json"):
         return files.read(Path(text))
     if text in BUILT_IN:
         resource = resources.files("deepvm.catalog") / "data" / f"{text}.json"
         return files.parse(resource.read_text(encoding="utf-8"), f"built-in catalogue {text}")
-    if _NAME.match(text) and path_of(text).is_file():
-        return files.read(path_of(text))
+    if SEPARATOR in text:
+        return load_all(*text.split(SEPARATOR))
+    for name in (text, f"skypilot-{text}"):
+        if _NAME.match(name) and path_of(name).is_file():
+            return files.read(path_of(name))
+    if text == "aws":
+        return load(DEFAULT)
     raise UnknownName("catalogue", text, names())
+
+
+def load_all(*names_or_files: str | Path) -> Catalog:
+    """Load catalogues and join them into one; the default one without a name."""
+    return joined([load(name) for name in names_or_files or (DEFAULT,)])
 
 
 def save(catalog: Catalog) -> Path:

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
+from rich.markup import escape
 
 from deepvm import catalog as catalogues
 from deepvm.catalog import Catalog, Market, Quota
+from deepvm.catalog.joined import joined
 from deepvm.catalog.library import DEFAULT
+from deepvm.cli.render import stderr
 from deepvm.cli.shared_options import takes
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.job import Job, read_job
@@ -39,10 +42,17 @@ def _model(help_text: str) -> Any:
 
 
 def _request_options(
-    catalog: Annotated[str, typer.Option("--catalog", help="A catalogue's name, or a file.")] = DEFAULT,
+    catalog: Annotated[
+        list[str] | None,
+        typer.Option("--catalog", help=f"A catalogue's name, or a file; several are one market [{DEFAULT}]."),
+    ] = None,
     as_of: Annotated[
         datetime | None,
         typer.Option("--as-of", formats=["%Y-%m-%d"], help="Prices of this day, from the catalogue's history."),
+    ] = None,
+    price: Annotated[
+        str | None,
+        typer.Option(help="Prices at a percentile of the last 30 days, as p75, where there is a history [the newest]."),
     ] = None,
     objective: Annotated[str, typer.Option(help=f"What counts as better: {', '.join(OBJECTIVES)}.")] = "throughput",
     job: Annotated[
@@ -64,7 +74,11 @@ def _request_options(
     work: Annotated[str | None, _job("The whole job: 40h@g4dn.xlarge, or a number of eFLOPS hours.")] = None,
     deadline: Annotated[str | None, _job("Finish --work within this time.")] = None,
     architecture: Annotated[
-        list[str] | None, _cluster("Shapes allowed, repeatable [tiering, single-anchor].", "--architecture")
+        list[str] | None,
+        _cluster(
+            "Shapes allowed, repeatable [tiering, single-anchor; of several clouds all-on-demand too].",
+            "--architecture",
+        ),
     ] = None,
     region: Annotated[list[str] | None, _cluster("Only this region, repeatable.")] = None,
     zone: Annotated[list[str] | None, _cluster("Only this zone, repeatable.")] = None,
@@ -78,7 +92,7 @@ def _request_options(
     memory_in: Annotated[str, _cluster("Memory nodes in the workers' zone or region.")] = "zone",
     vendor: Annotated[list[str] | None, _cluster("Makers of GPUs, repeatable; any for all [nvidia].")] = None,
     local_zones: Annotated[bool, _cluster("Admit zones near cities, with few machines.", "--local-zones")] = False,
-    spot_gpus: Annotated[int | None, _cluster("GPUs of one type that a spot market has [64].")] = None,
+    market_gpus: Annotated[int | None, _cluster("GPUs of one type that a place has in a market [64].")] = None,
     losses_per_hour: Annotated[
         float, _cluster("How often all spot machines are lost: what slow restores cost.")
     ] = LOSSES_PER_H,
@@ -103,7 +117,7 @@ def _request_options(
         "step_s": None if step_time is None else parse_seconds(step_time),
     }
     make: Callable[..., Request] = Request if profiled is None else partial(Request.for_job, profiled)
-    market = catalogues.load(catalog) if as_of is None else _as_of(catalog, as_of.date())
+    market = load_market(catalog or [DEFAULT], None if as_of is None else as_of.date(), price)
     profiles = tuple(read_profile(path) for path in profile or ())
     base = make(
         **{name: value for name, value in figures.items() if value is not None},
@@ -119,7 +133,7 @@ def _request_options(
         objective=objective,
         work_eflops_h=None if work is None else parse_work(market, work, base),
         deadline_s=None if deadline is None else parse_seconds(deadline),
-        architectures=tuple(architecture or PAPER_ARCHITECTURES),
+        architectures=tuple(architecture or default_architectures(market)),
         region=tuple(region or ()),
         zone=tuple(zone or ()),
         gpu=tuple(gpu or ()),
@@ -130,7 +144,7 @@ def _request_options(
         memory_in=cast(Any, memory_in),
         vendor=tuple(vendor or ()),
         local_zones=local_zones,
-        spot_gpus=spot_gpus,
+        market_gpus=market_gpus,
         losses_per_h=losses_per_hour,
         quotas=with_quotas(market, quota),
         curve=cast(Any, curve),
@@ -160,10 +174,34 @@ def load_job(path: Path | None, model: str | None, parallel: str | None, of_mode
     return profile_model(model or "", **chosen)
 
 
-def _as_of(catalog: str, day: date) -> Catalog:
-    from deepvm.market.catalog_history import load_as_of  # with all sources of catalogues, which few plans need
+def default_architectures(market: Catalog) -> tuple[str, ...]:
+    """Of several clouds, some have no spot market: their machines take part on demand."""
+    return (*PAPER_ARCHITECTURES, *(["all-on-demand"] if market.clouds else []))
 
-    return load_as_of(catalog, day)
+
+def load_market(names: list[str], day: date | None, price: str | None) -> Catalog:
+    """Load catalogues with their newest prices, those of a day, or a percentile of recent ones; join them."""
+    if day is None and price is None:
+        return joined([catalogues.load(name) for name in names])
+    from deepvm.market import catalog_history  # with all sources of catalogues, which few plans need
+
+    share = None if price is None else _percentile(price)
+    found = []
+    for name in names:
+        one = catalogues.load(name) if day is None else catalog_history.load_as_of(name, day)
+        if share is not None:
+            known = catalog_history.has_history(one.name)
+            one = catalog_history.at_percentile(one, catalog_history.load_history(one.name) if known else None, share)
+            stderr.print(escape(one.notes[-1]), style="dim")
+        found.append(one)
+    return joined(found)
+
+
+def _percentile(text: str) -> float:
+    match = re.fullmatch(r"p(\d{1,3})", text.strip().lower())
+    if match is None or int(match[1]) > 100:
+        raise UsageError(f"{text!r} is not a valid percentile of prices: write p0 to p100, as in --price p75")
+    return float(match[1])
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

@@ -20,6 +20,7 @@ from deepvm.catalog.update import Changes, compare, write_checked
 from deepvm.errors import UsageError
 from deepvm.market.history import PriceHistory, Row
 
+RECENT_DAYS = 30
 _SUFFIX = ".history.csv.gz"
 _DATED = re.compile(r"(.+)@(\d{4}-\d{2}-\d{2})\Z")
 
@@ -56,7 +57,7 @@ def load_history(name: str | None = None) -> PriceHistory:
         name = known[0]
     if "/" in name or name.endswith((".csv", ".csv.gz")):
         return PriceHistory.read(Path(name))
-    if name in library.BUILT_IN or not history_path(name).is_file():
+    if not has_history(name):
         raise UsageError(
             f"the catalogue {name!r} has no price history: import one with deepvm catalog import --git REPO "
             "--from DATE --to DATE, or read AWS with deepvm catalog update --source aws --history DAYS"
@@ -146,6 +147,44 @@ def as_of(catalog: Catalog, history: PriceHistory, day: date) -> Catalog:
     prices = {**catalog.prices, **{market: Prices.from_rows(sorted(found)) for market, found in rows.items()}}
     note = f"Prices as of {day}, from the price history."
     return replace(catalog, prices=prices, notes=(*catalog.notes, note))
+
+
+def at_percentile(catalog: Catalog, history: PriceHistory | None, share: float, *, days: int = RECENT_DAYS) -> Catalog:
+    """Return the catalogue with a percentile (0 to 100) of the last days' prices, up to its own newest price.
+
+    Prices without a history in these days stay as they are; a note counts them."""
+    about = f"{_percent(share)} of the prices of {days} days"
+    seen = catalog.prices_seen
+    if history is None or seen is None:
+        note = f"{catalog.name} has no price history, so {about} is not known: its own prices are used."
+        return replace(catalog, notes=(*catalog.notes, note))
+    place = {zone or region: i for i, (region, zone) in enumerate(catalog.places)}
+    until = max(history.first, min(seen[1], history.last))
+    known: dict[Market, dict[tuple[int, int], float]] = {market: {} for market in Market}
+    for key in history.changes:
+        cloud, type_, where, side = key
+        if cloud == catalog.provider and type_ in catalog.index_by_name and where in place:
+            usd = history.percentile_of(key, share, days, until=until)
+            if usd is not None:
+                known[Market(side)][catalog.index_by_name[type_], place[where]] = usd
+    prices, replaced = {}, 0
+    for market, columns in catalog.prices.items():
+        rows = zip(columns.instance.tolist(), columns.place.tolist(), strict=True)
+        usd_of = np.array([known[market].get(row, np.nan) for row in rows], dtype=np.float64)
+        found = np.isfinite(usd_of)
+        replaced += int(found.sum())
+        prices[market] = replace(columns, usd_per_hour=np.where(found, usd_of, columns.usd_per_hour))
+    count = f"{replaced:,} of {catalog.offer_count:,} prices of {catalog.name}"
+    note = f"{about} until {until} for {count}; the others have no history and are the catalogue's own."
+    return replace(catalog, prices=prices, notes=(*catalog.notes, note))
+
+
+def _percent(share: float) -> str:
+    return "the median" if share == 50 else f"percentile {share:g}"
+
+
+def has_history(name: str) -> bool:
+    return name in histories()
 
 
 def _day(text: str) -> date:

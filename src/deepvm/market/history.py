@@ -189,12 +189,19 @@ class PriceHistory:
         self, share: float, days: int, type_: str, place: str, market: str, *, until: date | None = None
     ) -> float | None:
         """Return a percentile (0 to 100) of the last days' prices, each day counting once; None without a price."""
+        key = self.key(type_, place, market)
+        return None if key is None else self.percentile_of(key, share, days, until=until)
+
+    def percentile_of(self, key: Key, share: float, days: int, *, until: date | None = None) -> float | None:
         if not 0 <= share <= 100 or days < 1:
             raise UsageError(f"percentile {share:g} of {days} days: it must be 0 to 100 of at least one day")
-        key, last = self.key(type_, place, market), until or self.last
-        if key is None:
-            return None
-        prices = self.daily(key, date.fromordinal(max(1, last.toordinal() - days + 1)), last)
+        last = (until or self.last).toordinal()
+        first = max(1, last - days + 1)
+        changed, usd = self.changes[key]
+        begin, end = np.searchsorted(changed, (first, last), side="right")
+        if begin == end > 0 and math.isfinite(usd[begin - 1]):  # no change in these days, as most types have none
+            return float(usd[begin - 1])
+        prices = self.daily(key, date.fromordinal(first), date.fromordinal(last))
         known = prices[np.isfinite(prices)]
         return float(np.percentile(known, share)) if known.size else None
 

@@ -18,7 +18,7 @@ from deepvm.plan.planner import first as first_of
 from deepvm.plan.planner import recommendation
 from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
-from deepvm.plan.search.board import Board, spot_gpus
+from deepvm.plan.search.board import Board, market_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
 from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
@@ -229,10 +229,10 @@ def _binding(
         relaxed[f"--global-batch {request.global_batch}"] = replace(request, global_batch=None)
     if request.job is not None and request.job.memory_bytes is not None:
         relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
-    most_gpus = spot_gpus(request, board.saturation)
+    most_gpus = market_gpus(request, board.saturation)
     if np.isfinite(most_gpus):
-        expected = f"--spot-gpus ({most_gpus:g} GPUs of one type in a spot market)"
-        relaxed[expected] = replace(request, spot_gpus=2 * int(most_gpus))
+        expected = f"--market-gpus ({most_gpus:g} GPUs of one type in a place)"
+        relaxed[expected] = replace(request, market_gpus=2 * int(most_gpus))
     places = request.zones or request.regions
     if places:
         relaxed[f"place ({', '.join(places)})"] = replace(request, zone=None, region=None)
@@ -333,7 +333,8 @@ def _flip_usd(board: Board, chosen: Recommendation, runner_up: Recommendation | 
     places = board.catalog.places
 
     def holds(usd: float) -> bool:
-        in_place = [places[p] == (role.region, role.zone) for p in columns["place"]]
+        here = (role.cloud or board.catalog.provider, role.region, role.zone)
+        in_place = [(board.catalog.cloud_at(p), *places[p]) == here for p in columns["place"]]
         moved = {**columns, price: np.where(in_place, usd, columns[price])}
         only = replace(board, workers=replace(board.workers, **moved))
         best = objectives.build_space(only).best(board.request.budget_usd, 1)

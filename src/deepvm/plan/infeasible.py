@@ -11,7 +11,7 @@ from deepvm.errors import Infeasible
 from deepvm.plan import objectives
 from deepvm.plan.architectures import AllOnDemand, AllSpot
 from deepvm.plan.request import Request
-from deepvm.plan.search.board import Board, spot_gpus
+from deepvm.plan.search.board import Board, market_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.units import USD_TOLERANCE, format_bytes, format_seconds, format_usd
 
@@ -102,10 +102,10 @@ def _binding(board: Board) -> str:
     if request.job is not None and request.job.memory_bytes is not None:
         need = f"{format_bytes(request.job.memory_bytes)} of GPU memory for {request.job.name}"
         without.append((need, "train it with smaller batches", replace(request, job=None)))
-    most_gpus = spot_gpus(request, board.saturation)
+    most_gpus = market_gpus(request, board.saturation)
     if np.isfinite(most_gpus):
-        expected = f"--spot-gpus {most_gpus:g}"
-        without.append((expected, "expect more of a market", replace(request, spot_gpus=ANY_NUMBER)))
+        expected = f"--market-gpus {most_gpus:g}"
+        without.append((expected, "expect more of a market", replace(request, market_gpus=ANY_NUMBER)))
     if request.max_nodes < MOST_NODES:
         without.append((f"--max-nodes {request.max_nodes}", "allow more", replace(request, max_nodes=MOST_NODES)))
     found = [(what, remedy) for what, remedy, loosened in without if _feasible(board, loosened)]

@@ -49,7 +49,7 @@ def plan(
         raise UsageError("traces have an effect under a spot market only: give --work, and not --market none")
     board = analyse_instances(catalog, request)
     space = objectives.build_space(board)
-    found = space.best(request.budget_usd, request.top)
+    found = space.best(request.budget_usd, request.top, once=True)
     if request.mixed:
         found = mixed.merge(found, mixed.search(board, space), request.top)
     if not found:
@@ -62,6 +62,7 @@ def plan(
         recommendations=tuple(recommendation(board, c, rank) for rank, c in enumerate(found, start=1)),
         left_out=board.left_out,
         failover=_failover(space, found[0]),
+        notes=tuple(catalog.notes),
     )
 
 

@@ -78,7 +78,7 @@ class Request:
     memory_in: Literal["zone", "region"] = "zone"  # memory nodes in the workers' zone or region
     vendor: Names = None  # of GPUs, "any" for all; None for nvidia, and for all under the paper's rules
     local_zones: bool = False  # zones near cities, with few machines
-    spot_gpus: int | None = None  # most GPUs of one type in a spot market; None for 64, or the paper's no limit
+    market_gpus: int | None = None  # most of one type in a place and market; None for 64, or the paper's no limit
     losses_per_h: float = LOSSES_PER_H  # of all spot machines at once: what the time of a restore costs
     quotas: tuple[Quota, ...] | None = None  # replace the catalogue's
     curve: Literal["auto", "all-reduce"] = "auto"
@@ -106,7 +106,7 @@ class Request:
         if not math.isfinite(self.budget_usd) or self.budget_usd < 0:
             raise UsageError(f"the budget is {self.budget_usd}: it must be a finite number of dollars, zero or more")
         least_of = {"top": 1, "checkpoint_bytes": 0, "gradient_bytes": 0, "buffers": 1, "max_nodes": 1}
-        least_of |= {"batch": 1, "global_batch": 1, "spot_gpus": 1}
+        least_of |= {"batch": 1, "global_batch": 1, "market_gpus": 1}
         for what, least in least_of.items():
             count = getattr(self, what)
             if count is not None and count < least:

@@ -32,6 +32,7 @@ class Machine:
     on_demand_usd_per_hour: float | None  # of the same type
     region: str | None = None
     zone: str | None = None
+    cloud: str | None = None  # if the plan is over several
 
     @property
     def trains(self) -> bool:
@@ -158,6 +159,7 @@ def _machine(role: Mapping[str, Any], on_demand: Mapping[str, float | None]) -> 
         on_demand_usd_per_hour=usd_per_hour if market == "on-demand" else on_demand.get(instance),
         region=_optional(strict.text, strict.member(role, "region"), "region", _NAME),
         zone=_optional(strict.text, strict.member(role, "zone"), "zone", _NAME),
+        cloud=_optional(strict.text, role.get("cloud"), "cloud", _NAME),
     )
 
 

@@ -37,7 +37,7 @@ from tests.support.runtime.sky_stand_in import Sky
 from tests.support.waiting import wait_until
 
 NAMES = ["memory/0", "worker/0", "worker/1", "worker/2"]
-RANK = 2  # three spot g4dn.xlarge and a memory node for $1.2461/h
+RANK = 2  # three spot g4dn.xlarge and a memory node for $1.2497/h
 SKY = ("ask_every_s=0.001", "down_within_s=5")
 KEY = "the-key-of-this-run-8Zt"
 CHANGES = re.compile("Create|Authorize|Modify|Delete|Terminate")
@@ -291,7 +291,7 @@ def test_a_run_is_followed_into_the_ledger_and_down_leaves_nothing_of_it(
     with started("ec2", on_moto(ec2), here) as said:
         assert sorted(up(here)) == NAMES
         assert sorted(str(event.machine) for event in events(here, "machine-asked")) == NAMES
-        assert said[0] == ("run r1: 4 machines are requested on ec2; they cost $1.2461/h until deepvm run --down r1")
+        assert said[0] == ("run r1: 4 machines are requested on ec2; they cost $1.2497/h until deepvm run --down r1")
         lost = ec2_server.machines_of(ec2, "r1")["worker/1"]["InstanceId"]
         ec2_server.preempt(lost)
         eventually(lambda: "worker/1" not in up(here), "the loss")
@@ -396,11 +396,11 @@ def test_a_fleet_that_finds_none_is_replanned_with_another_type(ec2: ec2_server.
         first, second = replanned.data["changes"]
         assert replanned.machine == "worker/1"
         assert first.startswith("worker/1 is g4dn.2xlarge (spot, $0.4022/h) instead of g4dn.xlarge ($0.3599/h): ")
-        assert second == "the cluster costs $1.2884/h instead of $1.2461/h, of a budget of $1.3000/h"
+        assert second == "the cluster costs $1.2920/h instead of $1.2497/h, of a budget of $1.3000/h"
         assert f"{first}; {second}" in said
         types = {name: row["InstanceType"] for name, row in ec2_server.machines_of(ec2, "r1").items()}
         assert types == up(here)
-        assert sorted(types.values()) == ["g4dn.2xlarge", "g4dn.xlarge", "g4dn.xlarge", "t3.xlarge"]
+        assert sorted(types.values()) == ["c5.xlarge", "g4dn.2xlarge", "g4dn.xlarge", "g4dn.xlarge"]
         cloud_run.end("r1")
     assert ec2_server.remains() == []
 
@@ -409,7 +409,7 @@ def test_a_place_to_meet_that_is_not_to_be_had_is_replanned_first(ec2: ec2_serve
     ec2.refuse.append(("CreateFleet", "InsufficientInstanceCapacity"))
     with started("ec2", on_moto(ec2), here):
         assert [event.machine for event in events(here, "replanned")] == ["memory/0"]
-        assert up(here)["memory/0"] == ec2_server.machines_of(ec2, "r1")["memory/0"]["InstanceType"] != "t3.xlarge"
+        assert up(here)["memory/0"] == ec2_server.machines_of(ec2, "r1")["memory/0"]["InstanceType"] != "c5.xlarge"
         cloud_run.end("r1")
     assert ec2_server.remains() == []
 
@@ -426,7 +426,7 @@ def test_a_start_without_capacity_is_replanned_too(ec2: ec2_server.Relay, here: 
     with started("ec2", on_moto(ec2), here):
         assert [event.machine for event in events(here, "replanned")] == ["worker/0"]
         assert up(here) == {
-            "memory/0": "t3.xlarge", "worker/0": "g4dn.2xlarge", "worker/1": "g4dn.xlarge", "worker/2": "g4dn.xlarge",
+            "memory/0": "c5.xlarge", "worker/0": "g4dn.2xlarge", "worker/1": "g4dn.xlarge", "worker/2": "g4dn.xlarge",
         }  # fmt: skip
         cloud_run.end("r1")
     assert ec2_server.remains() == []

@@ -7,6 +7,7 @@ to the bandwidth of its middle sizes: never above what EC2 sustains. No requests
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _BURSTABLE = {
     "nano": 0.032,
@@ -106,6 +107,7 @@ def has_efa(instance: str) -> bool:
     return size in _EFA.get(series, ())
 
 
+@lru_cache(maxsize=4096)
 def sustained_by_family(instance: str, vcpus: float | None) -> float | None:
     """Return the bandwidth in Gbit/s after a burst; None if it needs the number of vCPUs."""
     series, _, size = instance.lower().partition(".")

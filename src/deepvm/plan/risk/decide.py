@@ -48,6 +48,7 @@ def plan_under_market(catalog: Catalog, request: Request, traces: Traces | None,
         recommendations=_ranked(ranked[: request.top]),
         left_out=board.left_out,
         failover=_ranked(elsewhere[:MOST_FAILOVERS]),
+        notes=tuple(catalog.notes),
         advice=advice_of(found),
         found=found,
     )

@@ -39,7 +39,7 @@ T4_MEMORY_GIB = 16.0
 USABLE_MEMORY = 0.9  # of a memory node; the rest is fragments and buffers of the network
 OS_HEADROOM_GIB = 1.0  # of a memory node besides: the operating system, Python, the page tables
 ANCHOR_SHARE = 0.5  # of an anchor's memory: it trains too, and its loader and staging need the other half
-SPOT_GPUS = 64  # of one type in a spot market: no public trace has more than 16 machines
+MARKET_GPUS = 64  # of one type in a place: no public trace of a spot market has more than 16 machines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,11 +242,11 @@ def follows_paper(request: Request, saturation: str) -> bool:
     return request.published or saturation == "table"
 
 
-def spot_gpus(request: Request, saturation: str) -> float:
-    """Return the most GPUs of one type that a spot market is expected to have."""
-    if request.spot_gpus is not None:
-        return float(request.spot_gpus)
-    return np.inf if follows_paper(request, saturation) else float(SPOT_GPUS)
+def market_gpus(request: Request, saturation: str) -> float:
+    """Return the most GPUs of one type that a market is expected to have in one place."""
+    if request.market_gpus is not None:
+        return float(request.market_gpus)
+    return np.inf if follows_paper(request, saturation) else float(MARKET_GPUS)
 
 
 def usable_gib(memory_gib: Any) -> Any:

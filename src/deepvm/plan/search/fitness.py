@@ -8,12 +8,14 @@ from deepvm.catalog import Catalog, Instance
 from deepvm.catalog.accelerators import find as find_accelerator
 from deepvm.catalog.accelerators import maker_of, spellings
 from deepvm.catalog.clouds.burstable import is_burstable
+from deepvm.catalog.clouds.ended import is_ended
 from deepvm.plan.job_facts import USABLE_GPU_MEMORY
 from deepvm.plan.request import ANY_VENDOR, Request
 from deepvm.plan.search.board import OS_HEADROOM_GIB, usable_gib
 from deepvm.units import format_bytes
 
 DEFAULT_VENDOR = "nvidia"
+ENDED = "no longer sold, though the list has a price"
 LEAST_VCPUS = 2  # of a memory node
 
 
@@ -45,6 +47,8 @@ class Fitness:
             return f"another GPU than {' or '.join(request.gpus)}"
         if instance.accelerator_count % 1 and not request.fractional_gpus:
             return "a slice of a GPU (--fractional-gpus admits it)"
+        if not self._paper and is_ended(self._catalog.cloud_of(instance), instance.name):
+            return ENDED
         foreign = self._foreign(instance)
         if foreign is not None:
             return foreign
@@ -64,6 +68,8 @@ class Fitness:
 
     def memory(self, instance: Instance, gbps: float) -> str | None:
         """Return the reason to leave out a machine without GPUs, None if it may keep checkpoints."""
+        if not self._paper and is_ended(self._catalog.cloud_of(instance), instance.name):
+            return ENDED
         if instance.memory_gib is None:
             return "memory unknown"
         if np.isnan(gbps):

@@ -28,13 +28,14 @@ from deepvm.plan.search.board import (
     Workers,
     compute_s,
     follows_paper,
-    spot_gpus,
+    market_gpus,
 )
 from deepvm.plan.search.fitness import Fitness
 from deepvm.plan.search.links import Links, links_of
 
 LOCAL_ZONE = "a local zone, with few machines (--local-zones admits it)"
 BID_FLOOR = "a bid floor instead of a price"
+DEAR_SPOT = "no spot price below on-demand"
 
 
 def analyse_instances(catalog: Catalog, request: Request) -> Board:
@@ -100,6 +101,7 @@ class _Analysis:
         usd = {market: self._price_table(market, places) for market in Market}
         if not self.paper:
             self._drop_bid_floors(usd, is_worker)
+            self._drop_dear_spot(usd, is_worker)
         offered = np.isfinite(usd[Market.SPOT]) | np.isfinite(usd[Market.ON_DEMAND])
         for i in np.flatnonzero(is_worker & ~offered.any(axis=1)):
             if self.catalog.instances[i].name not in self.reasons.get(BID_FLOOR, ()):
@@ -248,6 +250,14 @@ class _Analysis:
                     self.reasons.setdefault(BID_FLOOR, []).append(name)
             table[dropped] = np.inf
 
+    def _drop_dear_spot(self, usd: dict[Market, Floats], is_worker: NDArray[np.bool_]) -> None:
+        """Remove spot prices that are not below on-demand: who pays as much takes the machine that stays."""
+        spot = usd[Market.SPOT]
+        dear = np.isfinite(spot) & (spot >= usd[Market.ON_DEMAND])
+        spot[dear] = np.inf
+        for i in np.flatnonzero(dear.any(axis=1) & ~np.isfinite(spot).any(axis=1) & is_worker):
+            self._leave_out(self.catalog.instances[i], DEAR_SPOT)
+
     def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
         """Return [instance, place]: USD an hour of the cheapest offer, inf without one."""
         table = np.full((len(self.catalog.instances), len(self.catalog.places)), np.inf)
@@ -270,13 +280,14 @@ class _Analysis:
         return np.arange(len(self.catalog.places)) if self.request.memory_in == "zone" else self.regions
 
     def _limits(self, market: Market) -> Floats:
-        """Return [instance, place]: the machines that the quotas admit, and that a spot market is expected to have."""
+        """Return [instance, place]: the machines that the quotas admit, and that a place is expected to have."""
         catalog = self.catalog
         limits = np.full((len(catalog.instances), len(catalog.places)), np.inf)
-        most_gpus = spot_gpus(self.request, self.saturation)
-        if market is Market.SPOT and np.isfinite(most_gpus):
-            gpus = np.array([max(1.0, i.accelerator_count) for i in catalog.instances])
-            limits[:] = np.maximum(1.0, most_gpus // gpus)[:, None]
+        most_gpus = market_gpus(self.request, self.saturation)
+        if np.isfinite(most_gpus):
+            gpus = np.array([i.accelerator_count for i in catalog.instances])
+            with_gpus = gpus > 0
+            limits[with_gpus] = np.maximum(1.0, most_gpus // np.maximum(1.0, gpus[with_gpus]))[:, None]
         with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
         for region in ("", *with_own) if self.quotas else ():  # "" means all regions without their own quotas
             at = np.array([(own if own in with_own else "") == region for own, _ in catalog.places])

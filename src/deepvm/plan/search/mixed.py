@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepvm.catalog import Market, Quota, binding_quotas
 from deepvm.plan import architectures
@@ -43,6 +44,7 @@ class _Program:
     nodes: int
     gain: Floats  # of one machine of each row, at this size
     usd: Floats  # of one worker of each row
+    limit: Floats  # most workers of each row
     anchor_usd: Floats | None  # inf if the row cannot anchor: no offer, too little memory, too slow a link
     fixed_usd: float  # the memory tier
     gbps: float
@@ -119,8 +121,10 @@ def _programs_of(
         anchor_usd = usd
     useful = np.isfinite(usd) | np.isfinite(anchor_usd)
     least = _least_nodes(board)
-    keep = useful & ~_dominated(usd, gain, anchor_usd, least[rows], board)
-    rows, usd, gain, anchor_usd = rows[keep], usd[keep], gain[keep], anchor_usd[keep]
+    limit = (workers.spot_limit if market is Market.SPOT else workers.on_demand_limit)[rows]
+    enough = limit >= nodes[-1]
+    keep = useful & ~_dominated(usd, gain, anchor_usd, least[rows], enough, board)
+    rows, usd, gain, anchor_usd, limit = rows[keep], usd[keep], gain[keep], anchor_usd[keep], limit[keep]
     if rows.size < 2 or not (np.isfinite(usd).any() and np.isfinite(anchor_usd).any()):
         return
     tiered = isinstance(kind, Tiering)  # a mix costs up to the budget, and its tier is chosen for that
@@ -143,6 +147,7 @@ def _programs_of(
             nodes=int(nodes[n]),
             gain=gain[:, n],
             usd=np.where(fits, usd, np.inf),
+            limit=limit,
             anchor_usd=np.where(fits, anchor_usd, np.inf) if anchored else None,
             fixed_usd=float(fixed[n]),
             gbps=gbps,
@@ -165,14 +170,16 @@ def _least_nodes(board: Board) -> Floats:
     return np.array([job.least_gpus(i.accelerator_memory_gib) for i in instances])
 
 
-def _dominated(usd: Floats, gain: Floats, anchor_usd: Floats, least: Floats, board: Board) -> Any:
-    """Return True for offers that another beats in price, in gain at every size, and in fitting the job. With quotas,
-    keep all."""
+def _dominated(
+    usd: Floats, gain: Floats, anchor_usd: Floats, least: Floats, enough: NDArray[np.bool_], board: Board
+) -> Any:
+    """Return True for offers that another beats in price, in gain at every size, and in fitting the job, and of which
+    there are ``enough`` for a whole cluster. With quotas, keep all."""
     dominated = np.zeros(len(usd), dtype=bool)
     if board.quotas:
         return dominated
     for i in range(len(usd)):
-        cheaper = (usd <= usd[i]) & (anchor_usd <= anchor_usd[i]) & (least <= least[i])
+        cheaper = enough & (usd <= usd[i]) & (anchor_usd <= anchor_usd[i]) & (least <= least[i])
         better = cheaper & (gain >= gain[i]).all(axis=1) & ~dominated
         better[i] = False
         dominated[i] = better.any()
@@ -197,7 +204,8 @@ def _solve(board: Board, program: _Program) -> Ints | None:
     count = len(program.rows)
     anchored = program.anchor_usd is not None
     usd = np.concatenate([program.usd, program.anchor_usd]) if anchored else program.usd
-    most = np.where(np.isfinite(usd), program.nodes, 0)
+    limit = np.concatenate([program.limit, np.ones(count)]) if anchored else program.limit
+    most = np.where(np.isfinite(usd), np.minimum(limit, program.nodes), 0)
     usd = np.where(np.isfinite(usd), usd, 0.0)  # the upper bound of these is 0
     gain = np.tile(program.gain, 2) if anchored else program.gain
     constraints = [

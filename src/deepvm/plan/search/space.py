@@ -75,18 +75,21 @@ class Space:
         better = score > before
         return Frontier(hourly_usd=self.hourly_usd.reshape(-1)[cells[better]], cell=cells[better])
 
-    def best(self, budget_usd: float, limit: int, *, keep: NDArray[np.bool_] | None = None) -> list[Candidate]:
+    def best(
+        self, budget_usd: float, limit: int, *, keep: NDArray[np.bool_] | None = None, once: bool = False
+    ) -> list[Candidate]:
         """Return the best clusters within the budget, best first; ties go to the cheaper, then to the smaller cluster.
 
-        They differ in architecture, type or place. By the paper's rules they may also differ in size and memory
-        nodes: the ``limit`` best clusters are then in the ``limit`` best cells, since a cell's best is its cheapest."""
+        They differ in architecture, type or place; with ``once``, not in the place alone at the same price. By the
+        paper's rules they may also differ in size and memory nodes: the ``limit`` best clusters are then in the
+        ``limit`` best cells, since a cell's best is its cheapest."""
         score, usd = self.score.reshape(-1), self.hourly_usd.reshape(-1)
         admitted = (usd <= budget_usd + USD_TOLERANCE) & (score > -np.inf)
         if keep is not None:
             admitted &= np.broadcast_to(keep, self.score.shape).reshape(-1)
-        cells = np.flatnonzero(admitted)
-        if not self.board.paper:
-            cells = self._best_size(cells, score, usd)
+        cells = np.flatnonzero(admitted) if self.board.paper else self._best_sizes(admitted)
+        if once and not self.board.paper:
+            cells = self._one_of_each(cells)
         if cells.size > limit:
             threshold = np.partition(score[cells], cells.size - limit)[cells.size - limit]
             cells = cells[score[cells] >= threshold]
@@ -96,11 +99,20 @@ class Space:
         found.sort(key=lambda c: (-c.score, architectures.hourly_usd(c.cluster)))  # stable: cells keep their order
         return found[:limit]
 
-    def _best_size(self, cells: Ints, score: Floats, usd: Floats) -> Ints:
-        """Keep the best cell of each architecture and row of workers."""
-        order = cells[np.lexsort((cells % len(self.nodes), usd[cells], -score[cells]))]
-        _, first = np.unique(order // len(self.nodes), return_index=True)
-        return np.asarray(order[first])
+    def _best_sizes(self, admitted: NDArray[np.bool_]) -> Ints:
+        """Return the best admitted cell of each architecture and row of workers."""
+        score = np.where(admitted.reshape(self.score.shape), self.score, -np.inf)
+        most = score.max(axis=2, initial=-np.inf)
+        usd = np.where((score == most[:, :, None]) & (score > -np.inf), self.hourly_usd, np.inf)
+        first = usd.argmin(axis=2)  # the fewest machines among equal prices
+        return np.asarray(np.flatnonzero(most > -np.inf) * len(self.nodes) + first[most > -np.inf])
+
+    def _one_of_each(self, cells: Ints) -> Ints:
+        """Keep the first of the cells that have architecture, type, size and price in common."""
+        a, w, n = np.unravel_index(cells, self.hourly_usd.shape)
+        usd = self.hourly_usd.reshape(-1)[cells]
+        _, first = np.unique(np.stack([a, self.board.workers.instance[w], n, usd]), axis=1, return_index=True)
+        return np.asarray(cells[np.sort(first)])
 
     def expand(self, cell: int, budget_usd: float, limit: int) -> list[Candidate]:
         """Return the clusters of a cell within the budget, cheapest first: one for each memory tier."""

@@ -8,8 +8,10 @@ care for it; and the price of the workers while they wait for a restore. Only re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepvm.catalog.clouds.traffic import between_zones_usd_per_gb
 from deepvm.performance import bandwidth_memory_nodes, table_memory_nodes
@@ -21,6 +23,7 @@ NODE_USD = 0.02  # an hour, of each further node: two hours a year of somebody's
 FAILURES_PER_YEAR = 0.05  # of one on-demand machine
 COST_DECIMALS = 9  # smaller differences come from float addition and must not decide
 _GBIT = 1e9 / 8
+_EACH = (slice(None), None)  # every option, as rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +43,18 @@ def failure_per_day(nodes: int) -> float:
 def cheapest_usd(board: Board, nodes: Ints) -> Floats:
     """Return [row of workers, node count]: the price of the tier that each cluster of spot workers has; inf for none.
 
-    Clusters whose workers alone exceed the budget have none."""
+    Clusters whose workers alone exceed the budget or the market have none."""
     if board.paper:
         return _PaperTiers(board).cheapest_usd(nodes)
     workers = board.workers
     result = np.full((len(workers), len(nodes)), np.inf)
-    for rows, options in _by_place(board):
+    for place in np.unique(workers.place):
+        rows = np.flatnonzero(workers.place == place)
         rent = nodes * workers.spot_usd[rows][:, None]
-        result[rows] = options.cheapest(rent, workers.gbps[rows][:, None], nodes, board.request.budget_usd)
+        possible = (rent <= board.request.budget_usd) & (nodes <= workers.spot_limit[rows][:, None])
+        if possible.any():
+            options = _Options(board, int(place), int(workers.site[rows[0]]))
+            result[rows] = options.cheapest(rent, workers.gbps[rows][:, None], nodes, possible)
     return result
 
 
@@ -57,7 +64,8 @@ def for_rent(board: Board, rows: Ints, nodes: Ints, rent_usd: float) -> Floats:
         return np.asarray(_PaperTiers(board).cheapest_usd(nodes)[rows[0]])
     options = _Options(board, int(board.workers.place[rows[0]]), int(board.workers.site[rows[0]]))
     gbps = np.full(1, board.workers.gbps[rows].min())
-    return np.asarray(options.cheapest(np.full((1, len(nodes)), rent_usd), gbps[:, None], nodes, np.inf)[0])
+    rent = np.full((1, len(nodes)), rent_usd)
+    return np.asarray(options.cheapest(rent, gbps[:, None], nodes, np.ones_like(rent, dtype=bool))[0])
 
 
 def tiers(board: Board, worker: int, nodes: int, limit: int, rent_usd: float | None = None) -> list[Tier]:
@@ -70,16 +78,6 @@ def tiers(board: Board, worker: int, nodes: int, limit: int, rent_usd: float | N
     options = _Options(board, int(workers.place[worker]), int(workers.site[worker]))
     rent = nodes * float(workers.spot_usd[worker]) if rent_usd is None else rent_usd
     return options.ranked(rent, float(workers.gbps[worker]), nodes)[:limit]
-
-
-def _by_place(board: Board) -> list[tuple[Ints, _Options]]:
-    """Group the rows of workers by their place, each with the tiers that can serve it."""
-    workers = board.workers
-    found = []
-    for place in np.unique(workers.place):
-        rows = np.flatnonzero(workers.place == place)
-        found.append((rows, _Options(board, int(place), int(workers.site[rows[0]]))))
-    return found
 
 
 class _Options:
@@ -114,11 +112,18 @@ class _Options:
     @staticmethod
     def _undominated(usd: Floats, gbps: Floats, least: Floats, limit: Floats, usd_per_gb: Floats) -> list[int]:
         """Leave out types that another beats in price, bandwidth, traffic and number of nodes."""
-        possible = np.flatnonzero(np.isfinite(usd) & (least <= limit))
-        order = possible[np.lexsort((possible, -gbps[possible], usd[possible]))]
-        gbps, least, limit, usd_per_gb = gbps[order], least[order], limit[order], usd_per_gb[order]
+        order = np.flatnonzero(np.isfinite(usd) & (least <= limit))
+        if not order.size:
+            return []
+        order = order[np.lexsort((order, -gbps[order], usd[order]))]
+        # Most types are as good as the best in all but bandwidth: a faster and cheaper one of these beats the rest.
+        good = (least == least[order].min()) & (limit == limit[order].max()) & (usd_per_gb == usd_per_gb[order].min())
+        fastest = np.maximum.accumulate(np.where(good[order], gbps[order], -np.inf))
         most = np.maximum(least, MOST_NODES)
-        beaten = np.triu(np.ones((len(order), len(order)), dtype=bool), k=1)  # [one, another that is not cheaper]
+        beaten = (gbps[order] <= np.concatenate(([-np.inf], fastest[:-1]))) & (most[order] == most[order].min())
+        order = order[~beaten]
+        gbps, least, limit, usd_per_gb, most = (each[order] for each in (gbps, least, limit, usd_per_gb, most))
+        worse = np.arange(len(order))[:, None] < np.arange(len(order))  # [one, another that is not cheaper]
         for better in (
             gbps[:, None] >= gbps,
             least[:, None] <= least,
@@ -126,14 +131,14 @@ class _Options:
             limit[:, None] >= limit,
             usd_per_gb[:, None] <= usd_per_gb,
         ):
-            beaten &= better
-        return [int(i) for i in order[~beaten.any(axis=0)]]
+            worse &= better
+        return [int(i) for i in order[~worse.any(axis=0)]]
 
-    def _traffic_usd(self, nodes: Ints) -> Floats:
+    def _traffic_usd(self, nodes: Ints, options: Any = _EACH) -> Floats:
         """Return [option, cluster]: every save goes to the nodes once, every restore to each worker."""
         request = self._board.request
         times = 3600 / request.checkpoint_every_s + request.losses_per_h * nodes
-        return np.asarray(self.usd_per_gb[:, None] * (request.checkpoint_bytes / 1e9 * times))
+        return np.asarray(self.usd_per_gb[options] * (request.checkpoint_bytes / 1e9 * times))
 
     def _cost_usd(self, rent: Floats, gbps: Floats, nodes: Ints) -> Floats:
         """Return [option, cluster]: the total that decides, of rent, traffic, care and workers that wait for a restore.
@@ -141,24 +146,22 @@ class _Options:
         Clusters have a rent of their workers, the bandwidth of one, and a number."""
         request, size = self._board.request, self._board.request.checkpoint_bytes
         flows = self.count * CONNECTIONS * FLOW_BYTES_PER_S
-        link = np.minimum(np.minimum(gbps * _GBIT, CHECKSUM_BYTES_PER_S), flows[:, None])
-        fetch_s = size / np.minimum(link, self.node_bytes_per_s[:, None] / nodes)
-        waiting = request.losses_per_h * rent * fetch_s / 3600
-        care = NODE_USD * (self.count - 1)
-        return np.asarray(np.round((self.rent + care)[:, None] + self._traffic_usd(nodes) + waiting, COST_DECIMALS))
+        rate = np.minimum(np.minimum(gbps * _GBIT, CHECKSUM_BYTES_PER_S), flows[:, None])
+        rate = np.minimum(rate, self.node_bytes_per_s[:, None] / nodes)
+        waiting = rent * (request.losses_per_h * size / 3600) / rate
+        cost = waiting + (self.rent + NODE_USD * (self.count - 1))[:, None]
+        if self.usd_per_gb.any():
+            cost += self._traffic_usd(nodes)
+        return np.asarray(np.round(cost, COST_DECIMALS))
 
-    def cheapest(self, rent: Floats, gbps: Floats, nodes: Ints, budget_usd: float) -> Floats:
+    def cheapest(self, rent: Floats, gbps: Floats, nodes: Ints, possible: NDArray[np.bool_]) -> Floats:
         """Return [row, node count]: rent and traffic of the tier with the least total; inf where there is none."""
         paid = np.full(rent.shape, np.inf)
-        wanted = np.nonzero(np.isfinite(rent) & (rent <= budget_usd))
-        if wanted[0].size and len(self.row):
-            cells = (
-                rent[wanted],
-                np.broadcast_to(gbps, rent.shape)[wanted],
-                np.broadcast_to(nodes, rent.shape)[wanted],
-            )
-            best = self._cost_usd(*cells).argmin(axis=0)
-            paid[wanted] = self.rent[best] + self._traffic_usd(cells[2])[best, np.arange(len(best))]
+        if len(self.row):
+            count = np.broadcast_to(nodes, rent.shape)[possible]
+            cost = self._cost_usd(rent[possible], np.broadcast_to(gbps, rent.shape)[possible], count)
+            best = cost.argmin(axis=0)
+            paid[possible] = self.rent[best] + self._traffic_usd(count, best)
         return paid
 
     def ranked(self, rent: float, gbps: float, nodes: int) -> list[Tier]:

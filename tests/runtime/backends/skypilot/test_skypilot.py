@@ -91,6 +91,19 @@ def test_an_on_demand_task_and_a_spot_task_are_emitted(job):
     assert "ports" not in memory["resources"]  # the hub is for the machines of this user alone
 
 
+def test_a_plan_over_clouds_names_the_cloud_and_the_gpus_of_its_hosts(job):
+    here = {"zone": "us-central1-a", "region": "us-central1"}
+    machines = [
+        machine("worker/0", instance="n1-standard-8+T4:1", **here),
+        machine("memory/0", instance="e2-standard-4", market="on-demand", **here),
+    ]
+    workers, memory = parsed(cluster_with(*(replace(m, cloud="gcp") for m in machines)), job).values()
+    assert workers["resources"]["infra"] == memory["resources"]["infra"] == "gcp/us-central1/us-central1-a"
+    assert (workers["resources"]["instance_type"], workers["resources"]["accelerators"]) == ("n1-standard-8", "T4:1")
+    assert "accelerators" not in memory["resources"]
+    assert workers["run"].rstrip().endswith("--notices gcp")
+
+
 def test_the_hub_runs_beside_the_anchor_and_nowhere_else(job):
     files = parsed(ANCHORED, job)
     assert list(files) == ["r1-anchor.yaml", "r1-workers.yaml"]

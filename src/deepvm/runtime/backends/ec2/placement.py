@@ -25,6 +25,12 @@ class Ec2Place:
 
 
 def region_of(settings: Ec2Settings, cluster: Cluster) -> str:
+    elsewhere = next((m for m in cluster.machines if m.cloud not in (None, "aws")), None)
+    if elsewhere is not None:
+        raise UsageError(
+            f"{elsewhere.name} is planned on {elsewhere.cloud}, and --on ec2 has machines of aws alone: "
+            "use --on skypilot, or plan with --catalog aws"
+        )
     planned = next((m.region for m in _spot_first(cluster.machines) if m.region), None)
     region = settings.region or planned
     if not region:

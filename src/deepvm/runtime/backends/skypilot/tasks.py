@@ -94,10 +94,13 @@ def task_text(
     """Return the task of machines of one kind, with consecutive numbers. The machine named ``hub`` gets the list of all
     machines."""
     first = machines[0]
+    settings = replace(settings, cloud=first.cloud or settings.cloud)
+    host, _, gpus = first.instance.partition("+")  # a host of Google's with GPUs: n1-standard-8+T4:1
     role, number = first.name.split("/")
     resources: dict[str, Any] = {
         "infra": _infra(first, settings),
-        "instance_type": first.instance,
+        "instance_type": host,
+        **({"accelerators": gpus} if gpus else {}),
         "use_spot": first.market == "spot",
         "disk_size": settings.disk_gb,
         "autostop": {"idle_minutes": settings.idle_minutes, "down": True},
