@@ -19,6 +19,7 @@ BESIDE = {
     "planner": "the paper's method as nested loops",
     "recovery": "torchrun with torch.save and torch.load",
     "restore": "torch.load, safetensors, a fresh interpreter, iperf3",
+    "risk": "the fastest plan, which stays and waits",
     "training": "the same training without saves",
     "transfer": "iperf3, two plain processes with and without checksums",
 }

@@ -151,11 +151,9 @@ class Plan:
     recommendations: tuple[Recommendation, ...]
     left_out: tuple[LeftOut, ...]
     failover: tuple[Recommendation, ...] = ()  # of other types or places, the best first
-    advice: tuple[str, ...] = ()
-    found: Found | None = field(
-        default=None, repr=False, compare=False
-    )  # what a search under a market judged, for explanations; not in the JSON
     notes: tuple[str, ...] = ()  # of the catalogue, on its prices
+    advice: tuple[str, ...] = ()
+    found: Found | None = field(default=None, repr=False, compare=False)  # under a market; not in the JSON
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -26,6 +26,7 @@ class Conduct:
     """The decisions of a run. Zones are in order of preference; a region stands for any of its zones."""
 
     zones: tuple[str, ...]
+    way_back: float | None  # move when another zone is up for less than this share of the price; None in one zone
     at_loss: AtLoss
     least_workers: int  # of the cluster's machines that train; fewer wait
     save: str  # as ``deepvm.policy.parse_policy`` reads it
@@ -37,7 +38,7 @@ class Conduct:
         parse_policy(self.save)
 
     def to_json(self) -> dict[str, Any]:
-        return json_fields(self, "zones at_loss least_workers save tier replicas fallback")
+        return json_fields(self, "zones way_back at_loss least_workers save tier replicas fallback")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,9 +36,10 @@ class Recorded:
         return History(days=days, zones=len(self.zones), origin=f"traces {self.name}")
 
     def placed(self, columns: Sequence[Column]) -> tuple[list[Column], NDArray[np.int32]]:
-        """Return the plan's zones with a trace, and their capacity. A trace belongs to its zone, else to its region.
+        """Return the plan's zones that have a trace, and their capacity.
 
-        If none belongs to any, the traces stand for the plan's zones: in turn, so that no zone keeps the best one."""
+        A trace belongs to its zone, else to its region. If none belongs to any, the traces stand for the plan's zones:
+        in turn, so that no zone keeps the best one."""
         kept, rows = [], []
         left = dict(enumerate(self.zones))
         for column in columns:

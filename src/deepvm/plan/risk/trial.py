@@ -137,6 +137,7 @@ class Trial:
         save = f"every {self.interval_s:g}s" if self.choice.by_age is None else str(self.choice.by_age)
         return Conduct(
             zones=tuple(dict.fromkeys(zone or region for region, zone in zones)),
+            way_back=None if len(self.choice.columns) < 2 else CheapestUp().way_back,
             at_loss="wait" if self.choice.least is None else "shrink",
             least_workers=least,
             save=save + AT_NOTICE,
