@@ -66,7 +66,7 @@ class Scaling:
 
     @property
     def best(self) -> str:
-        """The fitted model with the least mean error; the points themselves are none."""
+        """The fitted model with the least mean error; the points themselves do not count."""
         return min((model for model in self.fits if model != "measured"), key=self.mean_error)
 
     def _worst(self, speedup: Floats) -> float:

@@ -332,5 +332,5 @@ def _curve(profile: Profile) -> tuple[CurveChoice | None, str | None]:
     apart = [p for p in profile.scaling if p.cores_per_worker is None]
     if profile.scaling and not apart:
         title = profile.provenance.machine.title
-        return None, f"the scaling of {title} was measured within one machine: it is no curve of several"
+        return None, f"the scaling of {title} was measured within one machine: that is not a curve of several"
     return choose_scaling(apart), None

@@ -30,7 +30,7 @@ MOST_RESTARTS = 4
 
 
 class Finished(BaseException):
-    """Ends the script at a step, once everything is measured. It is no Exception, which scripts catch."""
+    """Ends the script at a step, once everything is measured. Not an Exception, which scripts catch."""
 
 
 class Watch:

@@ -83,12 +83,12 @@ class NetworkSettings:
 
     @property
     def block_bytes(self) -> int:
-        """The chunk size of the memory nodes: a checkpoint has so many that any number of nodes shares it evenly."""
+        """The chunk size of the memory nodes: small enough that any number of nodes shares a checkpoint evenly."""
         pages = max(16, min(1024, self.checkpoint_bytes // _CHUNKS // 4096))
         return pages * 4096
 
     def capacity_bytes(self, memory_nodes: int) -> int:
-        """The memory of each of so many nodes."""
+        """The memory of each of this number of nodes."""
         total = max(self.workers) * self.checkpoint_bytes * STATES_IN_NODES
         return round(total / memory_nodes) + 64 * self.block_bytes
 

@@ -76,7 +76,7 @@ def examine(names: Sequence[str], *, python: str, device: str) -> Hosts:
             raise UsageError(f"{name} has {machine.accelerator_count} GPUs: --on ssh: measures hosts with one GPU each")
         if identity(machine) != identity(first.machine) or kind != other_kind:
             raise UsageError(
-                f"{name} is another machine ({machine.cpu}, {machine.title}) than {names[0]} ({first.machine.cpu}, "
+                f"{name} is a different machine ({machine.cpu}, {machine.title}) than {names[0]} ({first.machine.cpu}, "
                 f"{first.machine.title}): a curve is of one kind of machine"
             )
         for package in _SAME:

@@ -21,7 +21,7 @@ from deepvm.plan.risk.recorded import Recorded, recorded_markets
 from deepvm.plan.search.board import Board
 
 Capacity = NDArray[np.int32]
-ZONES_OF_A_REGION = 3  # assumed where a catalogue prices regions, not zones: AWS and Google have at least so many
+ZONES_OF_A_REGION = 3  # assumed where a catalogue prices regions, not zones: AWS and Google have at least these
 MOST_ZONES = 9
 DRAWN_MACHINES = 16  # in a zone; larger gangs scale it up
 DAYS = 8.0
@@ -62,7 +62,7 @@ class TypeMarket:
         return self.capacity if machines <= self.machines else self.capacity * machines // self.machines
 
     def market(self, machines: int, columns: Sequence[int], hours: float) -> Market:
-        """Return these zones for a gang, repeated until they last so many hours."""
+        """Return these zones for a gang, repeated until they last this number of hours."""
         chosen = list(columns)
         ticks = max(1, int(np.ceil(hours * 3600 / self.tick_s)))
         capacity = self.gangs(machines)[chosen][:, np.arange(ticks) % self.capacity.shape[1]]

@@ -200,7 +200,7 @@ def speeds_of(space: Space, worker: int, nodes: int) -> tuple[float, ...]:
 
 
 def with_replicas(candidate: Candidate, replicas: int) -> Candidate:
-    """Return the cluster with so many times its memory nodes."""
+    """Return the cluster with this multiple of its memory nodes."""
     cluster = tuple(replace(p, count=p.count * replicas) if p.role == "memory" else p for p in candidate.cluster)
     return replace(candidate, cluster=cluster)
 

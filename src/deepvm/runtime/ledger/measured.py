@@ -29,7 +29,7 @@ def measured_profile(
     steps: dict[int, list[float]] = {}
     overheads: dict[tuple[str, int], list[float]] = {}
     sizes: dict[int, int] = {}  # of saved steps
-    fresh = True  # the next step is the first of a group, and is no usual one
+    fresh = True  # the next step is the first of a group, which is not typical
     state_bytes: int | None = None
 
     for event in events:

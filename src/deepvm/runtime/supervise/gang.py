@@ -132,7 +132,7 @@ class Gang:
     # --- places -----------------------------------------------------------------------------------------------------
 
     def _continues(self, cluster: Cluster, lost: Machine) -> bool:
-        """True if the others go on with fewer: the gang is not down."""
+        """True if the others continue with fewer: the gang is not down."""
         least = self._least(cluster)
         if lost.zone is None or least >= len(cluster.gang):
             return False

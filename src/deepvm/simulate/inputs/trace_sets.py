@@ -144,7 +144,7 @@ def _paid_by(budget_usd: float, market: Market, traces: Sequence[Trace]) -> int:
 
 
 def _sized(market: Market, traces: Sequence[Trace], machines: int) -> tuple[Market, list[str]]:
-    """Return the market for a gang of this size. UsageError if it never has so many machines."""
+    """Return the market for a gang of this size. UsageError if it never has that number of machines."""
     notes = []
     if all(trace.machines == 1 for trace in traces) and machines > 1:
         notes.append(
