@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import deepvm
 from deepvm.calibrate.counting import StepCounter
 from deepvm.calibrate.job import profile_model
+from deepvm.calibrate.models import registry
 from deepvm.calibrate.models.dry_run import on_meta
 from deepvm.calibrate.models.registry import MODELS, find_model
 from deepvm.cli.app import run
@@ -112,6 +114,32 @@ def test_memory_follows_precision_and_parallelism() -> None:
     twice = profile_model("gpt2", batch=2)
     assert twice.memory_parts["activations"] == pytest.approx(2 * ddp.memory_parts["activations"], rel=0.02)
     assert twice.flops_per_step == pytest.approx(2 * (ddp.flops_per_step or 0), rel=1e-6)
+
+
+def test_a_model_that_runs_has_computed_figures_and_one_that_needs_data_guessed_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def needs_data(model: torch.nn.Module, inputs: object) -> torch.Tensor:
+        raise ValueError("no data")
+
+    spec = registry.image_spec(lambda: torch.nn.Linear(10, 4), batch=8)
+    works = replace(spec, loss=lambda model, inputs: model(torch.ones(8, 10)).sum())
+    monkeypatch.setattr(registry, "MODELS", {"works": works, "odd": replace(spec, loss=needs_data)})
+    computed, guessed = profile_model("works"), profile_model("odd")
+    assert computed.notes == ()
+    assert computed.traffic_bytes_per_step is not None
+    assert {*computed.origins.values()} == {"computed"}
+    assert computed.origins["traffic_bytes_per_step"] == "computed"
+    assert guessed.traffic_bytes_per_step is None
+    assert "traffic_bytes_per_step" not in guessed.origins
+    assert {name for name, origin in guessed.origins.items() if origin == "guessed"} == {
+        "flops_per_step", "memory_bytes",
+    }  # fmt: skip
+    assert guessed.flops_per_step == 6 * 44 * 8
+    assert not guessed.memory_parts.get("activations")
+    assert computed.components == guessed.components
+    (note,) = guessed.notes
+    assert "the model cannot run without data (no data)" in note
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,28 @@ def test_a_timeline_draws_as_svg_and_tells_as_json() -> None:
     assert "model <big>" in texts
     assert len(list(root.iter("{http://www.w3.org/2000/svg}rect"))) == 5
     document = json.loads(json.dumps(A_START.to_json()))
+    assert (root.get("width"), root.get("height"), root.get("viewBox")) == ("720", "164", "0 0 720 164")
     assert document["total_s"] == 3.0
     assert document["stages"][0] == {
         "name": "fetch", "began_s": -0.2, "ended_s": 1.3, "beside": True, "unfinished": False,
     }  # fmt: skip
+
+
+def test_bars_of_the_drawing_lie_where_their_stages_do() -> None:
+    """500 pixels for 3.2 s, from the earliest stage on; zero is marked."""
+    root = ET.fromstring(A_START.svg())  # noqa: S314 - our own
+    bars = [dict(element.attrib) for element in root.iter("{http://www.w3.org/2000/svg}rect")]
+    assert [(float(bar["x"]), float(bar["width"])) for bar in bars] == [
+        (110.0, 234.4), (141.2, 234.4), (375.6, 78.1), (453.8, 1.0), (453.8, 156.2),
+    ]  # fmt: skip
+    assert [(int(bar["y"]), int(bar["height"])) for bar in bars] == [(26 + 24 * row, 18) for row in range(5)]
+    assert len({bar["fill"] for bar in bars[1:]}) == 1 != len({bar["fill"] for bar in bars})
+    (zero,) = (element.attrib for element in root.iter("{http://www.w3.org/2000/svg}line"))
+    assert (zero["x1"], zero["x2"], zero["y1"], zero["y2"]) == ("141.2", "141.2", "22", "146")
+    texts = {element.text: element.attrib for element in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert (texts["import"]["x"], texts["import"]["y"], texts["import"]["text-anchor"]) == ("102", "63", "end")
+    assert (texts["0.50 s"]["x"], texts["0.50 s"]["y"]) == ("459.8", "87")
+    assert (texts["0 s"]["x"], texts["0 s"]["y"]) == ("141.2", "160")
 
 
 def test_an_empty_timeline_is_no_error() -> None:

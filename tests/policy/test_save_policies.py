@@ -51,7 +51,22 @@ def young_dalys(draw: st.DrawFn) -> YoungDaly:
     return YoungDaly(hazard_per_s=hazard, fallback_s=draw(positive), least_s=least_s, most_s=most_s)
 
 
+@st.composite
+def young_dalys_by_age(draw: st.DrawFn) -> YoungDalyByAge:
+    short_s, long_s = sorted((draw(positive), draw(positive)))
+    least_s, most_s = sorted((draw(positive), draw(positive)))
+    return YoungDalyByAge(
+        short_share=draw(st.floats(0, 1)),
+        short_s=short_s,
+        long_s=long_s,
+        fallback_s=draw(positive),
+        least_s=least_s,
+        most_s=most_s,
+    )
+
+
 any_leaves = st.one_of(
+    young_dalys_by_age(),
     st.builds(EverySteps, st.integers(1)),
     st.builds(EverySeconds, positive),
     st.just(YoungDaly()),

@@ -61,3 +61,21 @@ def test_what_the_watch_raises_stops_the_threads_and_leaves_a_hung_one_behind() 
     finally:
         hung.set()
     assert asked == [0]
+
+
+def test_what_the_watch_raises_waits_for_the_chunk_under_way() -> None:
+    asked, stopped, done = threading.Event(), threading.Event(), list[int]()
+
+    def work(chunk: int, _: memoryview) -> None:
+        asked.set()
+        assert stopped.wait(WAIT_S)
+        done.append(chunk)
+
+    def watch() -> None:
+        if asked.is_set():
+            threading.Timer(0.02, stopped.set).start()
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        for_each_chunk(MANIFEST, work, threads=1, watch=watch)
+    assert done == [0]

@@ -136,15 +136,21 @@ def _try(fault: Fault, tester: Tester, tests: list[str], seen: observed.Observed
     tester.write(fault.path, changed)
     try:
         for batch in batches(tests, seen.seconds):
-            waiting = batch
+            waiting, patience = batch, 1
             while waiting:
-                limit_s = 60 + 4 * sum(seen.seconds[test] for test in waiting)
+                limit_s = patience * (60 + 4 * sum(seen.seconds[test] for test in waiting))
                 answer = tester.run(waiting, limit_s=limit_s, times=seen.seconds)
                 ran += len(answer["results"])
                 if answer["code"] == 0:
                     break
                 failing = next((each["id"] for each in answer["results"] if each["outcome"] == "failed"), "")
                 if not failing:  # a time-out, a crash, or files that cannot be imported any more
+                    tester.write(fault.path, text)
+                    without = tester.run(waiting, limit_s=limit_s, times=seen.seconds)
+                    tester.write(fault.path, changed)
+                    if without["code"] is None:  # the machine is too busy: nothing is known yet
+                        patience *= 2
+                        continue
                     return Outcome(noticed_by=f"(code {answer['code']})", tests=ran, seconds=time.monotonic() - started)
                 again = tester.run([failing], limit_s=60 + 4 * seen.seconds.get(failing, 1), times=seen.seconds)
                 if again["code"] != 0:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from tools.mutate.faults import Fault
 
+_TRANSFORMERS = "needs transformers, which the development environment lacks: its test is skipped without it"
+
 # (path, function, class or "" for what runs at import): why no test can notice a fault there
 CANNOT_NOTICE: dict[tuple[str, str], str] = {
     ("checkpoint/snapshot/device.py", "Cuda"): "needs a GPU; what calls it runs with a stand-in",
     ("checkpoint/determinism/rng_state.py", "_put_cuda"): "needs a GPU",
     ("checkpoint/buffers/write_watch.py", "_userfaultfd"): "other processors, and kernels that refuse userfaultfd",
+    ("calibrate/models/transformers_config.py", "_model_class"): _TRANSFORMERS,
+    ("calibrate/models/transformers_config.py", "_tokens"): _TRANSFORMERS,
+    ("calibrate/models/transformers_config.py", "_images"): _TRANSFORMERS,
+    ("calibrate/models/transformers_config.py", "_loss"): _TRANSFORMERS,
     ("catalog/accelerators.py", ""): "figures of vendors: only a second copy of them could differ",
     ("catalog/gpu_memory.py", ""): "figures of vendors: only a second copy of them could differ",
     ("catalog/sources/aws_network.py", ""): "figures of vendors: only a second copy of them could differ",
@@ -22,6 +28,11 @@ NO_DIFFERENCE: dict[tuple[str, str, str], str] = {
         "self._pagemap, span, 1, mask=_WRITTEN, inverted=_WRITTEN, any_of=_PRESENT | _SWAPPED, returned=_WPALLOWED",
         "(_PRESENT & _SWAPPED)",
     ): "the kernels that tests run on count a page that is not there as written; others may not",
+    (
+        "fetch/command.py",
+        "return 0",
+        "None",
+    ): "a process that exits with None has the exit code 0",
     (
         "memnode/serving/frame_io.py",
         "self.begun = False  # a frame's first byte was received, and it is not answered yet",
@@ -37,6 +48,16 @@ NO_DIFFERENCE: dict[tuple[str, str, str], str] = {
         "_MULTIPLIERS = 48  # points of the Lagrangian bound; more exclude no further programs",
         "(48 + 1)",
     ): "a bound of which more points exclude no further programs",
+    (
+        "runtime/backends/ec2/launcher.py",
+        "start_id: str = field(default_factory=lambda: secrets.token_hex(8))",
+        "(8 - 1)",
+    ): "a random name of another length differs from those of other starts as well",
+    (
+        "runtime/backends/ec2/launcher.py",
+        "start_id: str = field(default_factory=lambda: secrets.token_hex(8))",
+        "(8 + 1)",
+    ): "a random name of another length differs from those of other starts as well",
     (
         "runtime/hub/client.py",
         "if time.monotonic() > deadline:",

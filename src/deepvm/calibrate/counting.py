@@ -45,7 +45,7 @@ _FORMULAS = {
 
 
 class StepCounter:
-    """Counts between ``start`` and ``stop``, which an optimizer's hook may call: it need not be a block of a script's code."""
+    """Counts between ``start`` and ``stop``, which an optimizer's hook may call: not a block of a script's code."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """``parameters`` are in memory all the time, and so no activations."""

@@ -325,3 +325,9 @@ def test_a_global_batch_smaller_than_the_ranks_is_refused() -> None:
     sampler = ResumableSampler(range(9), global_batch=3, rank=0, world_size=4)
     with pytest.raises(UsageError, match="no sample for some of 4 ranks"):
         list(sampler)
+
+
+def test_without_a_seed_the_order_is_that_of_seed_0_and_shuffled() -> None:
+    plain, zero, one = (ResumableSampler(range(40), 4, **more) for more in ({}, {"seed": 0}, {"seed": 1}))
+    assert list(plain) == list(zero) != list(one)
+    assert list(plain) != list(ResumableSampler(range(40), 4, shuffle=False))

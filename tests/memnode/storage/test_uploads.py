@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,3 +103,71 @@ def test_a_block_that_is_cancelled_is_room_for_its_chunk_again_until_the_upload_
     assert (arena.used, arena.reserved) == (1, 0)
     upload.cancel(second)
     assert (arena.used, arena.reserved) == (0, 0)
+
+
+def partial(arena: Arena, room_s: float) -> Upload:
+    """An upload that began without room for what it may need."""
+    begin = Begin(
+        step=7, size_bytes=CHUNKS * BLOCK, layout="", rank=0, world_size=1, share=Share(), partial_reservation=True
+    )
+    return Upload(arena, begin, KeptDocuments(2**20), session="s", reserved=0, room_s=room_s)
+
+
+def test_an_upload_without_a_reservation_waits_for_a_block_that_becomes_free() -> None:
+    arena = Arena(CHUNKS * BLOCK, BLOCK)
+    taken = [arena.take(reserved=False) for _ in range(CHUNKS)]
+    upload = partial(arena, room_s=30.0)
+    threading.Timer(0.05, arena.drop, (taken[1],)).start()
+    assert upload.start() == taken[1]
+    with pytest.raises(RequestRefused, match="has no room left for what changed: give it a larger --capacity"):
+        partial(arena, room_s=0.0).start()
+    arena.close()
+
+
+def test_a_chunk_that_is_sent_twice_needs_a_free_block_and_waits_for_none(upload: Upload) -> None:
+    for chunk in range(CHUNKS):
+        upload.finish(chunk, upload.start(), chunk)
+    with pytest.raises(RequestRefused, match="no block is free for a chunk that is sent a second time: try again"):
+        upload.start()
+
+
+def test_an_upload_larger_than_the_node_says_so() -> None:
+    arena = Arena(2 * BLOCK, BLOCK)
+    upload = partial(arena, room_s=0.0)
+    for chunk in range(2):
+        upload.finish(chunk, upload.start(), chunk)
+    with pytest.raises(RequestRefused, match=r"step 7 needs 197 kB, and the node has 131 kB in all: start it with"):
+        upload.start()
+    arena.close()
+
+
+def test_chunks_beyond_the_last_are_refused(upload: Upload) -> None:
+    assert [upload.length(chunk) for chunk in range(CHUNKS)] == [BLOCK] * CHUNKS
+    for chunk in (-1, CHUNKS):
+        with pytest.raises(RequestRefused, match=f"step 7 has 3 chunks, but not chunk {chunk}"):
+            upload.length(chunk)
+    with pytest.raises(RequestRefused, match="step 7 has 3 chunks, 4 were named"):
+        upload.seal([0, 1, 2, 2], 0.0, _stays)
+    with pytest.raises(RequestRefused, match="rank 2 is out of range for world_size 2"):
+        upload.add_extra(2, b"{}")
+    with pytest.raises(RequestRefused, match="world_size is 3, the upload began with 2"):
+        upload.extras(3, 0.0, _stays)
+
+
+def test_ranks_that_join_must_agree_on_what_is_saved(upload: Upload) -> None:
+    mine = upload.begin
+    upload.join(replace(mine, rank=1))
+    for change, what in (
+        ({"size_bytes": 5}, "bytes"),
+        ({"layout": "x" * 50}, "layout"),
+        ({"world_size": 3}, "world size"),
+        ({"share": Share(nodes=2, index=0, replicas=1)}, "share of the chunks"),
+        ({"attempt": 9}, "attempt"),
+    ):
+        with pytest.raises(RequestRefused, match=f"step 7: rank 1 and rank 0 disagree on the {what} "):
+            upload.join(replace(mine, rank=1, **change))  # type: ignore[arg-type]
+
+
+def test_a_wait_ends_at_once_where_the_client_is_gone(upload: Upload) -> None:
+    with pytest.raises(RequestRefused, match="step 7: 1 of 1 chunks are missing"):
+        upload.seal([0], 600.0, lambda: True)

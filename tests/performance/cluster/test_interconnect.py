@@ -63,6 +63,22 @@ def test_more_bandwidth_and_less_latency_are_never_slower(
     assert (allreduce_speedup(WIDE, compute_s=compute_s, **network) >= before * (1 - 1e-12)).all()
 
 
+@given(links)
+def test_the_hops_of_both_rings_add_up_and_the_slower_ring_decides(figures: dict[str, float]) -> None:
+    n, g, f = WIDE, figures["gpus"], figures
+    between_s = 2 * (n - 1) / n * (f["gradient_bytes"] * 8e-9 / f["sustained_gbps"] / f["efficiency"])
+    inside_s = 2 * (g - 1) / g * (f["gradient_bytes"] * 1e-9 / f["inside_gbytes_per_s"])
+    hops_s = 2 * (n - 1) * f["latency_s"] + 2 * (g - 1) * f["inside_latency_s"]
+    np.testing.assert_allclose(allreduce_s(n, **figures), np.maximum(between_s, inside_s) + hops_s, rtol=1e-12)
+
+
+def test_figures_that_are_not_needed_may_be_unknown() -> None:
+    known = {"gradient_bytes": 1e9, "sustained_gbps": 8.0, "latency_s": 0.25, "efficiency": 0.5}
+    assert allreduce_s(1, **{**known, "sustained_gbps": np.nan, "latency_s": np.nan}) == 0
+    assert allreduce_s(2, **known, gpus=1, inside_gbytes_per_s=np.nan, inside_latency_s=np.nan) == 2.5
+    assert np.isnan(allreduce_s(2, **known, gpus=2, inside_gbytes_per_s=np.nan))
+
+
 @settings(deadline=None)
 @given(links, steps, st.floats(0, 1))
 def test_machines_of_one_gpu_have_the_plain_ring_whatever_their_links_inside(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from deepvm.protocol import frames
 from deepvm.store.memory.store import MemoryStore
+from tests.store.memory.test_hostile_nodes import hostile_node, ok
 from tests.support.memnode.client import BLOCK, Client, content
 from tests.support.waiting import wait_until
 
@@ -51,3 +58,32 @@ def test_a_run_that_does_not_exist_yet_has_no_states(start_node: Any) -> None:
     watch.wait(0.01)
     assert not watch.writes_on
     store.close()
+
+
+def test_a_node_that_does_not_wait_is_not_asked_without_a_pause() -> None:
+    rows = {"steps": [{"step": 1, "state": "remote"}], "version": 5}
+    with hostile_node(STEPS=ok(rows)) as address, closing(MemoryStore([address])) as store:
+        watch = store.watch("run")
+        assert watch.states(1) == {address: "remote"}
+        began = time.monotonic()
+        for _ in range(3):
+            watch.wait(0.1)
+        assert time.monotonic() - began >= 0.14
+        watch.wait(0.1, node="another:1")
+        assert watch.states(2) == {}
+
+
+def test_a_list_that_has_changed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = itertools.count()
+
+    def answer(request: int) -> Iterator[bytes]:
+        rows = {"steps": [], "version": next(versions)}
+        yield frames.encode(frames.Kind.OK, request, rows)
+
+    pauses: list[float] = []
+    with hostile_node(STEPS=answer) as address, closing(MemoryStore([address])) as store:
+        watch = store.watch("run")
+        watch.states(1)
+        monkeypatch.setattr("deepvm.store.memory.watch.time.sleep", pauses.append)
+        watch.wait(60)
+    assert pauses == []

@@ -65,7 +65,7 @@ class Entry:
 
 def to_storable(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
     """Return a tensor of a type that the format has, with the same bytes; and its real type, if that is different."""
-    if tensor.is_sparse or tensor.is_quantized or tensor.layout is not torch.strided:
+    if tensor.is_quantized or tensor.layout is not torch.strided:
         raise CheckpointError(f"a tensor of layout {tensor.layout} cannot be saved: make it dense first")
     if tensor.dtype in _NAMES:
         return tensor.resolve_neg(), None

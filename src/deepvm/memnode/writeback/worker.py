@@ -108,6 +108,8 @@ class WritebackWorker:
         sink is lost."""
         with self._changed:
             self._flushing, self._lost = True, False
+            for job in self._jobs.values():
+                job.not_before_s = 0.0
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self.waiting or self._lost, max(0.0, deadline - time.monotonic()))
             return not self.waiting
@@ -141,8 +143,6 @@ class WritebackWorker:
             now, soonest = time.monotonic(), 60.0
             for key in reversed(self._jobs):
                 left = self._jobs[key].not_before_s - now
-                if self._flushing:
-                    left = min(left, FIRST_RETRY_S)
                 if left <= 0:
                     return self._jobs.pop(key)
                 soonest = min(soonest, left)
@@ -174,8 +174,7 @@ class WritebackWorker:
             if job.key in self._jobs or (job.checkpoint.is_deleted() and not job.removal):
                 self.skipped += not job.removal
                 return
-            wait_s = FIRST_RETRY_S if self._flushing else min(FIRST_RETRY_S * 2 ** (job.attempts - 1), LAST_RETRY_S)
-            job.not_before_s = time.monotonic() + wait_s
+            job.not_before_s = time.monotonic() + (FIRST_RETRY_S if self._flushing else pause_s(job.attempts))
             self._jobs[job.key] = job
 
     def _write(self, run: Run, checkpoint: Checkpoint) -> None:
@@ -196,3 +195,8 @@ class WritebackWorker:
         run.mark_changed()
         taken_s = round(time.monotonic() - started_s, 4)
         self._log.info(self.sink.name, run=run.name, step=checkpoint.step, taken_s=taken_s)
+
+
+def pause_s(attempts: int) -> float:
+    """Return the pause after this number of failures: it doubles with each, up to a limit."""
+    return min(FIRST_RETRY_S * 2.0 ** (attempts - 1), LAST_RETRY_S)

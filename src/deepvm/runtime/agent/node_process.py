@@ -53,7 +53,7 @@ class NodeProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._watch, name="deepvm-node", daemon=True)
 
-    def __enter__(self) -> NodeProcess:
+    def __enter__(self) -> None:
         try:
             self._address = self._start(self._any_port)
             self._listens(self._address)
@@ -61,7 +61,6 @@ class NodeProcess:
             self.close()
             raise
         self._thread.start()
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

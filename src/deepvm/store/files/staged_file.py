@@ -24,6 +24,7 @@ from deepvm.store.regular_file import open_regular
 WRITE_BYTES = 2**20  # larger pieces into new files were up to five times slower with fsync
 HASHED_BYTES = 2**19  # read at once: fits into the cache of a core
 MOST_PIECES = 512  # of one pwritev; Linux takes 1,024
+_TRIES = 100
 
 
 class StagedFile:
@@ -32,7 +33,7 @@ class StagedFile:
     before: Manifest | None = None  # the checkpoint that it was, as far as nothing was written over it
 
     def __init__(self, directory: Path, name: str, *, private: bool = False) -> None:
-        for _ in range(100):  # a cleaner may catch a file between its creation and its lock
+        for _ in range(_TRIES):  # a cleaner may catch a file between its creation and its lock
             path = directory / _staged_name(name)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
             if lock_if_free(fd) and os.fstat(fd).st_nlink:
