@@ -26,8 +26,8 @@ from deepvm.runtime.supervise.policies import (
 from tests.support.runtime.whole_runs import write_plan
 
 CONDUCT = {
-    "zones": ["us-east-1a", "us-east-1b"], "at_loss": "shrink", "least_workers": 2, "save": "young-daly:mtbf=2h",
-    "tier": "memory", "replicas": 2, "fallback": "none",
+    "zones": ["us-east-1a", "us-east-1b"], "way_back": 0.7, "at_loss": "shrink", "least_workers": 2,
+    "save": "young-daly:mtbf=2h", "tier": "memory", "replicas": 2, "fallback": "none",
 }  # fmt: skip
 
 
@@ -43,6 +43,7 @@ def test_a_plan_says_how_to_run_it_and_the_ledger_keeps_that(tmp_path: Path) -> 
     cluster = cluster_with(tmp_path, CONDUCT)
     assert cluster.conduct == Conduct(
         zones=("us-east-1a", "us-east-1b"),
+        way_back=0.7,
         at_loss="shrink",
         least_workers=2,
         save="young-daly:mtbf=2h",

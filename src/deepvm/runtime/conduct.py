@@ -18,6 +18,7 @@ class Conduct:
     """What a plan says about its run. Plans made without a market say nothing."""
 
     zones: tuple[str, ...] = ()  # to train in, one at a time; empty: those of the machines
+    way_back: float | None = None  # move when another zone costs less than this share of the price
     at_loss: AtLoss | None = None
     least_workers: int = 1
     save: str | None = None
@@ -30,9 +31,10 @@ class Conduct:
         """Read it from a plan; MalformedJson if it is anything else."""
         table = strict.table(document, "conduct")
         zones = strict.array(table.get("zones") or [], "zones", _MOST_ZONES)
-        least, save = table.get("least_workers"), table.get("save")
+        least, save, way_back = table.get("least_workers"), table.get("save"), table.get("way_back")
         return Conduct(
             zones=tuple(strict.text(zone, "a zone", _TEXT, least=1) for zone in zones),
+            way_back=None if way_back is None else strict.number(way_back, "way_back", 0.01, 0.99),
             at_loss=_choice(table.get("at_loss"), "at_loss", AtLoss),
             least_workers=1 if least is None else strict.integer(least, "least_workers", 1, _MOST_MACHINES),
             save=None if save is None else strict.text(save, "save", _TEXT, least=1),

@@ -10,12 +10,10 @@ from typing import Any, Literal
 from deepvm.errors import UsageError
 from deepvm.market.builtin import classes_of
 from deepvm.policy import AllOf, AnyOf, SavePolicy, YoungDaly, parse_after_loss, parse_policy
-from deepvm.policy.placement import CheapestUp
 from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.run_spec import AFTER_LOSS, SAVE, RunSpec
 
-PLANNED_THRESHOLD = 1 - (CheapestUp().way_back or 1.0)  # as the planner's replays
 Origin = Literal["command line", "plan", "default"]
 
 
@@ -36,7 +34,7 @@ def choose_policies(
 
     A plan that trains in one of several zones was replayed with moves to a cheaper one, so such a run moves, too."""
     plan = conduct or Conduct()
-    planned = PLANNED_THRESHOLD if len(plan.zones) > 1 else None
+    planned = None if plan.way_back is None or len(plan.zones) < 2 else 1 - plan.way_back
     save, save_origin = _first(policy, plan.save, SAVE)
     loss, loss_origin = _first(after_loss, plan.after_loss, AFTER_LOSS)
     return Chosen(
