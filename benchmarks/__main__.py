@@ -26,6 +26,7 @@ from benchmarks.checkpoint import sharing
 from benchmarks.curves import benchmark as curves
 from benchmarks.market import benchmark as market
 from benchmarks.planner import benchmark as planner
+from benchmarks.recovery import agreement
 from benchmarks.recovery import benchmark as recovery
 from benchmarks.restore import benchmark as restore
 from benchmarks.risk import benchmark as risk
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[Options], Result]] = {
     "transfer": transfer.run,
     "sharing": sharing.run,
     "recovery": recovery.run,
+    "agreement": agreement.run,
     "curves": curves.run,
     "calibration": calibration.run,
     "market": market.run,

@@ -2,13 +2,16 @@
 
 Configurations are residual networks on images of 32 pixels that differ in batch, width, depth and workers; each worker
 has one core. All configurations of one number of workers take turns in the same processes. Makespans are those of fresh
-processes: their start, known from a configuration of the fit, and 60 predicted steps.
+processes: their start, known from configurations of the fit, and 30 predicted steps. A round has the steps of all
+configurations and then all makespans, and figures are medians of rounds, so that a busy neighbour meets both alike.
+All is measured in wall time, and in a worker's processor time, in which a neighbour's processes do not count.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -25,9 +28,11 @@ from deepvm.calibrate.scaling import ScalingSettings, calibrate_scaling
 from deepvm.calibrate.workloads import build
 from deepvm.performance.roofline import Load, Peaks, Roofline, RooflinePoint, fit_roofline
 
-ROUNDS, QUICK_ROUNDS = 8, 2
-STEPS, WARM = 3, 1  # of a configuration in a round
-RUN_STEPS = 60  # of a makespan
+ROUNDS, QUICK_ROUNDS = 3, 1
+TURNS = 3  # of each configuration in a round
+STEPS, WARM = 3, 1  # of a configuration in a turn
+CLOCKS = ("wall", "processor")
+RUN_STEPS = 30  # of a makespan
 DEADLINE_S = 900
 PROCESS = Path(__file__).with_name("process.py")
 HERE = Peaks(device="one core")
@@ -56,11 +61,16 @@ class Configuration:
         )
 
 
-FITTED = (
+STARTS = (  # of the fit: what their runs take beside their steps is what a start takes
     Configuration(16, 1, 16),
+    Configuration(16, 2, 8),
+    Configuration(16, 1, 32, 2),
+    Configuration(48, 1, 8, 2),
+)
+FITTED = (
+    *STARTS,
     Configuration(16, 1, 64),
     Configuration(16, 3, 24),
-    Configuration(16, 2, 8),
     Configuration(32, 1, 8),
     Configuration(32, 1, 64),
     Configuration(32, 2, 24),
@@ -68,9 +78,7 @@ FITTED = (
     Configuration(48, 3, 8),
     Configuration(64, 1, 8),
     Configuration(64, 2, 16),
-    Configuration(16, 1, 32, 2),
     Configuration(32, 2, 16, 2),
-    Configuration(48, 1, 8, 2),
     Configuration(64, 1, 16, 2),
 )
 PREDICTED = (
@@ -85,23 +93,84 @@ PREDICTED = (
 )
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Steps and makespans by configuration, in seconds of one clock."""
+
+    clock: str
+    steps: dict[Configuration, list[float]]
+    runs: dict[Configuration, list[float]]
+
+    def step_s(self, one: Configuration) -> float:
+        return statistics.median(self.steps[one])
+
+    def run_s(self, one: Configuration) -> float:
+        return statistics.median(self.runs[one])
+
+    def start_s(self, workers: int) -> float:
+        """What a run takes besides its steps, from configurations of the fit."""
+        known = [c for c in STARTS if c.workers == workers]
+        return max(0.0, statistics.mean(self.run_s(c) - RUN_STEPS * self.step_s(c) for c in known))
+
+
 def run(options: Options) -> Result:
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
-    times: dict[Configuration, list[float]] = {}
-    for workers in (1, 2):
-        chosen = [c for c in (*FITTED, *PREDICTED) if c.workers == workers]
-        _say(f"steps of {len(chosen)} configurations with {workers} worker(s)")
-        for one, taken in zip(chosen, _train(chosen, rounds=rounds, steps=STEPS, warm=WARM)[0], strict=True):
-            times[one] = taken
-    roofline = fit_roofline([_point(c, statistics.median(times[c])) for c in FITTED])
-    starts = {workers: _start_s(workers, times) for workers in (1, 2)}
+    before = os.getloadavg()
+    found = [
+        Measured(clock, {one: [] for one in (*FITTED, *PREDICTED)}, {one: [] for one in (*STARTS, *PREDICTED)})
+        for clock in CLOCKS
+    ]
+    for round_ in range(rounds):
+        title = f"round {round_ + 1} of {rounds}"
+        for workers in (1, 2):
+            chosen = [c for c in found[0].steps if c.workers == workers]
+            _say(f"{title}: steps of {len(chosen)} configurations with {workers} worker(s)")
+            for one, taken in zip(chosen, _train(chosen, rounds=TURNS, steps=STEPS, warm=WARM)[0], strict=True):
+                for measured, seconds in zip(found, zip(*taken, strict=True), strict=True):
+                    measured.steps[one] += seconds
+        for one in found[0].runs:
+            _say(f"{title}: makespan of {one.title}")
+            for measured, makespan in zip(found, _train([one], rounds=1, steps=RUN_STEPS, warm=0)[1], strict=True):
+                measured.runs[one].append(makespan)
+    after = os.getloadavg()
+    measurements, tables, notes = [], [], []
+    for measured in found:
+        roofline = fit_roofline([_point(c, measured.step_s(c)) for c in FITTED])
+        errors, table = _predict(roofline, measured)
+        measurements += errors
+        tables += [table, _fit_table(roofline, measured)]
+        notes.append(
+            f"By leaving one out the roofline of {measured.clock} time tells an error of {roofline.error or 0:.1%} "
+            f"(median), {roofline.worst_error or 0:.1%} (worst)."
+        )
+    return Result(
+        title="Calibration",
+        about="Step times and makespans that a roofline fitted here predicts for configurations it has not seen.",
+        seed=0,
+        measurements=[*measurements, *_resnet18(quick=options.quick)],
+        tables=tables,
+        notes=[
+            "Widths are multiples of 16, as vectors are: with 24 channels a step took 25 % longer than predicted.",
+            f"The rooflines were fitted to {len(FITTED)} other configurations; all medians are of {rounds} rounds.",
+            *notes,
+            f"Load of the last 5 minutes: {before[1]:.1f} processes before, {after[1]:.1f} after. Wall times tell of "
+            "the model only if the machine does nothing else.",
+        ],
+        samples={
+            f"{what}{c.title}, {measured.clock} time": taken
+            for measured in found
+            for what, table in (("", measured.steps), ("makespan of ", measured.runs))
+            for c, taken in table.items()
+        },
+    )
+
+
+def _predict(roofline: Roofline, found: Measured) -> tuple[list[Measurement], Table]:
     rows, step_errors, run_errors = [], [], []
     for one in PREDICTED:
-        _say(f"makespan of {one.title}")
         predicted = roofline.seconds(one.load, HERE, SHARED if one.workers > 1 else None)
-        measured = statistics.median(times[one])
-        makespan = _train([one], rounds=1, steps=RUN_STEPS, warm=0)[1]
-        expected = starts[one.workers] + RUN_STEPS * predicted
+        measured, makespan = found.step_s(one), found.run_s(one)
+        expected = found.start_s(one.workers) + RUN_STEPS * predicted
         step_errors.append(abs(predicted / measured - 1))
         run_errors.append(abs(expected / makespan - 1))
         rows.append(
@@ -109,29 +178,18 @@ def run(options: Options) -> Result:
              f"{expected:.2f} s", f"{makespan:.2f} s", f"{expected / makespan - 1:+.1%}"]
         )  # fmt: skip
     columns = ["configuration", "step predicted", "measured", "error", "makespan predicted", "measured", "error"]
-    return Result(
-        title="Calibration",
-        about="Step times and makespans that a roofline fitted here predicts for configurations it has not seen.",
-        seed=0,
-        measurements=[*_errors(step_errors, run_errors), *_resnet18(quick=options.quick)],
-        tables=[Table(title="Predicted and measured", columns=columns, rows=rows), _fit_table(roofline, times)],
-        notes=[
-            "Widths are multiples of 16, as vectors are: with 24 channels a step took 25 % longer than predicted.",
-            f"The roofline was fitted to {len(FITTED)} other configurations; their medians are of {rounds} rounds.",
-            f"By leaving one out it tells an error of {roofline.error or 0:.1%} (median), "
-            f"{roofline.worst_error or 0:.1%} (worst).",
-            "Load before and after: " + ", ".join(f"{load:.1f}" for load in os.getloadavg()) + " (1, 5, 15 minutes).",
-        ],
-        samples={c.title: taken for c, taken in times.items()},
-    )
+    table = Table(title=f"Predicted and measured, {found.clock} time", columns=columns, rows=rows)
+    return _errors(found.clock, step_errors, run_errors), table
 
 
-def _errors(steps: Sequence[float], runs: Sequence[float]) -> list[Measurement]:
+def _errors(clock: str, steps: Sequence[float], runs: Sequence[float]) -> list[Measurement]:
     return [
-        measurement("error of 8 predicted step times, median", [100 * e for e in steps], unit="%", below=10.0),
-        measurement("error of 8 predicted step times, worst", [100 * max(steps)], unit="%", below=20.0),
-        measurement("error of 8 predicted makespans, median", [100 * e for e in runs], unit="%", below=10.0),
-        measurement("error of 8 predicted makespans, worst", [100 * max(runs)], unit="%", below=20.0),
+        made
+        for what, errors in (("step times", steps), ("makespans", runs))
+        for made in (
+            measurement(f"{clock} time: error of 8 {what}, median", [100 * e for e in errors], unit="%", below=10.0),
+            measurement(f"{clock} time: error of 8 {what}, worst", [100 * max(errors)], unit="%", below=20.0),
+        )
     ]
 
 
@@ -150,20 +208,10 @@ def _point(one: Configuration, step_s: float) -> RooflinePoint:
     return RooflinePoint(peaks=HERE, load=one.load, step_s=step_s, relative_to=relative, label=one.title)
 
 
-def _start_s(workers: int, times: dict[Configuration, list[float]]) -> float:
-    """What a run takes besides its steps, from two configurations of the fit."""
-    known = [c for c in FITTED if c.workers == workers][:2]
-    overheads = []
-    for one in known:
-        makespan = _train([one], rounds=1, steps=RUN_STEPS, warm=0)[1]
-        overheads.append(makespan - RUN_STEPS * statistics.median(times[one]))
-    return max(0.0, statistics.mean(overheads))
-
-
 def _train(
     configurations: Sequence[Configuration], *, rounds: int, steps: int, warm: int
-) -> tuple[list[list[float]], float]:
-    """Return the step times of each configuration, and the wall time of all."""
+) -> tuple[list[list[tuple[float, float]]], tuple[float, float]]:
+    """Return the steps of each configuration, and the run as a whole, by both clocks."""
     workers = configurations[0].workers
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="deepvm-benchmark-") as folder:
@@ -171,7 +219,7 @@ def _train(
             "configurations": [asdict(c) for c in configurations], "rounds": rounds, "steps": steps, "warm": warm,
             "workers": workers, "meet": f"{folder}/meet",
         }  # fmt: skip
-        began = time.monotonic()
+        began, used = time.monotonic(), _children_s()
         ranks = []
         try:
             for rank in range(workers):
@@ -181,26 +229,33 @@ def _train(
             answer, _ = ranks[0].communicate(timeout=DEADLINE_S)
             taken = time.monotonic() - began
             codes = [rank.wait(timeout=60) for rank in ranks]
+            processor = (_children_s() - used) / workers
         finally:
             for rank in ranks:
                 rank.kill()
     if any(codes):
         raise RuntimeError(f"a process of the calibration benchmark ended with {codes}")
-    return json.loads(answer), taken
+    return json.loads(answer), (taken, processor)
 
 
-def _fit_table(roofline: Roofline, times: dict[Configuration, list[float]]) -> Table:
+def _children_s() -> float:
+    """Return the processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _fit_table(roofline: Roofline, found: Measured) -> Table:
     rows = []
     for one in FITTED:
         predicted = roofline.seconds(one.load, HERE, SHARED if one.workers > 1 else None)
-        measured = statistics.median(times[one])
+        measured = found.step_s(one)
         left_out = roofline.leave_one_out.get(one.title)
         rows.append(
             [one.title, f"{measured * 1e3:.1f} ms", f"{predicted / measured - 1:+.1%}",
              "" if left_out is None else f"{left_out:+.1%}"]
         )  # fmt: skip
     columns = ["configuration", "measured", "fit", "left out"]
-    return Table(title="The configurations of the fit", columns=columns, rows=rows)
+    return Table(title=f"The configurations of the fit, {found.clock} time", columns=columns, rows=rows)
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""``python process.py TASK``: one rank that trains several configurations in turn. Rank 0 prints their step times.
+"""``python process.py TASK``: one rank that trains several configurations in turn. Rank 0 prints their steps' times.
 
 The configurations take turns within a round, so that a busy neighbour slows all of them alike.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 
 TASK = json.loads(sys.argv[1])
@@ -33,12 +34,14 @@ def main() -> None:
         Stepper(build("tiny", width=c["width"], depth=c["depth"]), c["batch"], pick_device("cpu"), wrap=parallel)
         for c in TASK["configurations"]
     ]
-    times: list[list[float]] = [[] for _ in steppers]
+    times: list[list[tuple[float, float]]] = [[] for _ in steppers]  # by the wall clock and in processor time
     for _ in range(TASK["rounds"]):
         for stepper, taken in zip(steppers, times, strict=True):
             for _ in range(TASK["warm"]):
                 stepper.step()
-            taken += [stepper.step() for _ in range(TASK["steps"])]
+            for _ in range(TASK["steps"]):
+                used_s = time.process_time()
+                taken.append((stepper.step(), time.process_time() - used_s))
     if TASK["rank"] == 0:
         print(json.dumps(times), flush=True)
     if workers > 1:

@@ -4,7 +4,8 @@
 |---|---|---|
 | run-started | supervisor | resumed: bool, script, settings |
 | run-ended | supervisor | outcome: finished, failed or interrupted; why |
-| machine-asked | supervisor | role, instance, market, usd_per_hour, on_demand_usd_per_hour |
+| machine-asked | supervisor | role, instance, market, usd_per_hour, on_demand_usd_per_hour, region, zone |
+| machine-refused | supervisor | the same; why; once, until the machine is up or another one is asked for |
 | machine-up | supervisor | the same; the machine costs money from now on |
 | machine-down | supervisor | why: preempted, lost, failed, left, ended or stopped; exit_code |
 | notice | machine | seconds_left, source, action: terminate or rebalance |
@@ -31,8 +32,8 @@ from deepvm.errors import UsageError
 
 KINDS = frozenset(
     {
-        "run-started", "run-ended", "machine-asked", "machine-up", "machine-down", "notice", "decision", "group",
-        "replanned", "restored", "step", "save", "worker-failed", "warning",
+        "run-started", "run-ended", "machine-asked", "machine-refused", "machine-up", "machine-down", "notice",
+        "decision", "group", "replanned", "restored", "step", "save", "worker-failed", "warning",
     }
 )  # fmt: skip
 

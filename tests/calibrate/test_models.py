@@ -154,12 +154,48 @@ def test_a_configuration_without_transformers_names_the_command_that_installs_it
         profile_model(config(tmp_path))
 
 
-@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+# transformers takes 140 MB, so the development environment does not have it
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed: pip install transformers"
+)
+
+
+@needs_transformers
 def test_a_configuration_is_built_without_weights(tmp_path: Path) -> None:
     job = profile_model(config(tmp_path), batch=2)
     assert job.parameters == 1000 * 64 + 64 * 64 + 2 * (12 * 64**2 + 13 * 64) + 2 * 64
     assert job.origins["flops_per_step"] == "computed"
     assert job.notes == ()
+
+
+@needs_transformers
+@pytest.mark.parametrize(
+    ("kind", "architecture", "built_in"),
+    [
+        ("gpt2", "GPT2LMHeadModel", "gpt2"),
+        ("bert", "BertModel", "bert-base"),
+        ("vit", "ViTForImageClassification", None),
+        ("llama", "LlamaForCausalLM", "llama-7b"),
+        ("t5", None, None),
+    ],
+)
+def test_the_usual_configurations_have_the_parameters_of_the_built_in_models(
+    kind: str, architecture: str | None, built_in: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, "architectures": [architecture] if architecture else None}))
+    job = profile_model(str(path), batch=1)
+    assert job.components["model"].bytes == pytest.approx(4 * job.parameters, rel=0.01)
+    if built_in is not None:
+        assert job.parameters == PUBLISHED[built_in]
+
+
+@needs_transformers
+@pytest.mark.parametrize("change", [{"model_type": "no-such-model"}, {"n_head": 7}, {"n_layer": "many"}])
+def test_a_configuration_that_transformers_refuses_is_one_sentence(change: dict[str, object], tmp_path: Path) -> None:
+    with pytest.raises(MalformedFile, match="transformers cannot") as refused:
+        profile_model(config(tmp_path, **change))
+    assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_compute_here_prints_json_and_writes_the_file(tmp_path: Path, capsys: py
         ("compute --job missing.json", "cannot be read"),
         ("scaling --workers 1,,2", "is not a list of numbers"),
         ("scaling --workers 999999", "would only wait for each other"),
-        ("scaling --on ec2", "--on ec2 cannot be done yet"),
+        ("scaling --on ec2", "--on ec2 is unknown: write --on local, or --on ssh:HOST,HOST"),
         ("show missing.json", "cannot be read"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gzip
 import logging
 import re
 import shlex
@@ -25,7 +26,7 @@ from tests.support.simulate.markets import write_traces
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("deepvm", "deepvm-fetch", "python", "make")
 # What these do needs machines, a training script or a shell of one's own: their words are parsed and checked, no more.
-PARSED = ("run", "calibrate", "memory-node", "checkpoint", "--install-completion")
+PARSED = ("run", "runs", "calibrate", "memory-node", "checkpoint", "--install-completion")
 VMS = (
     b"InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,GpuInfo,Price,SpotPrice,Region,AvailabilityZone\n"
     b"g4dn.xlarge,T4,1,4,16,,0.526,0.2,us-east-1,use1-az1\n"
@@ -36,6 +37,12 @@ GOOGLES = (
     b"g2-standard-4,,,4,16,,0.15,0.06,us-east1,us-east1-b\n"
     b",L4,1,,,,0.56,0.22,us-east1,us-east1-b\n"
     b"e2-standard-4,,,4,16,,0.13,0.05,us-east1,us-east1-b\n"
+)
+
+PRICES = (
+    b"cloud,type,place,market,date,usd_per_h\n"
+    b"aws,p3.2xlarge,use1-az1,spot,2025-10-03,0.9183\n"
+    b"aws,p3.2xlarge,us-east-1,ondemand,2025-09-01,3.06\n"
 )
 
 
@@ -159,6 +166,7 @@ def test_every_command_of_the_readme_works_in_the_order_of_reading(
     found = [words for line in commands_of(DOCUMENTS[0].read_text()) if (words := words_of(line))[0] == "deepvm"]
     assert len(found) >= 15
     write_traces(scratch / "traces")
+    (scratch / "prices.csv.gz").write_bytes(gzip.compress(PRICES))
     failed = {}
     for _, *words in found:
         if words[-1] == "...":  # and whatever else the reader wants

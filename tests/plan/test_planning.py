@@ -19,6 +19,7 @@ from deepvm import plan as planning
 from deepvm.catalog import Catalog, Instance, Market, Quota
 from deepvm.errors import DeepvmError, Infeasible, UnknownName, UsageError
 from deepvm.plan import Request
+from deepvm.plan.search.board import ANCHOR_SHARE
 from deepvm.plan.search.instances import analyse_instances
 from tests.support.small_markets import every_cluster, markets, requests, small_catalog
 
@@ -438,7 +439,7 @@ def test_a_mixed_anchored_cluster_equals_brute_force_under_deadline_memory_and_l
     workers, best = board.workers, 0.0
     wanted_gib = request.checkpoint_bytes * request.buffers / 2**30
     for anchor in range(len(workers)):
-        if workers.memory_gib[anchor] < wanted_gib or workers.gbps[anchor] < board.checkpoint_gbps:
+        if workers.memory_gib[anchor] * ANCHOR_SHARE < wanted_gib or workers.gbps[anchor] < board.checkpoint_gbps:
             continue
         beside = np.flatnonzero((workers.place == workers.place[anchor]) & np.isfinite(workers.spot_usd))
         for n in range(2, request.max_nodes + 1):

@@ -191,6 +191,13 @@ def test_the_interval_falls_back_until_measured() -> None:
     assert YoungDaly(hazard_per_s=0).interval_s(measured) == 3600
 
 
+def test_young_daly_never_saves_more_often_than_a_save_becomes_safe() -> None:
+    for policy in (YoungDaly(hazard_per_s=1 / 60), YoungDalyByAge(short_share=0.5, short_s=60, long_s=600)):
+        now = Moment(step=5, now_s=30.0, save_cost_s=0.1)
+        assert policy.interval_s(now) < 20
+        assert policy.interval_s(dataclasses.replace(now, save_took_s=25.0)) == 25.0
+
+
 # --- texts and bounds ---------------------------------------------------------------------------------------------
 
 

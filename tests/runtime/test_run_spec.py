@@ -22,7 +22,8 @@ def test_settings_have_what_the_user_asked_for_and_nothing_of_one_start() -> Non
     document = json.loads(json.dumps(SPEC.to_settings()))
     assert sorted(document) == [
         "after_loss", "args", "bandwidth_bits_per_s", "batch", "cwd", "durable", "isolate", "max_restarts",
-        "memory_bytes", "module", "policy", "preempt", "rank", "script", "seed", "workers",
+        "memory_bytes", "module", "origins", "policy", "preempt", "rank", "replan_threshold", "script", "seed",
+        "workers",
     ]  # fmt: skip
     assert RunSpec.from_settings(document).to_settings() == SPEC.to_settings()
     assert RunSpec.from_settings({**document, "hub": "elsewhere:1", "of_another_version": 1}).hub == ""
@@ -36,7 +37,7 @@ def test_a_job_has_what_machines_need_and_no_path_of_this_machine() -> None:
     document = json.loads(json.dumps(SPEC.to_job()))
     assert sorted(document) == [
         "after_loss", "args", "batch", "durable", "env", "max_restarts", "memory_bytes", "module",
-        "planned_world_size", "policy", "run", "script",
+        "planned_world_size", "policy", "replicas", "run", "script",
     ]  # fmt: skip
     assert RunSpec.from_job(document).to_job() == SPEC.to_job()
 

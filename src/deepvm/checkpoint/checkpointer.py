@@ -125,7 +125,11 @@ class Checkpointer:
         if (announced_s := self._notices.seconds_left()) is not None:
             self._pace.notice(announced_s)
         under_way = not self._saver.wait_idle(0.0)
-        due = self._schedule.due(self._pace.moment(step, self._status.last_save_s, under_way=under_way), seconds)
+        status = self._status
+        now = self._pace.moment(
+            step, last_stall_s=status.last_stall_s, last_save_s=status.last_save_s, under_way=under_way
+        )
+        due = self._schedule.due(now, seconds)
         if due or self._saver.must_repeat(self._world_size):
             handle = self._save(step)
             if self._notices.interrupts:  # the run ends with this save: steps after it would be lost
@@ -308,7 +312,7 @@ class Checkpointer:
         restored.log()
         self._restorer.restored = restored
         self._unsaved = Unsaved(self.state)
-        self._pace.restored(restored.step)
+        self._pace.restored(restored.step, restored.seconds)
         seconds = time.monotonic() - began_s
         self._event_log.restored(restored.step, seconds, place=restored.origin, fetched=restored.fetched)
         return restored.step

@@ -81,6 +81,7 @@ class Status:
     bytes_kept: int = 0
     staging_bytes: int = 0
     last_save_s: float | None = None  # from save() to remote
+    last_stall_s: float | None = None  # how long the trainer waited for that save
     nodes_down: tuple[str, ...] = ()
     drift: tuple[str, ...] = ()  # why the restored run does not continue bit for bit
     last_witness_step: int | None = None  # the newest step that can be verified by replay

@@ -26,6 +26,7 @@ COMMANDS = {
         "run.command",
         "Train on the machines of a plan; lost ones are replaced, and training resumes from the newest checkpoint.",
     ),
+    "runs": ("run.runs", "Existing runs: ls, show, logs, stop, down, export."),
     "simulate": (
         "simulate.simulate",
         "Replay a job on a spot market before a cent is spent: cost, time and losses over many starts.",

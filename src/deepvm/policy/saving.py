@@ -23,9 +23,7 @@ class Moment:
     last_saved_s: float | None = None
     notice_s_left: float | None = None  # seconds until this machine is preempted, after a notice
     noticed_s: float | None = None  # when the notice arrived
-    save_cost_s: float | None = (
-        None  # training time that one save takes; the checkpointer passes save_took_s, its limit
-    )
+    save_cost_s: float | None = None  # training time that one save takes: how long the trainer waited for the last one
     hazard_per_s: float | None = None  # preemptions that stop the run, per second; the checkpointer knows none
     save_took_s: float | None = None  # from the start of a save until it is safe elsewhere, as measured
     under_way_for_s: float | None = None  # since the start of a save that is not safe yet; it counts as the last one
@@ -136,7 +134,7 @@ class YoungDaly(_Composable):
             wanted = self.fallback_s
         else:
             wanted = daly_interval_s(now.save_cost_s, hazard)
-        return min(max(wanted, self.least_s), self.most_s)
+        return _for_one_save(min(max(wanted, self.least_s), self.most_s), now)
 
     def due(self, now: Moment) -> bool:
         return now.unsaved_steps > 0 and now.unsaved_s >= self.interval_s(now)
@@ -200,7 +198,7 @@ class YoungDalyByAge(_Composable):
     def interval_s(self, now: Moment) -> float:
         if now.save_cost_s is None:
             return min(max(self.fallback_s, self.least_s), self.most_s)
-        return self.after_s(now.last_saved_s or 0.0, now.save_cost_s)
+        return _for_one_save(self.after_s(now.last_saved_s or 0.0, now.save_cost_s), now)
 
     def due(self, now: Moment) -> bool:
         return now.unsaved_steps > 0 and now.unsaved_s >= self.interval_s(now)
@@ -316,6 +314,11 @@ def daly_interval_s(save_cost_s: float, hazard_per_s: float) -> float:
         return mean_s
     ratio = save_cost_s / (2 * mean_s)
     return math.sqrt(2 * save_cost_s * mean_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_cost_s
+
+
+def _for_one_save(interval_s: float, now: Moment) -> float:
+    """Return an interval in which one save becomes safe: the next one would be skipped until then."""
+    return max(interval_s, now.save_took_s or 0.0)
 
 
 _HALFWAY_ROUNDS = 4  # each brings the interval a factor of ten closer

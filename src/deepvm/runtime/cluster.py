@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.plan.result import FORMAT as PLAN_FORMAT
+from deepvm.runtime.conduct import Conduct
 
 RoleName = Literal["worker", "anchor", "memory"]
 Market = Literal["spot", "on-demand"]
@@ -39,6 +40,11 @@ class Machine:
         return self.role != "memory"
 
     @property
+    def place(self) -> tuple[str | None, ...]:
+        """Return what the market distinguishes: the type, the market, the region and the zone."""
+        return self.instance, self.market, self.region, self.zone
+
+    @property
     def keeps(self) -> bool:
         """True if it keeps checkpoints in its memory."""
         return self.role != "worker"
@@ -52,6 +58,8 @@ class Cluster:
     checkpoint_bytes: int | None
     restore_s: float | None  # the plan's forecast of how long training stands still after a loss
     notes: tuple[str, ...] = ()  # how it differs from the plan
+    conduct: Conduct | None = None  # what the plan says about the run
+    failover: tuple[Machine, ...] = ()  # one of each role of the plan's failover list, in its order
     plan: Mapping[str, Any] = field(default_factory=dict, repr=False)  # the plan document
 
     @property
@@ -61,6 +69,11 @@ class Cluster:
     @property
     def trainers(self) -> tuple[Machine, ...]:
         return tuple(machine for machine in self.machines if machine.trains)
+
+    @property
+    def gang(self) -> tuple[Machine, ...]:
+        """Return the machines that train and that the market may take."""
+        return tuple(machine for machine in self.trainers if machine.market == "spot")
 
     @property
     def keepers(self) -> tuple[Machine, ...]:
@@ -75,6 +88,8 @@ def billing_facts(machine: Machine) -> dict[str, Any]:
         "market": machine.market,
         "usd_per_hour": machine.usd_per_hour,
         "on_demand_usd_per_hour": machine.on_demand_usd_per_hour,
+        "region": machine.region,
+        "zone": machine.zone,
     }
 
 
@@ -104,12 +119,16 @@ def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
         chosen = _recommendation(document, path, rank)
         request = strict.table(strict.member(document, "request"), "request")
         restore = strict.table(chosen.get("restore") or {}, "restore")
+        conduct = None if chosen.get("conduct") is None else Conduct.from_json(chosen["conduct"])
         return Cluster(
             machines=_machines(document, chosen),
             architecture=strict.text(strict.member(chosen, "architecture"), "architecture", _NAME),
             catalog=strict.text(strict.member(document, "catalog"), "catalog", _NAME),
             checkpoint_bytes=_optional(strict.integer, request.get("checkpoint_bytes"), "checkpoint_bytes", 0, 2**62),
             restore_s=_optional(strict.number, restore.get("on_demand_total_s"), "on_demand_total_s", 0, 1e9),
+            failover=tuple(_failover(document)),
+            notes=() if conduct is None else conduct.not_followed,
+            conduct=conduct,
             plan=document,
         )
     except strict.MalformedJson as error:
@@ -142,6 +161,13 @@ def _machines(document: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[M
         counted[one.role] = begin + count
         machines += [replace(one, name=f"{one.role}/{number}") for number in range(begin, begin + count)]
     return tuple(machines)
+
+
+def _failover(document: Mapping[str, Any]) -> Iterator[Machine]:
+    for row in strict.array(document.get("failover") or [], "failover", MOST_ROWS):
+        found = _machines(document, strict.table(row, "a failover"))
+        roles = dict.fromkeys((machine.role, machine.market) for machine in found)
+        yield from (next(machine for machine in found if (machine.role, machine.market) == role) for role in roles)
 
 
 def _machine(role: Mapping[str, Any], on_demand: Mapping[str, float | None]) -> Machine:

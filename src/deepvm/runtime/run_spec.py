@@ -22,22 +22,25 @@ if TYPE_CHECKING:
 # of the document for the hub, and from it for each machine that joins
 JOB_FIELDS = (
     "run", "script", "args", "policy", "after_loss", "batch", "planned_world_size", "memory_bytes", "durable",
-    "max_restarts", "env", "module",
+    "max_restarts", "env", "module", "replicas",
 )  # fmt: skip
-_START_FIELDS = frozenset({"run", "folder", "token_file", "hub", "planned_world_size", "env"})  # not in the settings
+SAVE, AFTER_LOSS = "every 10s or at notice", "wait"  # where neither the user nor the plan decides
+_START_FIELDS = frozenset(
+    {"run", "folder", "token_file", "hub", "planned_world_size", "replicas", "env"}
+)  # not in the settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSpec:
-    """What to run and how. The last six fields are filled in when the run starts."""
+    """What to run and how. The last seven fields are filled in when the run starts."""
 
     script: str
     args: tuple[str, ...] = ()
     module: bool = False  # the script is a module's name, as after ``python -m``
     cwd: str = ""  # of the workers, on local machines; empty: that of deepvm run
     rank: int = 1  # of the plan's recommendations
-    policy: str = "every 10s or at notice"  # of saves
-    after_loss: str = "wait"
+    policy: str = SAVE  # of saves
+    after_loss: str = AFTER_LOSS
     batch: str = KEEP_GLOBAL
     preempt: str = ""
     seed: int = 0
@@ -47,11 +50,14 @@ class RunSpec:
     max_restarts: int = 3  # of workers that fail by themselves
     isolate: bool = False
     bandwidth_bits_per_s: int | None = None
+    replan_threshold: float | None = None  # move if what is best is better by more than this share; None: never
+    origins: Mapping[str, str] = field(default_factory=dict)  # who chose a policy: command line, plan or default
     run: str = ""
     folder: Path = Path()  # ledger, logs, token; on the machine where deepvm run was started
     token_file: Path = Path()
     hub: str = ""  # HOST:PORT
     planned_world_size: int = 1
+    replicas: int = 1  # of each checkpoint, in as many memory nodes
     env: Mapping[str, str] = field(default_factory=dict)  # of every machine's processes
 
     def check(self) -> RunSpec:

@@ -13,8 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from deepvm.errors import UsageError
+from deepvm.performance.checks import check_number
+from deepvm.policy.saving import Moment, SavePolicy
 
 Floats = NDArray[np.float64]
+_MOST_STEPS = 1_000_000
+_HALF_INSTANT = 1e-6  # of a step: work that is a whole number of steps but for its rounding
 _ROUNDING = 1e-12  # an elapsed time that is a whole number of cycles but for its rounding
 
 
@@ -137,3 +141,73 @@ class IntervalsByAge:
     @property
     def worst_loss_h(self) -> float:
         return float(self.interval_h.max()) + self.stall_h + self.remote_h
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicySaves:
+    """Whole steps, and a save policy that is asked after each of them, as a run asks it.
+
+    A step that a loss interrupts brings nothing. A spell counts its steps from zero, as a policy by steps does in a run
+    that was restored from one of its own saves.
+    """
+
+    policy: SavePolicy
+    work_h: float  # the longest spell
+    step_h: float
+    stall_h: float = 0.0
+    remote_h: float = 0.0
+    _finished: Floats = field(init=False, repr=False, compare=False)  # when each step is, from the 0th on
+    _saved: NDArray[np.int64] = field(init=False, repr=False, compare=False)  # the steps that are saved, with the 0th
+    _safe: Floats = field(init=False, repr=False, compare=False)  # since when each of these is safe
+
+    def __post_init__(self) -> None:
+        check_number("work_h", self.work_h, above=0)
+        check_number("step_h", self.step_h, above=0)
+        check_number("stall_h", self.stall_h, at_least=0)
+        check_number("remote_h", self.remote_h, at_least=0)
+        steps = self._steps(self.work_h)
+        if steps > _MOST_STEPS:
+            raise UsageError(f"the work has {steps:,} steps: at most {_MOST_STEPS:,} are asked one by one")
+        finished, saved, safe = [0.0], [0], [0.0]
+        now_h = last_saved_h = 0.0
+        for step in range(1, int(steps) + 1):
+            now_h += self.step_h
+            finished.append(now_h)
+            under_way = len(safe) > 1 and safe[-1] > now_h
+            moment = Moment(
+                step=step,
+                now_s=now_h * 3600,
+                last_saved_step=saved[-1],
+                last_saved_s=last_saved_h * 3600,
+                save_cost_s=self.stall_h * 3600,
+                save_took_s=(self.stall_h + self.remote_h) * 3600,
+                under_way_for_s=(now_h - last_saved_h) * 3600 if under_way else None,
+            )
+            if not under_way and self.policy.due(moment):
+                last_saved_h = now_h
+                now_h += self.stall_h
+                saved.append(step)
+                safe.append(now_h + self.remote_h)
+        object.__setattr__(self, "_finished", np.array(finished))
+        object.__setattr__(self, "_saved", np.array(saved))
+        object.__setattr__(self, "_safe", np.array(safe))
+
+    def _steps(self, work_h: ArrayLike) -> NDArray[np.int64]:
+        return np.ceil(np.asarray(work_h, dtype=np.float64) / self.step_h - _HALF_INSTANT).astype(np.int64)
+
+    def trained(self, elapsed_h: ArrayLike) -> Floats:
+        steps = np.searchsorted(self._finished, np.asarray(elapsed_h, dtype=np.float64) + _ROUNDING, side="right") - 1
+        return np.asarray(np.maximum(0, steps) * self.step_h)
+
+    def safe(self, elapsed_h: ArrayLike) -> Floats:
+        last = np.searchsorted(self._safe, np.asarray(elapsed_h, dtype=np.float64) + _ROUNDING, side="right") - 1
+        return np.asarray(self._saved[np.maximum(0, last)] * self.step_h)
+
+    def needed(self, work_h: ArrayLike) -> Floats:
+        return np.asarray(self._finished[np.clip(self._steps(work_h), 0, len(self._finished) - 1)])
+
+    @property
+    def worst_loss_h(self) -> float:
+        continued = self._safe - self.remote_h  # the end of each save's stall
+        continued[0] = 0.0
+        return float((np.append(self._safe[1:], self._finished[-1]) - continued).max())

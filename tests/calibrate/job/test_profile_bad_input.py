@@ -43,6 +43,8 @@ def script(tmp_path: Path, text: str) -> str:
             "train.py exited with code 1 before its first step: the data is missing",
         ),
         ("import os\nprint('bye', flush=True)\nos._exit(7)", "train.py exited with code 7 before its first step: bye"),
+        ("raise ValueError('no data:\\nrun prepare.py\\nthen this')",
+         "failed before its first step: ValueError: no data: run prepare.py (train.py, line 1)"),
         (
             "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)",
             "train.py was ended by SIGKILL before its first step, perhaps for want of memory",
@@ -163,6 +165,12 @@ def failure(tmp_path: Path, text: str, **how: float) -> str:
 def test_a_script_that_ends_before_enough_steps_says_how_many_are_needed(tmp_path: Path) -> None:
     found = failure(tmp_path, LOOP.replace("1000", "4").format(body=STEP))
     assert found.startswith("train.py ended after 4 steps, profiling needs 15: let it train longer")
+
+
+@pytest.mark.chaos
+def test_an_exit_that_nothing_can_catch_counts_the_steps_before_it(tmp_path: Path) -> None:
+    found = failure(tmp_path, LOOP.format(body=f"{STEP}; import os; step < 5 or os._exit(7)"))
+    assert found == "train.py exited with code 7 after 6 steps: it printed nothing"
 
 
 @pytest.mark.chaos

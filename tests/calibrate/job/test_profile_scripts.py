@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
@@ -30,21 +31,27 @@ def saved_bytes(state: dict[str, Any], folder: Path) -> int:
         return int(handle.bytes_sent)
 
 
-def processes_below(pid: int) -> set[str]:
-    """Return "pid arguments" of every child that belongs to deepvm; other tests keep children of their own."""
-    found = subprocess.run(["ps", "--no-headers", "-o", "pid,args", "--ppid", str(pid)], capture_output=True, text=True)
-    return {line.strip() for line in found.stdout.splitlines() if "deepvm" in line}
+def processes_of(scratch: str) -> list[str]:
+    """Return the processes that know this folder: all that a profile starts do, and none of another test does."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+            about = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if os.fsencode(scratch) in about:
+                found.append(f"{process.name} {(process / 'cmdline').read_bytes()!r}")
+    return found
 
 
 def profile(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> Job:
     monkeypatch.chdir(tmp_path)
-    before = processes_below(os.getpid())
     with tempfile.TemporaryDirectory(prefix="t-") as scratch:  # a short name: workers make sockets in it
         monkeypatch.setattr("tempfile.tempdir", scratch)
         job = profile_script([str(SCRIPTS / script)], timeout_s=100, **how)
-        assert os.listdir(scratch) == os.listdir(tmp_path) == []
+        assert os.listdir(scratch) == []
+        assert processes_of(scratch) == []
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert processes_below(os.getpid()) - before == set()
+    created = next((note for note in job.notes if "created" in note), "")
+    assert all(str(path) in created for path in tmp_path.iterdir())
     return job
 
 
@@ -81,6 +88,17 @@ def test_checkpoint_bytes_are_what_a_save_then_writes(
     assert len(job.step_s.seconds) == 10
     assert (job.data_share is not None) == (script in ("plain.py", "amp.py"))
     assert job.origins["components"] == job.origins["step_s"] == "measured"
+
+
+def test_a_compiled_model_is_measured_and_what_its_script_leaves_is_removed_or_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    job = profile("compiled.py", tmp_path, monkeypatch, steps=3)
+    assert not {name for name in set(os.listdir("/dev/shm")) - shared if name.startswith("deepvm-test-")}
+    assert job.notes == (f"the script itself created {tmp_path / 'results'}",)
+    assert (job.batch, job.parameters, len(job.step_s.seconds if job.step_s else ())) == (12, 676, 3)
+    assert job.flops_per_step == 2 * 12 * (2 * 16 * 32 + 3 * 32 * 4)
 
 
 @pytest.mark.chaos

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer, ranks
-from deepvm.checkpoint.save.schedule import NoticeFile, SaveSchedule
+from deepvm.checkpoint.save.schedule import NoticeFile, Pace, SaveSchedule
 from deepvm.policy import EverySteps, Moment
 from deepvm.runtime.notices.files import FileNotices, write_notice
 
@@ -105,3 +105,34 @@ def test_a_notice_with_an_impossible_time_is_logged_and_ends_nothing(tmp_path: P
     notices = NoticeFile(str(path))
     assert notices.seconds_left() is None
     assert not notices.interrupts
+
+
+def test_policies_learn_what_a_save_costs_from_the_restore_and_then_from_saves() -> None:
+    pace = Pace()
+    assert pace.moment(1, last_stall_s=None, last_save_s=None, under_way=False).save_cost_s is None
+    pace.restored(10, 2.5)
+    now = pace.moment(11, last_stall_s=None, last_save_s=None, under_way=False)
+    assert (now.save_cost_s, now.save_took_s) == (2.5, None)
+    now = pace.moment(12, last_stall_s=0.1, last_save_s=1.5, under_way=False)
+    assert (now.save_cost_s, now.save_took_s) == (0.1, 1.5)
+
+
+def test_a_checkpointer_tells_policies_how_long_its_saves_stalled_training(tmp_path: Path) -> None:
+    asked: list[Moment] = []
+
+    class Asked(EverySteps):
+        def due(self, now: Moment) -> bool:
+            asked.append(now)
+            return super().due(now)
+
+    model = torch.nn.Linear(8, 8)
+    with Checkpointer({"model": model}, str(tmp_path / "kept"), policy=Asked(2)) as ckpt:
+        for step in range(1, 4):
+            if (handle := ckpt.step(step)) is not None:
+                handle.wait("remote", timeout_s=30)
+        stall_s, took_s = ckpt.status().last_stall_s, ckpt.status().last_save_s
+    assert stall_s is not None
+    assert took_s is not None
+    assert 0 < stall_s <= took_s
+    assert [moment.save_cost_s for moment in asked] == [None, None, stall_s]
+    assert asked[-1].save_took_s == took_s

@@ -150,6 +150,7 @@ def test_the_whole_story_as_json() -> None:
         "notes": ["scaled"],
         "warnings": [],
         "profile": None,
+        "conduct": None,
     }  # fmt: skip
 
 
@@ -516,3 +517,20 @@ def test_a_hundred_thousand_steps_are_one_report() -> None:
 
     told = make_report(story(), CLUSTER, run="one")  # a quadratic one would meet the test's time-out
     assert (told.steps_done, len(told.pauses), told.checkpoints.made) == (100_000, 99 + 1, 10_000)
+
+
+def test_the_wait_for_machines_that_the_market_does_not_have_is_not_regrouping() -> None:
+    found = report(
+        event(0, "run-started"), *ups(0), event(1, "group", machines=["worker/0", "worker/1"]),
+        step(10, 1), step(11, 2),
+        event(12, "machine-down", "worker/1", why="preempted"),
+        event(12, "machine-refused", "worker/1", why="none"), event(40, "machine-refused", "worker/1", why="none"),
+        event(52, "machine-up", "worker/1"),
+        event(55, "group", machines=["worker/0", "worker/1"], took_s=43.0),
+        event(60, "restored", "worker/0", step=2, seconds=1.0), step(62, 3), event(63, "run-ended", outcome="finished"),
+    )  # fmt: skip
+    (pause,) = found.pauses
+    assert pause.parts == {
+        "detect_s": 1, "capacity_s": 40, "regroup_s": 3, "start_s": 4.0, "restore_s": 1.0, "first_step_s": 2
+    }  # fmt: skip
+    assert sum(pause.parts.values()) == pause.seconds

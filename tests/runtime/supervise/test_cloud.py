@@ -393,11 +393,12 @@ def test_a_fleet_that_finds_none_is_replanned_with_another_type(ec2: ec2_server.
         ec2_server.preempt(ec2_server.machines_of(ec2, "r1")["worker/1"]["InstanceId"])
         eventually(lambda: up(here).get("worker/1", "g4dn.xlarge") != "g4dn.xlarge", "another type")
         (replanned,) = events(here, "replanned")
-        first, second = replanned.data["changes"]
+        first, second, third = replanned.data["changes"]
         assert replanned.machine == "worker/1"
         assert first.startswith("worker/1 is g4dn.2xlarge (spot, $0.4022/h) instead of g4dn.xlarge ($0.3599/h): ")
         assert second == "the cluster costs $1.2920/h instead of $1.2497/h, of a budget of $1.3000/h"
-        assert f"{first}; {second}" in said
+        assert third == "it is next in the plan's failover list"
+        assert f"{first}; {second}; {third}" in said
         types = {name: row["InstanceType"] for name, row in ec2_server.machines_of(ec2, "r1").items()}
         assert types == up(here)
         assert sorted(types.values()) == ["c5.xlarge", "g4dn.2xlarge", "g4dn.xlarge", "g4dn.xlarge"]

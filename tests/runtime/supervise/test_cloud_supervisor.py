@@ -11,7 +11,9 @@ from deepvm.errors import UsageError
 from deepvm.runtime.backends.base import Change
 from deepvm.runtime.cluster import Cluster, Machine, hub_of
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.supervise import cloud_supervisor
 from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor
+from deepvm.runtime.supervise.replan import Replanned, Replanner
 from tests.support.runtime.machines import machine
 
 
@@ -51,3 +53,26 @@ def test_the_hub_prefers_an_on_demand_machine_that_keeps_checkpoints() -> None:
     assert hub_of(cluster_of(worker, machine("anchor/0"))) == worker
     with pytest.raises(UsageError, match="spot machines only, and the hub needs an on-demand one"):
         hub_of(cluster_of(machine("worker/0"), machine("memory/0")))
+
+
+class Better(Replanner):
+    """A replanner that finds the same better plan at each look."""
+
+    def better(self, cluster: Cluster) -> Replanned | None:
+        return cluster, ("the gang of 1 moves", "it saves $0.12/h")
+
+
+def test_what_has_become_better_in_a_cloud_is_reported_once_and_left_to_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cloud_supervisor, "POLL_S", 0.0)
+    monkeypatch.setattr(cloud_supervisor, "ADVISE_S", 0.0)
+    cluster = cluster_of(machine("worker/0"), machine("memory/0", "on-demand"))
+    backend, shown, looks = Recorder(), list[str](), iter(range(4))
+    with Ledger.create(tmp_path / "ledger.sqlite", run="r1", cluster=cluster) as ledger:
+        ended = lambda: next(looks, None) is None  # noqa: E731
+        CloudSupervisor(cluster, backend, ledger, show=shown.append, ended=ended, replanner=Better()).follow()
+        (warning,) = ledger.events("warning")
+    assert shown == [warning.data["text"]]
+    assert "another plan is better now: the gang of 1 moves; it saves $0.12/h" in shown[0]
+    assert backend.requested == []

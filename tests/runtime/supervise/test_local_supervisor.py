@@ -81,3 +81,14 @@ def test_events_that_the_ledger_lacks_at_the_end_are_counted_in_a_warning(
     assert told[-1] == f"the ledger lacks {len(kinds) - 1:,} events, which could not be written"
     assert kinds[0] == "run-started"
     assert "run-ended" in kinds
+
+
+def test_a_request_of_another_process_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
+    with (
+        Ledger.create(tmp_path / "ledger.sqlite", run="r", cluster=CLUSTER) as ledger,
+        closing(Hub(MACHINES, RunSpec(run="r", script="x.py"), token="t" * 32).start()) as hub,
+    ):
+        supervisor = Supervisor(
+            CLUSTER, backend=Idle(), hub=hub, ledger=ledger, faults=Faults(iter(()), []), stop_requested=lambda: True
+        )
+        assert supervisor.follow().outcome == "interrupted"

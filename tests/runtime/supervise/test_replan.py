@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deepvm.catalog import Catalog, Market, library
 from deepvm.performance.measured import Machine as MeasuredMachine
 from deepvm.performance.measured import Provenance, Samples
 from deepvm.performance.profile import OverheadPoint, Profile
@@ -39,8 +40,8 @@ def test_a_memory_node_becomes_another_machine_without_a_gpu(cluster: Cluster) -
     found = Replanner().instead_of(cluster, named(cluster, "memory/0"), "sold out")
     assert found is not None
     instead = named(found[0], "memory/0")
-    assert (instead.instance, instead.market) == ("m6i.xlarge", "on-demand")
-    assert instead.usd_per_hour == pytest.approx(0.192)
+    assert (instead.instance, instead.market) == ("t3.xlarge", "on-demand")  # the next of the plan's failover list
+    assert instead.usd_per_hour == pytest.approx(0.1664)
 
 
 def test_the_budget_holds(cluster: Cluster) -> None:
@@ -64,15 +65,72 @@ def test_what_the_run_measured_counts_in_a_new_plan(cluster: Cluster) -> None:
     assert plain is not None
     assert found is not None
     assert plain[0].restore_s == cluster.restore_s
-    assert named(plain[0], "memory/0").instance == "m6i.xlarge"
+    assert named(plain[0], "memory/0").instance == "t3.xlarge"
     assert found[0].restore_s is not None
     assert found[0].restore_s > 32.5
     assert "checkpoints have 12 GB, as this run measured, and not the planned 300 MB" in found[1]
     assert any(change.startswith("a loss is expected to stop training for") for change in found[1])
-    assert len(plain[1]) == 2
+    assert plain[1][2:] == ("it is next in the plan's failover list",)
 
 
 def test_profiles_of_a_plan_survive_in_its_file(cluster: Cluster) -> None:
     broken = dict(cluster.plan) | {"request": {**cluster.plan["request"], "profiles": [{"format": "something"}]}}
     lost = named(cluster, "worker/1")
     assert Replanner().instead_of(replace(cluster, plan=broken), lost, "sold out") is None
+
+
+def listed(cluster: Cluster, *instead: tuple[str, float]) -> Cluster:
+    """The cluster with a failover list of workers, by type and price."""
+    worker = named(cluster, "worker/0")
+    rows = tuple(replace(worker, instance=instance, usd_per_hour=usd) for instance, usd in instead)
+    return replace(cluster, failover=(*rows, replace(named(cluster, "memory/0"), instance="m6i.2xlarge")))
+
+
+def test_the_failover_list_of_the_plan_comes_first_in_its_order(cluster: Cluster) -> None:
+    replanner, taken = Replanner(), []
+    cluster = listed(cluster, ("p2.xlarge", 0.27), ("g4ad.xlarge", 9.0), ("g3.4xlarge", 0.34))
+    while found := replanner.instead_of(cluster, named(cluster, "worker/1"), "sold out"):
+        cluster, changes = found
+        taken.append(named(cluster, "worker/1").instance)
+        assert any("next in the plan's failover list" in change for change in changes) == (len(taken) <= 2)
+    assert taken == ["p2.xlarge", "g3.4xlarge", "g3s.xlarge", "g5.xlarge"], "9.0 is above the budget"
+    found = replanner.instead_of(cluster, named(cluster, "memory/0"), "sold out")
+    assert found is not None
+    assert named(found[0], "memory/0").instance == "m6i.2xlarge"
+
+
+def test_a_failover_in_another_region_is_for_gangs_that_move_as_a_whole(cluster: Cluster) -> None:
+    elsewhere = replace(named(cluster, "worker/0"), instance="p2.xlarge", region="eu-west-1")
+    found = Replanner().instead_of(replace(cluster, failover=(elsewhere,)), named(cluster, "worker/1"), "sold out")
+    assert found is not None
+    assert named(found[0], "worker/1").instance == "g5.xlarge"
+
+
+def repriced(factor: float, instance: str) -> Catalog:
+    """Today's catalogue, in which one type's spot price has changed."""
+    catalog = library.load("paper-aws-2023")
+    spot = catalog.prices[Market.SPOT]
+    usd = spot.usd_per_hour.copy()
+    usd[spot.instance == catalog.index_by_name[instance]] *= factor
+    return replace(catalog, prices={**catalog.prices, Market.SPOT: replace(spot, usd_per_hour=usd)})
+
+
+def test_another_type_is_better_when_prices_have_changed_by_more_than_the_threshold(cluster: Cluster) -> None:
+    def better(threshold: float | None, factor: float) -> tuple[Cluster, tuple[str, ...]] | None:
+        return Replanner(load=lambda _: repriced(factor, "g5.xlarge"), threshold=threshold).better(cluster)
+
+    assert better(0.2, 1.0) is None, "nothing has changed"
+    assert better(None, 0.3) is None
+    found = better(0.2, 0.3)
+    assert found is not None
+    assert {machine.instance for machine in found[0].gang} == {"g5.xlarge"}
+    assert "throughput is better by" in found[1][0]
+    assert any(change.startswith("the move stops training for about 3.1 s") for change in found[1])
+    assert better(0.99, 0.9) is None
+
+
+def test_a_type_that_has_become_too_dear_is_left(cluster: Cluster) -> None:
+    found = Replanner(load=lambda _: repriced(100.0, "g4dn.xlarge"), threshold=0.2).better(cluster)
+    assert found is not None
+    assert {machine.instance for machine in found[0].gang} != {"g4dn.xlarge"}
+    assert "g4dn.xlarge" in found[1][0]

@@ -8,6 +8,7 @@ What a script saves with torch.save or a Checkpointer goes into the scratch fold
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
@@ -27,6 +28,7 @@ from typing import Any
 from deepvm.runtime.workers.forked_worker import run_script
 
 MOST_NEW_FILES = 20
+TRACKER_S = 3.0  # that multiprocessing's resource tracker has to remove shared memory; it takes milliseconds
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
@@ -101,6 +103,7 @@ class Observer:
         at = next((row for row in reversed(stack) if row.filename == script), stack[-1] if stack else None)
         where = "" if at is None else f"{os.path.basename(at.filename)}, line {at.lineno}"
         self.report({"outcome": "timeout", "where": where})
+        remove_shared_memory()
         os._exit(1)
 
     # --- what is observed ---------------------------------------------------------------------------------------
@@ -158,16 +161,17 @@ class Observer:
         os.pwrite(self._progress, b"%-20d" % steps, 0)
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        """List files that the script creates."""
-        if event != "open" or len(self.new_files) >= MOST_NEW_FILES or os.getpid() != self._pid:
+        """List files and folders that the script creates, but not what is in these folders."""
+        if event not in ("open", "os.mkdir") or len(self.new_files) >= MOST_NEW_FILES or os.getpid() != self._pid:
             return
         path, _, flags = args
-        if not isinstance(path, str | bytes | os.PathLike) or not (isinstance(flags, int) and flags & _WRITES):
+        writes = event == "os.mkdir" or (isinstance(flags, int) and flags & _WRITES)
+        if not isinstance(path, str | bytes | os.PathLike) or not writes:
             return
         with suppress(OSError, ValueError):
             name = os.path.abspath(os.fsdecode(path))
-            known = name.startswith((f"{self._scratch}{os.sep}", "/dev/", "/proc/")) or os.path.exists(name)
-            if not known and name not in self.new_files:
+            ours = (f"{self._scratch}{os.sep}", "/dev/", "/proc/", *(f"{known}{os.sep}" for known in self.new_files))
+            if not name.startswith(ours) and not os.path.exists(name) and name not in self.new_files:
                 self.new_files.append(name)
 
 
@@ -250,6 +254,21 @@ def _optimizers(torch: Any) -> set[str]:
     return {kind.__qualname__ for kind in kinds if issubclass(kind, torch.optim.Optimizer)}
 
 
+def remove_shared_memory() -> None:
+    """Let multiprocessing's resource tracker remove the shared memory that the script did not: it does so once its pipe
+    is closed, and the end of this process would kill it before that."""
+    module = sys.modules.get("multiprocessing.resource_tracker")
+    tracker = getattr(module, "_resource_tracker", None)
+    pipe, pid = getattr(tracker, "_fd", None), getattr(tracker, "_pid", None)
+    if not isinstance(pipe, int) or not isinstance(pid, int):
+        return
+    with suppress(OSError):
+        os.close(pipe)
+        ends_s = time.monotonic() + TRACKER_S  # a child of the script may hold the pipe, too
+        while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < ends_s:
+            time.sleep(0.005)
+
+
 def _about(error: BaseException, script: str) -> dict[str, Any]:
     rows = traceback.extract_tb(error.__traceback__)
     path = os.path.abspath(script)
@@ -258,7 +277,14 @@ def _about(error: BaseException, script: str) -> dict[str, Any]:
         where = f"{os.path.basename(error.filename)}, line {error.lineno}"
     else:
         where = "" if at is None else f"{os.path.basename(at.filename)}, line {at.lineno}"
-    return {"error": _text("".join(traceback.format_exception_only(error)).strip().splitlines()[-1]), "where": where}
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return {"error": _text(lines[-1] if isinstance(error, SyntaxError) else _first_sentence(lines)), "where": where}
+
+
+def _first_sentence(lines: Sequence[str]) -> str:
+    """Return the first line of an error, and the next one if the first announces it."""
+    first, rest = lines[0].strip(), [line.strip() for line in lines[1:] if line.strip()]
+    return f"{first} {rest[0]}" if first.endswith(":") and rest else first
 
 
 def _text(value: object) -> str:
@@ -268,6 +294,7 @@ def _text(value: object) -> str:
 def main() -> int:
     if sys.path[:1] == [os.getcwd()]:  # which -m puts there; the script's own folder takes its place
         del sys.path[0]
+    atexit.register(remove_shared_memory)  # the first to be registered runs last, after the script's own
     observer = Observer(json.loads(Path(sys.argv[1]).read_text()))
     return observer.run()
 

@@ -79,7 +79,7 @@ def profile_script(
             report, code = _follow(process, scratch, timeout_s, total, progress or (lambda *_: None))
         finally:
             process.end()
-        return _Outcome(entry, report, code, process, total, timeout_s).job(parallel)
+        return _Outcome(entry, report, code, process, total, timeout_s, steps=_steps_done(scratch)).job(parallel)
 
 
 def _environment(scratch: Path) -> dict[str, str]:
@@ -135,11 +135,13 @@ class _Outcome:
         process: ScriptProcess,
         total: int,
         timeout_s: float,
+        *,
+        steps: int,
     ) -> None:
         self._name = os.path.basename(entry.script) if not entry.module else entry.script
         self._report, self._code, self._process = report, code, process
         self._total, self._timeout_s = total, timeout_s
-        self._seen: Mapping[str, Any] = report.get("seen", {"steps": 0, "text": "", "torch": False})
+        self._seen: Mapping[str, Any] = report.get("seen", {"steps": steps, "text": "", "torch": False})
 
     def job(self, parallel: Parallel | None) -> Job:
         kind = self._report.get("outcome")
@@ -165,7 +167,7 @@ class _Outcome:
 
     def _when(self) -> str:
         steps = self._seen.get("steps", 0)
-        return f"after {steps} steps" if steps else "before its first step"
+        return f"after {steps} step{'s' if steps > 1 else ''}" if steps else "before its first step"
 
     def _exited(self) -> str:
         lines, code = self._process.lines(200), self._report.get("code")
@@ -214,7 +216,7 @@ class _Outcome:
             memory = ", perhaps for want of memory" if self._code == -signal.SIGKILL else ""
             return f"{self._name} was ended by {name} {self._when()}{memory}"
         last = [*self._process.lines(1), "it printed nothing"][0]
-        return f"{self._name} exited with code {self._code} before its first step: {last}"
+        return f"{self._name} exited with code {self._code} {self._when()}: {last}"
 
     # --- the job ------------------------------------------------------------------------------------------------
 

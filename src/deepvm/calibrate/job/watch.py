@@ -89,6 +89,8 @@ class Watch:
         self._fetched += 1
 
     def _forward(self, module: torch.nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():  # the call of the compiled module itself is seen, its parts are traced
+            return
         tensor = next((a for a in args if isinstance(a, torch.Tensor) and a.dim()), None)
         if self._first is None:
             if tensor is None or next(module.parameters(), None) is None or not torch.is_grad_enabled():
@@ -110,7 +112,7 @@ class Watch:
         self.done += 1
         if self._phase == "warmup":
             self._observe_batch()
-            if self.done >= self._warmup:
+            if self.done >= self._warmup and self._unhooked():
                 self._begin_timing(optimizers)
         elif self._phase == "timed":
             assert self._begun_s is not None  # noqa: S101 - set by the last step
@@ -143,13 +145,17 @@ class Watch:
         parts = self._fetched or (1 if once else len(self._calls))
         self._batches.append(sum(self._calls[:parts]) if parts <= len(self._calls) else self._calls[0] * parts)
 
+    def _unhooked(self) -> bool:
+        """Take the hook off forward passes. False if compiled code may be compiled again in the next step for that."""
+        hook, self._forward_hook = self._forward_hook, None
+        if hook is not None:
+            hook.remove()
+        return hook is None or "torch._dynamo" not in sys.modules
+
     def _begin_timing(self, optimizers: list[Any]) -> None:
         self._phase = "timed"
         if optimizers:
             self._pace.fix()
-        if self._forward_hook is not None:
-            self._forward_hook.remove()
-            self._forward_hook = None
         device = _device(optimizers)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -1,6 +1,7 @@
-"""Run a group of ranks on this machine: a task and a number of workers in, what rank 0 measured out.
+"""Run a group of ranks: a task and a number of workers in, what rank 0 measured out.
 
-Each rank is a process pinned to its share of the cores. All of them end with the group, whatever ends it.
+Each rank is a process of this machine, pinned to its share of the cores, or of another host (``hosts``). All of them
+end with the group, whatever ends it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import deepvm
+from deepvm.calibrate.scaling.hosts import Hosts
 from deepvm.errors import DeepvmError, printable
 
 SILENCE_S = 180.0  # without a step; importing torch on a busy machine takes a minute
@@ -34,19 +36,24 @@ def run_group(
     task: dict[str, Any],
     *,
     workers: int,
-    cores: Sequence[Sequence[int]] | None,
+    cores: Sequence[Sequence[int]] | None = None,
+    hosts: Hosts | None = None,
     tick: Callable[[], None] = lambda: None,
     silence_s: float = SILENCE_S,
 ) -> dict[str, Any]:
     """Measure with this many ranks, and return rank 0's answer. DeepvmError if one fails or stays silent."""
     with tempfile.TemporaryDirectory(prefix="deepvm-scaling-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
-        try:
-            for rank in range(workers):
+
+        def start(first: int, last: int, meet: Any) -> None:
+            for rank in range(first, last):
                 own = None if cores is None else sorted(set(cores[rank]))
-                about = {**task, "rank": rank, "workers": workers, "cores": own, "meet": f"{folder}/meet"}
-                ranks.append(_start(about, Path(folder), rank))
-            answer = _follow(ranks, Path(folder), tick, silence_s)
+                about = {**task, "rank": rank, "workers": workers, "cores": own, "meet": meet}
+                ranks.append(_start(about, Path(folder), rank, hosts))
+
+        try:
+            start(0, workers if hosts is None else 1, f"{folder}/meet" if hosts is None else None)
+            answer = _follow(ranks, Path(folder), tick, silence_s, lambda address: start(1, workers, address))
             for process in ranks:
                 process.wait(timeout=30)
             return answer
@@ -56,7 +63,7 @@ def run_group(
             _end(ranks)
 
 
-def _start(task: dict[str, Any], folder: Path, rank: int) -> subprocess.Popen[bytes]:
+def _start(task: dict[str, Any], folder: Path, rank: int, hosts: Hosts | None) -> subprocess.Popen[bytes]:
     threads = str(len(task["cores"])) if task["cores"] else "1"
     here = str(Path(deepvm.__file__).parents[1])  # ranks run this very package, wherever it was imported from
     path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
@@ -64,8 +71,9 @@ def _start(task: dict[str, Any], folder: Path, rank: int) -> subprocess.Popen[by
     if sys.platform == "linux":
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")  # a host's name may resolve to nothing
     with open(folder / f"errors-{rank}", "wb") as errors:
+        here_words = [sys.executable, "-m", "deepvm.calibrate.scaling.worker", json.dumps(task)]
         return subprocess.Popen(
-            [sys.executable, "-m", "deepvm.calibrate.scaling.worker", json.dumps(task)],
+            here_words if hosts is None else hosts.command(rank, task),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             stderr=errors,
@@ -75,9 +83,13 @@ def _start(task: dict[str, Any], folder: Path, rank: int) -> subprocess.Popen[by
 
 
 def _follow(
-    ranks: Sequence[subprocess.Popen[bytes]], folder: Path, tick: Callable[[], None], silence_s: float
+    ranks: Sequence[subprocess.Popen[bytes]],
+    folder: Path,
+    tick: Callable[[], None],
+    silence_s: float,
+    met: Callable[[Any], None],
 ) -> dict[str, Any]:
-    """Read rank 0's lines until it answers."""
+    """Read rank 0's lines until it answers. ``met`` gets the address where other hosts meet it."""
     last = time.monotonic()
     for line in _lines(ranks[0]):
         failed = [rank for rank, process in enumerate(ranks) if process.poll() not in (None, 0)]
@@ -92,6 +104,8 @@ def _follow(
             message = json.loads(line)
             if isinstance(message, dict) and "seconds" in message:
                 return message
+            if isinstance(message, dict) and "meet" in message:
+                met(message["meet"])
             tick()
     raise DeepvmError(f"worker 0 of the calibration ended without an answer: {_last_words(folder, 0)}")
 

@@ -1,6 +1,8 @@
 """``python -m deepvm.calibrate.scaling.worker TASK``: one rank of a measured group, started by ``processes``.
 
-The task is JSON. The process ends when its standard input does, so that none outlives the calibration.
+The task is JSON. The process ends when its standard input does, so that none outlives the calibration. Ranks of one
+machine meet in a file; those of several at a port of rank 0, which prints its address. A task ``about`` asks what the
+machine is.
 """
 
 from __future__ import annotations
@@ -10,16 +12,36 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 DEADLINE_S = 300
 
 
+def about(device: str) -> dict[str, Any]:
+    """Describe this machine as it trains."""
+    from dataclasses import replace
+
+    from deepvm.calibrate.compute.devices import pick_device
+    from deepvm.runtime.this_machine import here_and_now
+
+    chosen, now = pick_device(device), here_and_now()
+    return {
+        "device": chosen.torch.type,
+        "provenance": replace(now, machine=chosen.on(now.machine)).to_json(),
+    }
+
+
 def main(task: dict[str, Any]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if task["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, task["cores"])
+    address = own_address(os.environ) if task["meet"] is None or isinstance(task["meet"], list) else None
+    if address is not None:
+        from deepvm.runtime.agent.interfaces import socket_variables
+
+        os.environ |= socket_variables(address, f"{address}:1")
     import torch
     import torch.distributed as dist
 
@@ -28,18 +50,27 @@ def main(task: dict[str, Any]) -> None:
     from deepvm.calibrate.workloads import build
 
     rank, workers = task["rank"], task["workers"]
-    device = pick_device(task["device"], rank if task["device"] == "cuda" else 0)
-    if device.torch.type == "cpu":
-        torch.set_num_threads(max(1, len(task["cores"] or ())))
-    else:
+    device = pick_device(task["device"], rank if task["device"] == "cuda" and address is None else 0)
+    if device.torch.type == "cuda":
         torch.cuda.set_device(device.torch)
-    dist.init_process_group(
-        "nccl" if device.torch.type == "cuda" else "gloo",
-        init_method=f"file://{task['meet']}",
-        rank=rank,
-        world_size=workers,
-        timeout=timedelta(seconds=DEADLINE_S),
-    )
+    elif address is None:
+        torch.set_num_threads(max(1, len(task["cores"] or ())))
+    backend, deadline = "nccl" if device.torch.type == "cuda" else "gloo", timedelta(seconds=DEADLINE_S)
+    if address is None:
+        where = f"file://{task['meet']}"
+        dist.init_process_group(backend, init_method=where, rank=rank, world_size=workers, timeout=deadline)
+    else:
+        from torch._C._distributed_c10d import TCPStore
+
+        from deepvm.runtime.agent.rendezvous import listening_store
+
+        if rank == 0:
+            store = listening_store(address)
+            print(json.dumps({"meet": [address, store.port]}), flush=True)
+        else:
+            host, port = task["meet"]
+            store = TCPStore(host, port, is_master=False, timeout=deadline)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=deadline)
 
     def wrap(model: torch.nn.Module) -> torch.nn.Module:
         if workers == 1:
@@ -69,6 +100,12 @@ def main(task: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
+def own_address(environment: Mapping[str, str]) -> str:
+    """Return the address of this host that the ssh connection arrived at."""
+    fields = environment.get("SSH_CONNECTION", "").split()
+    return fields[2] if len(fields) == 4 else "127.0.0.1"
+
+
 def _end_with_parent() -> None:
     with contextlib.suppress(OSError):
         while os.read(0, 1):  # not sys.stdin, whose lock the interpreter needs when it ends
@@ -77,6 +114,10 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    given = json.loads(sys.argv[1])
+    if given.get("about"):
+        print(json.dumps(about(given["device"])))
+    else:
+        main(given)
     sys.stdout.flush()
     os._exit(0)  # a thread still reads standard input

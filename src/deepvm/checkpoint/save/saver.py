@@ -158,6 +158,7 @@ class Saver:
             try:
                 self._send(job)
                 self._status.last_save_s = time.perf_counter() - handle.began_s
+                self._status.last_stall_s = handle.stall_s
                 self._event_log.saved(handle, "remote", place=self._place)
                 self._status.remote += 1
                 self._status.last_remote_step = handle.step

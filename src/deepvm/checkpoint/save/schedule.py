@@ -60,6 +60,7 @@ class Pace:
         self._started_s = self._last_saved_s = self._last_step_s = time.monotonic()
         self._last_saved_step = 0
         self._noticed_s: float | None = None
+        self._restore_s: float | None = None
         self.notice_ends_s: float | None = None
 
     def stepped(self) -> float:
@@ -71,7 +72,8 @@ class Pace:
     def saved(self, step: int) -> None:
         self._last_saved_step, self._last_saved_s = step, time.monotonic()
 
-    def restored(self, step: int) -> None:
+    def restored(self, step: int, seconds: float) -> None:
+        self._restore_s = seconds
         self.saved(step)
         self._last_step_s = self._last_saved_s
 
@@ -79,7 +81,7 @@ class Pace:
         self._noticed_s = time.monotonic()
         self.notice_ends_s = self._noticed_s + seconds_left
 
-    def moment(self, step: int, last_save_s: float | None, *, under_way: bool) -> Moment:
+    def moment(self, step: int, *, last_stall_s: float | None, last_save_s: float | None, under_way: bool) -> Moment:
         now_s = time.monotonic()
         return Moment(
             step=step,
@@ -88,7 +90,7 @@ class Pace:
             last_saved_s=self._last_saved_s - self._started_s,
             notice_s_left=None if self.notice_ends_s is None else max(0.0, self.notice_ends_s - now_s),
             noticed_s=None if self._noticed_s is None else self._noticed_s - self._started_s,
-            save_cost_s=last_save_s,
+            save_cost_s=self._restore_s if last_stall_s is None else last_stall_s,  # as many bytes, until one is known
             save_took_s=last_save_s,
             under_way_for_s=now_s - self._last_saved_s if under_way else None,
         )

@@ -90,7 +90,10 @@ def scaling(
     batch: Annotated[int | None, typer.Option(help="Samples of each worker in a step [by workload].")] = None,
     precision: Precision = "fp32",
     device: Device = "auto",
-    on: Annotated[str, typer.Option("--on", help="Where workers run: local; others are refused for now.")] = "local",
+    on: Annotated[str, typer.Option("--on", help="Where workers run: local, or ssh:HOST,HOST.")] = "local",
+    remote_python: Annotated[
+        str, typer.Option(help="The Python of these hosts that has deepvm and torch.")
+    ] = "python3",
     cores_per_worker: Annotated[
         int | None, typer.Option(help="Cores of each worker [an equal share of this machine].")
     ] = None,
@@ -113,6 +116,7 @@ def scaling(
         precision=precision,
         device=device,
         on=on,
+        remote_python=remote_python,
         cores_per_worker=cores_per_worker,
         most_workers=most_workers,
         instance=instance,

@@ -134,7 +134,8 @@ def _rows(job: Job) -> list[tuple[str, str, str]]:
     rows.append(("gradients", format_bytes(job.gradient_bytes), origin.get("gradient_bytes", "")))
     if job.step_s is not None:
         batch = "" if job.batch is None else f", with a batch of {job.batch}"
-        spread = f"±{job.step_s.spread / 2:.0%} in {len(job.step_s.seconds)} steps{batch}"
+        ends = f"{format_seconds(job.step_s.quantile_s(0.05))} to {format_seconds(job.step_s.quantile_s(0.95))}"
+        spread = f"{ends} (5 to 95 %) in {len(job.step_s.seconds)} steps{batch}"
         rows.append(("step", format_seconds(job.step_s.median_s), f"measured: {spread}"))
     elif job.batch is not None:
         rows.append(("batch", f"{job.batch:,}", "for one GPU"))

@@ -38,11 +38,22 @@ def command(
     rank: Annotated[int, typer.Option("--rank", min=1, help="Which of the plan's recommendations.")] = 1,
     name: Annotated[str | None, typer.Option("--name", help="The run's name [script and time].")] = None,
     policy: Annotated[
-        str, typer.Option("--save", help="When to save, as '100 steps or 60s'.")
-    ] = "every 10s or at notice",
+        str | None, typer.Option("--save", help="When to save, as '100 steps or 60s' [the plan's, else 10s].")
+    ] = None,
     after_loss: Annotated[
-        str, typer.Option("--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do.")
-    ] = "wait",
+        str | None,
+        typer.Option(
+            "--after-loss", help="wait, wait:30s, shrink or shrink:2: what survivors do [the plan's or wait]."
+        ),
+    ] = None,
+    replan_threshold: Annotated[
+        str | None,
+        typer.Option(
+            "--replan-threshold",
+            metavar="SHARE",
+            help="Move if what is best is better by this, as 20% [30% if the plan has several zones, else never].",
+        ),
+    ] = None,
     batch: Annotated[
         str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
@@ -100,20 +111,23 @@ def command(
     given = _given(context)
     if report is not None:
         _refuse(given - {"report", "json"}, context, f"--report {report} shows the run's ledger")
-        _report(report, as_json=json)
+        report_run(report, as_json=json)
         return
     if down is not None:
         _refuse(given - {"down", "json"}, context, f"--down {down} takes no other options")
-        _end(down, as_json=json)
+        end_run(down, as_json=json)
         return
     how: dict[str, Any] = {
-        "policy": policy, "after_loss": after_loss, "batch": batch, "durable": durable, "max_restarts": max_restarts,
+        "batch": batch, "durable": durable, "max_restarts": max_restarts,
         "workers": workers, "memory_bytes": None if memory is None else parse_bytes(memory), "isolate": isolate,
         "bandwidth_bits_per_s": None if bandwidth is None else _bits(bandwidth), "seed": seed,
     }  # fmt: skip
     if resume is not None:
         from deepvm.runtime.supervise import local_run
+        from deepvm.runtime.supervise.policies import parse_threshold
 
+        threshold = None if replan_threshold is None else parse_threshold(replan_threshold)
+        how |= {"policy": policy, "after_loss": after_loss, "replan_threshold": threshold}
         changes = {field: how[field] for word in given if (field := _FIELDS.get(word, word)) in how}
         fixed = {word for word in given if _FIELDS.get(word, word) not in how} - {"resume", "json", "preempt"}
         if on == "local":
@@ -129,9 +143,15 @@ def command(
     from deepvm.runtime.cluster import load_cluster
     from deepvm.runtime.entry import parse_entry
     from deepvm.runtime.run_spec import RunSpec
+    from deepvm.runtime.supervise.policies import choose_policies
 
     cluster, entry = load_cluster(plan, rank=rank), parse_entry(words)
-    spec = RunSpec(script=entry.script, args=entry.args, module=entry.module, rank=rank, preempt=preempt, **how)
+    chosen = choose_policies(cluster.conduct, policy=policy, after_loss=after_loss, replan_threshold=replan_threshold)
+    spec = RunSpec(
+        script=entry.script, args=entry.args, module=entry.module, rank=rank, preempt=preempt,
+        policy=chosen.policy, after_loss=chosen.after_loss, replan_threshold=chosen.replan_threshold,
+        origins=chosen.origins, **how,
+    )  # fmt: skip
     if on != "local":
         run = name or spec.new_name()
         _run_in_cloud(on, cluster, spec, run, options=option or [], dry_run=dry_run, as_json=json)
@@ -200,7 +220,7 @@ def _run_in_cloud(
         print_json({"run": run, "on": on, "dry_run": dry_run, "said": messages})
 
 
-def _end(name: str, *, as_json: bool) -> None:
+def end_run(name: str, *, as_json: bool) -> None:
     from deepvm.runtime.supervise import cloud_run
 
     removed = cloud_run.end(name)
@@ -254,7 +274,7 @@ def _show(run: Callable[[Any, Any], Ended], *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _report(name: str, *, as_json: bool) -> None:
+def report_run(name: str, *, as_json: bool) -> None:
     import time
     from dataclasses import replace
 

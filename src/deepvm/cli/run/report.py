@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +17,7 @@ _OUTCOMES = {"finished": "bold green", "running": "bold cyan", "failed": "bold r
 _CHOICES = {"save": "save now", "finish": "finish the save", "rely": "rely on the last"}
 _PARTS = {
     "detect_s": "detect",
+    "capacity_s": "capacity",
     "regroup_s": "regroup",
     "start_s": "start",
     "restore_s": "restore",
@@ -86,11 +87,23 @@ def _show_summary(report: Report) -> None:
         lines.append(("newest", f"step {newest.step:,} in {where}{'' if newest.durable else ', not durable'}"))
     if report.goodput is not None:
         lines.append(("goodput", f"{report.goodput:.1%} of {format_seconds(report.bill.machine_s)} paid machine time"))
+    lines += _conduct(report)
     rows = _table(("", ""), header=False)
     rows.columns[0].style = "cyan"
     for name, text in lines:
         rows.add_row(name, _text(text))
     console.print(rows)
+
+
+def _conduct(report: Report) -> list[tuple[str, str]]:
+    """Return the policies that the run followed, and who chose them."""
+    found = []
+    for name, title in (("save", "saves"), ("after_loss", "after a loss")):
+        policy = (report.conduct or {}).get(name)
+        if isinstance(policy, Mapping) and policy.get("policy"):
+            by = {"plan": " (the plan's)", "default": " (default)"}.get(str(policy.get("by")), "")
+            found.append((title, f"{policy['policy']}{by}"))
+    return found
 
 
 def _show_bill(report: Report) -> None:
@@ -121,12 +134,14 @@ def _show_pauses(report: Report) -> None:
             rows.add_row(_at(report, loss.at_s), _text(loss.machine), _text(loss.why))
         _print(rows, len(report.losses))
     if report.pauses:
-        columns = (">at", ">stood still", *(f">{name}" for name in _PARTS.values()))
+        waited = any("capacity_s" in pause.parts for pause in report.pauses)
+        shown = {part: name for part, name in _PARTS.items() if waited or part != "capacity_s"}
+        columns = (">at", ">stood still", *(f">{name}" for name in shown.values()))
         rows = _table(columns, "Pauses  from one finished step to the next")
         for pause in report.pauses[-_ROWS:]:
             parts = {"first_step_s": "none" if not pause.recovered else "-"}
             parts |= {name: format_seconds(seconds) for name, seconds in pause.parts.items()}
-            cells = [parts.get(name, "-") for name in _PARTS]
+            cells = [parts.get(part, "-") for part in shown]
             rows.add_row(_at(report, pause.at_s), format_seconds(pause.seconds), *cells)
         _print(rows, len(report.pauses))
 

@@ -270,10 +270,10 @@ class Saturation:
         if self.flat_until is None and self.grows_from is None:
             return f"{link}: this host saturates before a memory node does"
         if self.flat_until is None:
-            return f"{link}: saturated by {self.grows_from:g} workers a memory node, the least that this host shows"
+            return f"{link}: saturated by {self.grows_from:.3g} workers a memory node, the least that this host shows"
         if self.grows_from is None:
-            return f"{link}: not saturated by {self.flat_until:g} workers a memory node"
-        return f"{link}: saturated from {self.grows_from:g} workers a memory node, flat until {self.flat_until:g}"
+            return f"{link}: not saturated by {self.flat_until:.3g} workers a memory node"
+        return f"{link}: saturated from {self.grows_from:.3g} workers a memory node, flat until {self.flat_until:.3g}"
 
 
 def saturation_points(points: Sequence[NetworkPoint], model: Transmission) -> tuple[Saturation, ...]:

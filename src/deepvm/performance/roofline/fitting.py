@@ -90,7 +90,7 @@ def _fit(points: Sequence[RooflinePoint], near: Roofline | None, sharpness: floa
 
     def unpack(x: Floats) -> Floats:
         full = np.zeros(len(TERMS))
-        full[active] = np.exp(np.clip(x[: len(active)], -700, 700))
+        full[active] = np.exp(np.clip(x[: len(active)], -300, 300))  # times bytes, it must stay finite
         return full
 
     def residuals(x: Floats) -> Floats:

@@ -12,6 +12,7 @@ from deepvm.catalog import Catalog, Instance, Market, Quota, binding_quotas
 from deepvm.catalog.accelerators import find as find_accelerator
 from deepvm.catalog.check import bid_floor_usd
 from deepvm.catalog.clouds.zones import is_local
+from deepvm.catalog.model import Prices
 from deepvm.catalog.sources.aws_network import sustained_by_family
 from deepvm.errors import UnknownName
 from deepvm.performance import compute_share, estimate_eflops, estimate_sustained_gbps
@@ -33,6 +34,7 @@ from deepvm.plan.search.board import (
 from deepvm.plan.search.fitness import Fitness
 from deepvm.plan.search.links import Links, links_of
 
+Bools = NDArray[np.bool_]
 LOCAL_ZONE = "a local zone, with few machines (--local-zones admits it)"
 BID_FLOOR = "a bid floor instead of a price"
 DEAR_SPOT = "no spot price below on-demand"
@@ -98,9 +100,8 @@ class _Analysis:
     def board(self) -> Board:
         is_worker, is_memory = self._roles()
         places = self._allowed_places()
-        usd = {market: self._price_table(market, places) for market in Market}
+        usd = {market: self._price_table(market, places, is_worker) for market in Market}
         if not self.paper:
-            self._drop_bid_floors(usd, is_worker)
             self._drop_dear_spot(usd, is_worker)
         offered = np.isfinite(usd[Market.SPOT]) | np.isfinite(usd[Market.ON_DEMAND])
         for i in np.flatnonzero(is_worker & ~offered.any(axis=1)):
@@ -184,7 +185,7 @@ class _Analysis:
                 if name not in known:
                     raise UnknownName(f"{kind} of this catalogue", name, known)
 
-    def _roles(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    def _roles(self) -> tuple[Bools, Bools]:
         is_worker = np.zeros(len(self.catalog.instances), bool)
         is_memory = np.zeros(len(self.catalog.instances), bool)
         for i, instance in enumerate(self.catalog.instances):
@@ -229,7 +230,7 @@ class _Analysis:
     def _leave_out(self, instance: Instance, reason: str) -> None:
         self.reasons.setdefault(reason, []).append(instance.name)
 
-    def _allowed_places(self) -> NDArray[np.bool_]:
+    def _allowed_places(self) -> Bools:
         catalog, regions, zones = self.catalog, self.request.regions or self.catalog.regions, self.request.zones
         allowed = np.array([r in regions and (not zones or z in zones) for r, z in catalog.places], dtype=bool)
         if not (self.paper or self.request.local_zones or zones):
@@ -239,18 +240,18 @@ class _Analysis:
             allowed &= ~local
         return allowed
 
-    def _drop_bid_floors(self, usd: dict[Market, Floats], is_worker: NDArray[np.bool_]) -> None:
-        """Remove prices that are too low for any market: nobody gets machines for the lowest admitted bid."""
-        floor = np.array([bid_floor_usd(instance) for instance in self.catalog.instances])[:, None]
-        for table in usd.values():
-            dropped = np.isfinite(table) & (table < floor)
-            for i in np.flatnonzero(dropped.any(axis=1) & is_worker):
-                name = self.catalog.instances[i].name
-                if name not in self.reasons.get(BID_FLOOR, ()):
-                    self.reasons.setdefault(BID_FLOOR, []).append(name)
-            table[dropped] = np.inf
+    def _without_bid_floors(self, prices: Prices, allowed: Bools, is_worker: Bools) -> Bools:
+        """Return the rows with prices that a market can have: nobody gets machines for the lowest admitted bid."""
+        floor = np.array([bid_floor_usd(instance) for instance in self.catalog.instances])
+        real = np.asarray(prices.usd_per_hour >= floor[prices.instance])
+        asked_for = np.isin(self.regions, self.regions[allowed])[prices.place]
+        for i in np.unique(prices.instance[~real & asked_for]):
+            name = self.catalog.instances[i].name
+            if is_worker[i] and name not in self.reasons.get(BID_FLOOR, ()):
+                self.reasons.setdefault(BID_FLOOR, []).append(name)
+        return real
 
-    def _drop_dear_spot(self, usd: dict[Market, Floats], is_worker: NDArray[np.bool_]) -> None:
+    def _drop_dear_spot(self, usd: dict[Market, Floats], is_worker: Bools) -> None:
         """Remove spot prices that are not below on-demand: who pays as much takes the machine that stays."""
         spot = usd[Market.SPOT]
         dear = np.isfinite(spot) & (spot >= usd[Market.ON_DEMAND])
@@ -258,12 +259,13 @@ class _Analysis:
         for i in np.flatnonzero(dear.any(axis=1) & ~np.isfinite(spot).any(axis=1) & is_worker):
             self._leave_out(self.catalog.instances[i], DEAR_SPOT)
 
-    def _price_table(self, market: Market, allowed: NDArray[np.bool_]) -> Floats:
+    def _price_table(self, market: Market, allowed: Bools, is_worker: Bools) -> Floats:
         """Return [instance, place]: USD an hour of the cheapest offer, inf without one."""
         table = np.full((len(self.catalog.instances), len(self.catalog.places)), np.inf)
         prices = self.catalog.prices.get(market)
         if prices is not None:
-            np.minimum.at(table, (prices.instance, prices.place), prices.usd_per_hour)
+            rows = ... if self.paper else self._without_bid_floors(prices, allowed, is_worker)
+            np.minimum.at(table, (prices.instance[rows], prices.place[rows]), prices.usd_per_hour[rows])
         of_region: dict[int, list[int]] = {}
         for p, (_, zone) in enumerate(self.catalog.places):
             if zone is not None:

@@ -210,7 +210,7 @@ class MachineAgent:
         self.save_now.unlink(missing_ok=True)
         self._stores = stores
         return {
-            variables.STORE: " ".join(store_urls(stores, self.spec.durable)),
+            variables.STORE: " ".join(store_urls(stores, self.spec.durable, self.spec.replicas)),
             variables.RUN: self.spec.run,
             variables.POLICY: self.spec.policy,
             variables.BATCH: self.spec.batch,

@@ -19,9 +19,11 @@ log = logging.getLogger("deepvm.runtime")
 END_S = 5.0  # for a fetcher to end after SIGTERM
 
 
-def store_urls(nodes: Sequence[str], durable: str | None) -> list[str]:
+def store_urls(nodes: Sequence[str], durable: str | None, replicas: int = 1) -> list[str]:
     """Return the stores with a run's checkpoints, nearest first."""
-    return [*([f"memory://{','.join(nodes)}"] if nodes else []), *([durable] if durable else [])]
+    kept = min(replicas, len(nodes))
+    memory = f"memory://{','.join(nodes)}" + (f"?replicas={kept}" if kept > 1 else "")
+    return [*([memory] if nodes else []), *([durable] if durable else [])]
 
 
 def segment_of(folder: Path) -> Path:

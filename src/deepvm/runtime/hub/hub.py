@@ -274,7 +274,8 @@ class Hub:
             time.sleep(TICK_S)
             with self._lock:
                 stores = self.stores
-                if not stores or self._stopping or self.failed is not None:
+                keepers = any(machine.keeps for machine in self.machines.values())
+                if (keepers and not stores) or self._stopping or self.failed is not None:
                     continue
                 formed = self._membership.form(time.monotonic())
                 if formed is not None:

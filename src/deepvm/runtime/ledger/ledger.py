@@ -21,6 +21,7 @@ from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.events import Event, is_time
 from deepvm.runtime.cluster import MOST_PLAN_BYTES, Cluster, Machine
+from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.ledger.sqlite_file import FORMAT, LedgerError, create_database, open_database, take_lock
 
 _ROWS = 10_000  # read at once: a longer transaction would delay the checkpoint of the write-ahead log
@@ -175,4 +176,12 @@ def _fact(text: str) -> dict[str, Any]:
 
 def _cluster(described: dict[str, Any], plan: dict[str, Any]) -> Cluster:
     machines = tuple(Machine(**machine) for machine in described.pop("machines"))
-    return Cluster(machines=machines, notes=tuple(described.pop("notes")), plan=plan, **described)
+    conduct = described.pop("conduct", None)
+    return Cluster(
+        machines=machines,
+        notes=tuple(described.pop("notes")),
+        failover=tuple(Machine(**machine) for machine in described.pop("failover", ())),
+        conduct=None if conduct is None else Conduct.from_json(conduct),
+        plan=plan,
+        **described,
+    )

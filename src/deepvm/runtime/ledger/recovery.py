@@ -58,7 +58,7 @@ class Pause:
     seconds: float
     recovered: bool  # False: no step followed in that session
     machines: tuple[str, ...]  # that were lost
-    parts: dict[str, float]  # in order, if known: detect_s, regroup_s, start_s, restore_s, first_step_s
+    parts: dict[str, float]  # in order, if known: detect_s, capacity_s, regroup_s, start_s, restore_s, first_step_s
 
 
 def merged_restores(events: Sequence[Event], steps: Steps) -> list[Restore]:
@@ -122,8 +122,16 @@ class _OpenPause:
     at_s: float  # when it was detected
     before: int  # steps of earlier sessions
     machines: list[str] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)  # machines that the market did not have
+    had_s: float | None = None  # when the last of these was up
     group_s: float | None = None
     restore: Restore | None = None
+
+    def observe_market(self, kind: str, machine: str, at_s: float) -> None:
+        if kind == "machine-refused":
+            self.refused.add(machine)
+        elif machine in self.refused and self.group_s is None:
+            self.had_s = at_s
 
     def resumed_s(self, steps: Steps, by_s: float) -> float | None:
         """Return when the next step finished; None if it did not by then."""
@@ -141,8 +149,10 @@ class _OpenPause:
         parts, since_s = {}, begun_s
         if begun_s < self.at_s:
             parts["detect_s"], since_s = self.at_s - begun_s, self.at_s
+        if self.had_s is not None:
+            parts["capacity_s"], since_s = max(0.0, self.had_s - since_s), max(self.had_s, since_s)
         if self.group_s is not None:
-            parts["regroup_s"], since_s = self.group_s - since_s, self.group_s
+            parts["regroup_s"], since_s = max(0.0, self.group_s - since_s), self.group_s
         if self.restore is not None:
             took_s = max(0.0, self.restore.at_s - since_s)
             if self.restore.seconds is not None:
@@ -178,11 +188,13 @@ def find_pauses(
     groups: Iterable[Event],
     restores: Iterable[Restore],
     session_ends_s: Iterable[float],
+    market: Iterable[Event] = (),
 ) -> list[Pause]:
-    """Return the pauses of training; the loss of several machines is one pause."""
+    """Return the pauses of training; the loss of several machines is one pause. ``market`` are the events
+    ``machine-refused`` and ``machine-up``."""
     marks: list[tuple[float, Loss | Event | Restore | None]] = [
         *((loss.at_s, loss) for loss in losses if loss.trained),
-        *((group.at_s, group) for group in groups),
+        *((event.at_s, event) for event in (*groups, *market)),
         *((restore.at_s, restore) for restore in restores),
         *((end_s, None) for end_s in session_ends_s),
     ]
@@ -200,6 +212,9 @@ def find_pauses(
                 pause = _OpenPause(at_s, before)
             if pause is not None:
                 pause.machines.append(mark.machine)
+        elif isinstance(mark, Event) and mark.kind != "group":
+            if pause is not None and mark.machine is not None:
+                pause.observe_market(mark.kind, mark.machine, at_s)
         elif isinstance(mark, Event):
             named, took_s = mark.data.get("machines"), number(mark.data.get("took_s"))
             members = {str(name) for name in named} if isinstance(named, list | tuple) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -74,6 +74,7 @@ class Report:
     notes: tuple[str, ...]  # how the cluster differs from the plan
     warnings: tuple[str, ...] = ()  # distinct ones
     profile: str | None = None  # the file with what the run measured
+    conduct: Mapping[str, Any] | None = None  # the policies of the last session, and who chose them
 
     @property
     def stalled_s(self) -> float:
@@ -119,6 +120,7 @@ class Report:
             "notes": list(self.notes),
             "warnings": list(self.warnings),
             "profile": self.profile,
+            "conduct": None if self.conduct is None else dict(self.conduct),
         }
 
 
@@ -147,8 +149,10 @@ class ReportBuilder:
         self.undecided: dict[str, int] = {}  # machine -> index of its notice without a decision
         self.groups: list[Event] = []
         self.restored: list[Event] = []
+        self.market: list[Event] = []  # machines that it did not have, and those that came up
         self.changes: list[str] = []
         self.warnings: dict[str, None] = {}
+        self.conduct: Mapping[str, Any] | None = None
 
     def observe(self, event: Event) -> None:
         at_s, kind, data = event.at_s, event.kind, event.data
@@ -157,6 +161,8 @@ class ReportBuilder:
         if kind == "run-started":
             self.meter.observe(event, self.sessions[-1][1] if self.sessions else at_s)
             self.outcome = self.why = None
+            conduct = data.get("conduct")
+            self.conduct = conduct if isinstance(conduct, Mapping) else None
         if kind == "run-started" or not self.sessions:
             self.sessions.append([at_s, at_s])
         session = self.sessions[-1]
@@ -166,7 +172,11 @@ class ReportBuilder:
             self.columns.add(at_s, data)
         elif kind == "save":
             self.saves.observe(event)
+        elif kind == "machine-refused":
+            self.market.append(event)
         elif kind in ("machine-asked", "machine-up", "machine-down"):
+            if kind == "machine-up":
+                self.market.append(event)
             why = data.get("why")
             if kind == "machine-down" and why in LOSSES and event.machine is not None:
                 role = self.meter.role(event.machine)
@@ -211,7 +221,9 @@ class ReportBuilder:
         self.restored.sort(key=lambda event: event.at_s)
         restores = merged_restores(self.restored, steps)
         ends_s = [until_s for _, until_s in self.sessions]
-        pauses = find_pauses(steps, losses=self.losses, groups=self.groups, restores=restores, session_ends_s=ends_s)
+        pauses = find_pauses(
+            steps, losses=self.losses, groups=self.groups, restores=restores, session_ends_s=ends_s, market=self.market
+        )
         wall_s = math.fsum(until_s - from_s for from_s, until_s in self.sessions)
         bill = self.meter.bill(ends_s[-1] if ends_s else 0.0)
         return Report(
@@ -242,6 +254,7 @@ class ReportBuilder:
             changes=tuple(self.changes),
             notes=self.cluster.notes,
             warnings=tuple(self.warnings),
+            conduct=self.conduct,
         )
 
 

@@ -26,6 +26,8 @@ from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Show
 from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY
+from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, with_hazard
+from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 
 HUB_PORT = 7071
@@ -106,8 +108,12 @@ def run_cloud(
             return
         backend = open_backend(on, started, cluster, options)
         with Ledger.create(folder.ledger, run=run, cluster=cluster) as ledger:
-            ledger.append([Event.now("run-started", resumed=False, script=spec.script)])
-            supervisor = CloudSupervisor(cluster, backend, ledger, show=show, ended=_ending(folder).exists)
+            conduct = conduct_facts(spec, cluster)
+            ledger.append([Event.now("run-started", resumed=False, script=spec.script, conduct=conduct)])
+            supervisor = CloudSupervisor(
+                cluster, backend, ledger, show=show, ended=_ending(folder).exists,
+                replanner=Replanner(threshold=spec.replan_threshold),
+            )  # fmt: skip
             show(
                 f"run {run}: {len(cluster.machines)} machines are requested on {on}; they cost "
                 f"${cluster.hourly_usd:.4f}/h until deepvm run --down {run}"
@@ -198,6 +204,8 @@ def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
     key = os.environ.get(variables.RUN_KEY)
     return folder.started(
         spec,
+        policy=with_hazard(spec.policy, losses_per_h(cluster)),
+        replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
         script=str(Path(spec.script).resolve()),
         hub=f"0.0.0.0:{HUB_PORT}",
         planned_world_size=len(cluster.trainers),

@@ -18,6 +18,7 @@ from deepvm.runtime.supervise.replan import Replanner
 
 POLL_S = 10.0
 RETRY_S = 60.0  # if the market has none, or the cloud did not answer
+ADVISE_S = 600.0  # between two looks at what is best now
 ENDED_POLL_S = 0.2  # to detect that another process ends the run
 
 Show = Callable[[str], None]
@@ -27,11 +28,26 @@ class CloudSupervisor:
     """``ended`` returns True when another process ends the run: nothing is requested from then on."""
 
     def __init__(
-        self, cluster: Cluster, backend: Backend, ledger: Ledger, *, show: Show, ended: Callable[[], bool]
+        self,
+        cluster: Cluster,
+        backend: Backend,
+        ledger: Ledger,
+        *,
+        show: Show,
+        ended: Callable[[], bool],
+        replanner: Replanner | None = None,
     ) -> None:
         self._backend, self._ledger, self._show, self._ended = backend, ledger, show, ended
+        self._replanner = replanner or Replanner()
+        self._advise_at_s = time.monotonic() + ADVISE_S
+        self._advised: tuple[str, ...] = ()
         self._requests = MachineRequests(
-            cluster, backend, replanner=Replanner(), record=self._record, on_wait=self._await_capacity, retry_s=RETRY_S
+            cluster,
+            backend,
+            replanner=self._replanner,
+            record=self._record,
+            on_wait=self._await_capacity,
+            retry_s=RETRY_S,
         )
         self._hub = hub_of(cluster).name
         self._failures: Counter[str] = Counter()
@@ -60,6 +76,21 @@ class CloudSupervisor:
                 self._changed(change)
             for machine in self._requests.due():
                 self._replace(machine.name)
+            self._advise()
+
+    def _advise(self) -> None:
+        """Show what is better now by more than the threshold, once for each such plan. This process cannot make the
+        trainers save, so it leaves the move to the user."""
+        if time.monotonic() < self._advise_at_s:
+            return
+        self._advise_at_s = time.monotonic() + ADVISE_S
+        found = self._replanner.better(self._requests.cluster)
+        if found is None or found[1] == self._advised:
+            return
+        self._advised = found[1]
+        text = f"another plan is better now: {'; '.join(found[1])}; end the run with --down and start that plan to move"
+        self._record(Event.now("warning", text=text))
+        self._show(text)
 
     def _pause(self) -> bool:
         """Wait for POLL_S. Return False as soon as the run is over."""

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
+from deepvm.market.market import Market
+from deepvm.market.trace import region_of
 from deepvm.performance.profile import Profile
+from deepvm.policy import parse_after_loss
 from deepvm.protocol.credentials import read_token
+from deepvm.runtime.backends.base import Backend
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.backends.local.network import Network
+from deepvm.runtime.backends.local.played_market import PlayedMarket, load_markets, split_rules
 from deepvm.runtime.cluster import Cluster, cluster_of, scaled
 from deepvm.runtime.hub.durability import Durability
 from deepvm.runtime.hub.hub import Hub
@@ -25,7 +31,9 @@ from deepvm.runtime.ledger.report import Report, make_report
 from deepvm.runtime.log_tail import tail_text
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
-from deepvm.runtime.supervise.local_supervisor import Outcome, Supervisor
+from deepvm.runtime.supervise.gang import Gang
+from deepvm.runtime.supervise.local_supervisor import RECONSIDER_S, RETRY_S, Outcome, Supervisor
+from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, scaled_after_loss, with_hazard
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 from deepvm.runtime.supervise.run_state import View
@@ -33,11 +41,12 @@ from deepvm.runtime.this_machine import here_and_now
 
 STATES_IN_MEMORY = 2.2  # two buffers, and the rest of their last blocks
 MOST_OF_MEMORY = 0.25  # of this host, for all memory nodes
+PLAYED_RETRY_S, PLAYED_RECONSIDER_S = 0.1, 0.5  # of a played market, whose clock is faster than that of others
 LEAST_MEMORY_BYTES = 64_000_000
 TAIL_BYTES = 1_000  # of the log of a machine that does not start
 CHANGEABLE = (
     "policy", "after_loss", "batch", "seed", "workers", "memory_bytes", "durable", "max_restarts", "isolate",
-    "bandwidth_bits_per_s",
+    "bandwidth_bits_per_s", "replan_threshold",
 )  # fmt: skip
 # of a run that is resumed
 
@@ -65,13 +74,13 @@ def run_local(
     begun: Begun = lambda *_: None,
 ) -> Ended:
     """Run a plan on this machine until it is finished, failed or interrupted."""
-    local, faults = _checked(cluster, spec)
+    local, faults, played = checked(cluster, spec)
     spec = spec.with_absolute_paths()
     kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": "local"}
     folder = RunFolder.create(name or spec.new_name(), kept)
     with Ledger.create(folder.ledger, run=folder.name, cluster=local) as ledger:
         try:
-            return _run(folder, local, spec, faults, ledger, watch, begun, resumed=False)
+            return _run(folder, local, spec, faults, played, ledger, watch, begun, resumed=False)
         except UsageError:
             if not any(ledger.events()):  # it never began
                 folder.remove()
@@ -90,27 +99,50 @@ def resume(
     if fixed := [key for key in changes if key not in CHANGEABLE]:
         raise UsageError(f"a run is resumed with its own {', '.join(fixed)}: leave that out, or start another run")
     spec = replace(RunSpec.from_settings({**found["settings"], "preempt": preempt}), **changes).with_absolute_paths()
+    chosen: dict[str, str] = {field: "command line" for field in ("policy", "after_loss") if field in changes}
+    spec = replace(spec, origins={**spec.origins, **chosen})
     cluster = cluster_of(found["plan"], folder.path, rank=spec.rank)
-    local, faults = _checked(cluster, spec)
+    local, faults, played = checked(cluster, spec)
     with Ledger.open(folder.ledger, write=True) as ledger:
         ends = [event.data.get("outcome") for event in ledger.events("run-ended")]
         if ends[-1:] == ["finished"] and not changes and not preempt:  # no machine is needed to find that out
             report = make_report(ledger.events(), ledger.cluster, run=folder.name)
             return Ended(run=folder.name, folder=folder.path, outcome=Outcome(outcome="finished"), report=report)
         folder.keep({"plan": cluster.plan, "settings": replace(spec, preempt="").to_settings(), "on": "local"})
-        return _run(folder, local, spec, faults, ledger, watch, begun, resumed=True)
+        return _run(folder, local, spec, faults, played, ledger, watch, begun, resumed=True)
 
 
-def _checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults]:
-    """Return the part of the cluster that this host can run, and its faults. Raise before anything is started."""
+MakeMarket = Callable[[Backend], PlayedMarket]
+
+
+def checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults, MakeMarket | None]:
+    """Return the part of the cluster that this host can run, its faults and its market. Raise before anything is
+    started."""
     spec.check()
     local = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
-    if not local.keepers:
+    if not local.keepers and spec.durable is None:
         raise UsageError(
-            f"the {local.architecture} plan has no machine that keeps checkpoints: "
-            "plan with --architecture tiering or single-anchor"
+            f"the {local.architecture} plan has no machine that keeps checkpoints: give a durable store with "
+            "--durable, or plan with --architecture tiering or single-anchor"
         )
-    return local, parse_faults(spec.preempt, local.machines, spec.seed) if spec.preempt else Faults(iter(()), [])
+    rules, rest = split_rules(spec.preempt)
+    faults = parse_faults(rest, local.machines, spec.seed) if rest else Faults(iter(()), [])
+    if not rules:
+        return local, faults, None
+    markets = load_markets(rules, local.machines)
+    local = replace(local, notes=(*local.notes, *_strange_zones(local, [market for market, _ in markets.values()])))
+    return local, faults, lambda backend: PlayedMarket(backend, markets)
+
+
+def _strange_zones(cluster: Cluster, markets: Sequence[Market]) -> Iterator[str]:
+    """Yield a note if the plan names zones, and the markets have none of them."""
+    planned = cluster.conduct.zones if cluster.conduct is not None else ()
+    offered = list(dict.fromkeys(zone for market in markets for zone in market.zones))
+    if planned and not any(zone in planned or region_of(zone) in planned for zone in offered):
+        yield (
+            f"the plan trains in {', '.join(planned)}, and the played market has {', '.join(offered)} only: "
+            "the gang stays in one zone"
+        )
 
 
 def _run(
@@ -118,6 +150,7 @@ def _run(
     cluster: Cluster,
     spec: RunSpec,
     faults: Faults,
+    played: MakeMarket | None,
     ledger: Ledger,
     watch: OnView,
     begun: Begun,
@@ -127,6 +160,9 @@ def _run(
     threads = max(1, (os.cpu_count() or 1) // len(cluster.trainers))
     started = folder.started(
         spec,
+        policy=with_hazard(spec.policy, losses_per_h(cluster)),
+        after_loss=scaled_after_loss(spec, cluster),
+        replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
         planned_world_size=len(ledger.cluster.trainers),  # at the run's first start: batches are shared by it
         memory_bytes=spec.memory_bytes or _memory_bytes(cluster),
         env={} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)},
@@ -142,13 +178,26 @@ def _run(
             hub.progress.recall(ledger.events("save"))
         backend.spec = replace(started, hub=hub.address)
         durability = Durability(folder.name, nodes=lambda: hub.stores, token=token, durable=spec.durable)
+        market, measured = None if played is None else played(backend), partial(_measured, folder, spec, ledger)
+        gang = None
+        if market is not None:
+            after_loss = parse_after_loss(started.after_loss)
+            gang = Gang(market, after_loss, threshold=spec.replan_threshold, measured=measured)
+            cluster = gang.begin(cluster)
         supervisor = Supervisor(
-            cluster, backend=backend, hub=hub, ledger=ledger, faults=faults,
-            replanner=Replanner(measured=lambda: _measured(folder, spec, ledger)), watch=watch,
+            cluster, backend=market or backend, hub=hub, ledger=ledger, faults=faults,
+            replanner=Replanner(measured=measured, gang=gang, threshold=spec.replan_threshold), watch=watch,
             end_now=backend.stop_now, durability=durability,
             tail_text=lambda name: tail_text(folder.log_of(name), most_bytes=TAIL_BYTES),
-            start_facts={"resumed": resumed, "script": spec.script, "settings": spec.to_settings()},
+            start_facts={
+                "resumed": resumed, "script": spec.script, "settings": spec.to_settings(),
+                "conduct": conduct_facts(spec, cluster),
+            },
+            quote=(lambda machine: machine) if market is None else market.quote,
+            retry_s=RETRY_S if market is None else PLAYED_RETRY_S, stop_requested=folder.stop_requested,
+            reconsider_s=RECONSIDER_S if market is None else PLAYED_RECONSIDER_S,
         )  # fmt: skip
+        folder.stop_requested()  # one of an earlier session, which came too late
         begun(folder, cluster, supervisor)
         outcome = supervisor.follow()
     report = _with_profile(folder, spec, ledger, supervisor.unwritten)

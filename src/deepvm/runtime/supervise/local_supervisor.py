@@ -14,7 +14,7 @@ from typing import Any, Literal
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.events import Event
 from deepvm.runtime.backends.base import Backend, Change
-from deepvm.runtime.cluster import Cluster
+from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.runtime.hub.durability import Durability, unsafe_step
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.journal import Journal
@@ -22,11 +22,12 @@ from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.recovery import LOSSES
 from deepvm.runtime.supervise.fault_injection import Faults
 from deepvm.runtime.supervise.machine_requests import FAILURES, MachineRequests
-from deepvm.runtime.supervise.replan import Replanner
+from deepvm.runtime.supervise.replan import Replanned, Replanner
 from deepvm.runtime.supervise.run_state import NEEDS, RunState, View
 
 TICK_S = 0.05
 RETRY_S = 5.0  # if the market has none
+RECONSIDER_S = 600.0  # between two looks at what is best now
 MOST_EVENTS = 10_000  # at once: machines are polled in between
 SILENT_S, NEVER_S = 10.0, 300.0  # for a machine that is up and lost its connection to the hub, or never had one
 TRAINERS_STOP_S, KEEPERS_STOP_S = 20.0, 70.0  # after a stop message; keepers write what only their memory has
@@ -57,14 +58,25 @@ class Supervisor:
         end_now: Callable[[], None] = lambda: None,
         tail_text: Callable[[str], str] = lambda _: "",
         durability: Durability | None = None,
+        quote: Callable[[Machine], Machine] = lambda machine: machine,
+        retry_s: float = RETRY_S,
+        stop_requested: Callable[[], bool] = lambda: False,
+        reconsider_s: float = RECONSIDER_S,
     ) -> None:
         """``end_now`` is called by a second ``interrupt``, also while the backend waits for machines; ``tail_text``
-        returns a machine's last output; ``durability`` waits for checkpoints."""
-        self._requests = MachineRequests(cluster, backend, replanner=replanner, record=self._record, retry_s=RETRY_S)
+        returns a machine's last output; ``durability`` waits for checkpoints; ``quote`` and ``retry_s`` are those of
+        ``MachineRequests``; ``stop_requested`` returns True, once, if another process ends the run."""
+        self._requests = MachineRequests(
+            cluster, backend, replanner=replanner, record=self._record, quote=quote, retry_s=retry_s
+        )
         self._backend, self._hub, self._faults = backend, hub, faults
+        self._replanner, self._reconsider_s = replanner, reconsider_s
+        self._reconsider_at_s = time.monotonic() + reconsider_s
+        self._better: tuple[Replanned, int, float] | None = None  # a move, the step to save first, and its deadline
+        self._moving: list[str] = []  # machines that end, to be requested elsewhere
         self._journal, self._durability = Journal(ledger, self._warn), durability
         self._watch, self._start_facts = watch, dict(start_facts or {})
-        self._end_now, self._tail_text = end_now, tail_text
+        self._end_now, self._tail_text, self._stop_requested = end_now, tail_text, stop_requested
         self._state = RunState(cluster.machines)
         self._machines = self._state.machines
         self._news: list[Event] = []
@@ -114,6 +126,8 @@ class Supervisor:
                 self._changed(change)
             if self._hub.finished.is_set():
                 return Outcome(outcome="finished")
+            if not self.interrupted and self._stop_requested():
+                self.interrupt()
             if self.interrupted and self._saved():
                 return Outcome(outcome="interrupted", why="interrupted")
             if self._hub.failed is not None:
@@ -123,6 +137,9 @@ class Supervisor:
                 return Outcome(outcome="failed", why=why, errors={failed: self._tail_text(failed)})
             self._inject_faults()
             self._end_silent_machines()
+            if not self.interrupted:
+                self._reconsider()
+            self._end_moving()
             self._requests.request(self._requests.due())
             if (text := self._state.silent_script(self._hub.progress)) is not None:
                 self._warn(text)
@@ -207,11 +224,38 @@ class Supervisor:
 
     # --- machines -------------------------------------------------------------------------------------------------
 
-    def _replanned(self) -> None:
+    def _replanned(self, name: str | None) -> None:
+        """Use the cluster that the requests have now. Machines that must move end, but for ``name``, which is being
+        requested; each is requested where it belongs once it has ended."""
         machines = self._requests.cluster.machines
         self._hub.want(machines)
         for machine in machines:
-            self._machines[machine.name].machine = machine
+            view = self._machines[machine.name]
+            if machine.name != name and view.up_at_s is not None and view.machine.place != machine.place:
+                self._moving.append(machine.name)
+            view.machine = machine
+
+    def _end_moving(self) -> None:
+        names, self._moving = self._moving, []
+        if names:
+            self._hub.stop(names)
+            self._backend.down(names, within_s=STOP_S)
+
+    def _reconsider(self) -> None:
+        """Move to what is better now, once what was trained is saved."""
+        replanner, now_s = self._replanner, time.monotonic()
+        if self._better is not None:
+            (cluster, changes), step, until_s = self._better
+            if (self._hub.progress.saved_step or 0) >= step or self._hub.round is None or now_s > until_s:
+                self._better = None
+                self._requests.move(cluster, changes)
+            return
+        if replanner is None or now_s < self._reconsider_at_s or self._hub.round is None:
+            return
+        self._reconsider_at_s = now_s + self._reconsider_s
+        found = replanner.better(self._requests.cluster)
+        if found is not None:
+            self._better = found, self._hub.save_now(within_s=SAVE_S) or 0, now_s + SAVE_S
 
     def _changed(self, change: Change) -> None:
         view = self._machines.get(change.machine)
@@ -285,8 +329,11 @@ class Supervisor:
         self._state.observe(event)
         if event.kind == "machine-asked" and event.machine is not None:
             self._requested.add(event.machine)
+            asked = self._requests.machine(event.machine)
+            if asked is not None:
+                self._machines[asked.name].machine = asked
         elif event.kind == "replanned":
-            self._replanned()
+            self._replanned(event.machine)
         self._news.append(event)
         self._journal.append([event])
 

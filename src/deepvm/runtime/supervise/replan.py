@@ -4,7 +4,8 @@ What the run has measured so far counts: the size of its checkpoints, and how lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,11 +19,13 @@ from deepvm.plan import Request
 from deepvm.plan.job_facts import JobFacts
 from deepvm.plan.planner import plan as make_plan
 from deepvm.plan.profiles import Ratings
-from deepvm.plan.result import InstanceAnalysis, Plan, Role
+from deepvm.plan.result import InstanceAnalysis, Plan, Recommendation, Role
 from deepvm.runtime.cluster import Cluster, Machine
+from deepvm.runtime.supervise.gang import Gang, MoveCost, in_place, moved
 from deepvm.strict_json import MalformedJson
 from deepvm.units import format_bytes, format_seconds, format_usd
 
+LESS_IS_BETTER = ("cost", "time")  # of the objectives
 Replanned = tuple[Cluster, tuple[str, ...]]
 
 
@@ -31,22 +34,43 @@ class Replanner:
     far, if anything."""
 
     def __init__(
-        self, load: Callable[[str], Catalog] = library.load, measured: Callable[[], Profile | None] = lambda: None
+        self,
+        load: Callable[[str], Catalog] = library.load,
+        measured: Callable[[], Profile | None] = lambda: None,
+        *,
+        gang: Gang | None = None,
+        threshold: float | None = None,
     ) -> None:
-        self._load, self._measured = load, measured
+        """``gang`` moves all machines that train at once. ``threshold`` is for ``better``: by how much a plan must be
+        better, as a share."""
+        self._load, self._measured, self._gang, self._threshold = load, measured, gang, threshold
         self._missing: set[tuple[str, str]] = set()  # types and markets without capacity
 
-    def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
-        """Return the cluster with another type instead of a lost machine; None if the budget allows none.
+    def refused(self, machine: Machine) -> None:
+        """Remember that the market does not have this type now."""
+        self._missing.add((machine.instance, machine.market))
 
-        One slow machine slows all of them: choose the cheapest type that is at least as fast, else the fastest."""
-        self._missing.add((lost.instance, lost.market))
+    def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
+        """Return the cluster with something else instead of a lost machine; None if the budget allows nothing.
+
+        The gang moves first, if it may; then come the types of the plan's failover list, in its order; then all others:
+        one slow machine slows all of them, so choose the cheapest type that is at least as fast, else the fastest."""
+        self.refused(lost)
+        if self._gang is not None and any(machine.name == lost.name for machine in cluster.gang):
+            return self._gang.instead_of(cluster, lost, why)
         try:
             request, learned = _with_measurements(_request(cluster), self._measured())
-            found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1))
         except (DeepvmError, MalformedJson):
             return None
         left_usd = request.budget_usd - sum(m.usd_per_hour for m in cluster.machines if m.name != lost.name)
+        listed = () if learned else self._failover(cluster, lost)  # the list is for checkpoints of the planned size
+        planned = next((m for m in listed if m.usd_per_hour <= left_usd), None)
+        if planned is not None:
+            return self._replaced(cluster, lost, planned, request, why, ("it is next in the plan's failover list",))
+        try:
+            found = make_plan(_without(self._load(cluster.catalog), self._missing), replace(request, top=1))
+        except (DeepvmError, MalformedJson):
+            return None
         rated = [
             (machine, eflops)
             for machine, eflops in _candidates(found, lost)
@@ -59,14 +83,56 @@ class Replanner:
         needed = _eflops(cluster, lost.instance)
         fast = [machine for machine, eflops in rated if eflops >= needed]
         instead = min(fast, key=lambda m: m.usd_per_hour) if fast else max(rated, key=lambda pair: pair[1])[0]
-        machines = tuple(instead if m.name == lost.name else m for m in cluster.machines)
         forecast = found.recommendations[0].restore if found.recommendations else None
         restore_s = forecast.on_demand_s if forecast is not None and forecast.measured else cluster.restore_s
         if restore_s != cluster.restore_s and restore_s is not None:
             learned += (
                 f"a loss is expected to stop training for {format_seconds(restore_s)}, as this run measured it",
             )
-        changed = replace(cluster, machines=machines, restore_s=restore_s)
+        return self._replaced(replace(cluster, restore_s=restore_s), lost, instead, request, why, learned)
+
+    def better(self, cluster: Cluster) -> Replanned | None:
+        """Return the cluster elsewhere, or of another type, if that is better now by more than the threshold."""
+        if self._gang is not None:
+            return self._gang.better(cluster)
+        if self._threshold is None or not cluster.gang:
+            return None
+        try:
+            request, _ = _with_measurements(_request(cluster), self._measured())
+            catalog = _without(self._load(cluster.catalog), self._missing)
+            found = make_plan(catalog, replace(request, top=1))
+        except (DeepvmError, MalformedJson):
+            return None
+        old, best = cluster.gang[0], found.recommendations[0]
+        worker = best.worker
+        if worker.instance == old.instance or worker.market is not Market.SPOT:
+            return None
+        gain = _gain(best, _without_others(catalog, request, found, old.instance))
+        if gain <= self._threshold:
+            return None
+        row = next(row for row in found.instances if row.instance == worker.instance)
+        new = replace(
+            old, instance=worker.instance, region=worker.region, zone=worker.zone, usd_per_hour=worker.usd_per_hour,
+            on_demand_usd_per_hour=row.on_demand_usd,
+        )  # fmt: skip
+        better = f"{best.objective} is better by {gain:.0%}" if math.isfinite(gain) else "nothing else fits the budget"
+        why = f"{better} at today's prices"
+        return moved(cluster, in_place(cluster, new), why, MoveCost.of(cluster, self._measured()))
+
+    def _failover(self, cluster: Cluster, lost: Machine) -> Iterator[Machine]:
+        """Yield what the plan's failover list has instead of a lost machine, in its order: in the same region, where
+        the others are."""
+        for machine in cluster.failover:
+            same = (machine.role, machine.market) == (lost.role, lost.market)
+            near = machine.region == (lost.region or machine.region)
+            if same and near and (machine.instance, machine.market) not in self._missing:
+                yield replace(machine, name=lost.name)
+
+    def _replaced(
+        self, cluster: Cluster, lost: Machine, instead: Machine, request: Request, why: str, learned: Sequence[str]
+    ) -> Replanned:
+        machines = tuple(instead if m.name == lost.name else m for m in cluster.machines)
+        changed = replace(cluster, machines=machines)
         return changed, (
             f"{lost.name} is {instead.instance} ({instead.market}, {format_usd(instead.usd_per_hour)}/h) instead of "
             f"{lost.instance} ({format_usd(lost.usd_per_hour)}/h): {why}",
@@ -74,6 +140,24 @@ class Replanner:
             f"of a budget of {format_usd(request.budget_usd)}/h",
             *learned,
         )
+
+
+def _without_others(catalog: Catalog, request: Request, found: Plan, instance: str) -> Recommendation | None:
+    """Return the best plan with workers of this type alone; None if there is none."""
+    others = {(row.instance, market.value) for row in found.instances if row.instance != instance for market in Market}
+    try:
+        return make_plan(_without(catalog, others), replace(request, top=1)).recommendations[0]
+    except DeepvmError:
+        return None
+
+
+def _gain(best: Recommendation, present: Recommendation | None) -> float:
+    """Return by how much one plan is better than another, as a share of the worse value."""
+    if present is None:
+        return math.inf
+    values = best.objective_value, present.objective_value
+    high, low = values if best.objective not in LESS_IS_BETTER else values[::-1]
+    return high / low - 1 if low > 0 else 0.0
 
 
 def _candidates(found: Plan, lost: Machine) -> list[tuple[Machine, float]]:

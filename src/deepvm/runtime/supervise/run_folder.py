@@ -40,7 +40,7 @@ class RunFolder:
         self.path = path
         self.ledger, self.token_file, self.machines = path / "ledger.sqlite", path / "token", path / "machines"
         self.profile = path / "profile.json"
-        self._settings = path / "settings.json"
+        self._settings, self._stop = path / "settings.json", path / "stop"
 
     @property
     def name(self) -> str:
@@ -99,6 +99,18 @@ class RunFolder:
     def started(self, spec: RunSpec, **facts: Any) -> RunSpec:
         """Return the spec with this folder's files and the facts that are known at the start of a run."""
         return replace(spec, run=self.name, folder=self.path, token_file=self.token_file, **facts)
+
+    def request_stop(self) -> None:
+        """Ask the process that supervises the run to end it after a save."""
+        self._stop.touch(mode=0o600)
+
+    def stop_requested(self) -> bool:
+        """Return True, once, if another process asked for the run's end."""
+        try:
+            self._stop.unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def remove(self) -> None:
         """Delete the folder of a run that never began."""
