@@ -72,8 +72,8 @@ FOUR = replace(HERE, machine=replace(HERE.machine, accelerator="T4", accelerator
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        (about(BIGGER), r"h2 is another machine \(EPYC, 8 cores\) than h1 .*: a curve is of one kind of machine"),
-        (about(HERE, "cuda"), "h2 is another machine"),
+        (about(BIGGER), r"h2 is a different machine \(EPYC, 8 cores\) than h1 .*: a curve is of one kind of machine"),
+        (about(HERE, "cuda"), "h2 is a different machine"),
         (about(OLDER), r"h2 has torch 2\.4\.0, h1 has 2\.13\.0: install the same on all hosts"),
         (about(FOUR), "h2 has 4 GPUs: --on ssh: measures hosts with one GPU each"),
         ("", "h2 did not answer as a worker does"),

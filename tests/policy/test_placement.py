@@ -39,7 +39,7 @@ def test_a_gang_moves_where_another_zone_is_up_for_much_less() -> None:
     assert CheapestUp(way_back=0.5).leave(UP, USD).tolist() == [[False] * 4, [False] * 4]
     assert CheapestUp(way_back=0.51).leave(UP, USD)[0].tolist() == [True, False, True, False]
     assert not CheapestUp(way_back=None).leave(UP, USD).any()
-    assert not CheapestUp(most_usd=0.9).leave(UP, USD).any()
+    assert CheapestUp(most_usd=0.9).leave(UP, USD).all()  # every zone is dearer: it waits
 
 
 @pytest.mark.parametrize("options", [{"ceiling": 0.99}, {"ceiling": float("nan")}, {"way_back": 0}, {"way_back": 1}])
