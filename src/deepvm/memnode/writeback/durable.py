@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from deepvm.errors import NotFound, UsageError
+import threading
+
+from deepvm.errors import Corrupt, NotFound, UsageError
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
 from deepvm.memnode.writeback.held_chunks import HeldChunks
@@ -21,6 +23,7 @@ class Durable:
                 raise UsageError(f"{store} is memory and not durable: give --durable a file or object store")
             store = open_store(store)
         self._store, self._keep = store, keep
+        self._changing = threading.Lock()  # a removal that was answered is not followed by what it removed
 
     def wants(self, checkpoint: Checkpoint) -> bool:
         return not checkpoint.durable and checkpoint.share.index == 0
@@ -37,15 +40,14 @@ class Durable:
             for chunk, digest in enumerate(manifest.digests):
                 with source.chunk(chunk) as view:
                     writer.put(chunk, [view], digest)
-            if checkpoint.is_deleted():
-                return
-            writer.publish(checkpoint.whole_manifest())
+            with self._changing:
+                if checkpoint.is_deleted():
+                    return
+                writer.publish(checkpoint.whole_manifest())
         finally:
             writer.abort()
         checkpoint.durable = True
-        if checkpoint.is_deleted():  # meanwhile
-            self._store.delete(run.name, manifest.step)
-        elif self._keep is not None:
+        if self._keep is not None:
             older = [step for step in self._store.steps(run.name) if step <= manifest.step]
             for step in older[: -self._keep]:
                 self._store.delete(run.name, step)
@@ -58,8 +60,16 @@ class Durable:
         return list(found.digests) == list(manifest.digests)
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
-        if checkpoint.share.index == 0:
-            self._store.delete(run.name, checkpoint.step)
+        """Remove this commit and earlier ones of its step. A later one stays: the step was saved again."""
+        if checkpoint.share.index != 0:
+            return
+        with self._changing:
+            try:
+                found_s = self._store.manifest(run.name, checkpoint.step).created_s
+            except (NotFound, Corrupt):
+                found_s = 0.0
+            if found_s <= checkpoint.manifest.created_s:
+                self._store.delete(run.name, checkpoint.step)
 
     def is_lost(self) -> bool:
         return False  # a store that does not answer now may answer the next time
