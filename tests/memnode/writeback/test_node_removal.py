@@ -111,6 +111,32 @@ def test_a_deletion_is_answered_with_ok_only_once_the_durable_store_has_nothing_
     assert durable.steps("run") == [1]
 
 
+def test_two_trainings_of_one_name_do_not_overwrite_each_other(
+    client: Client, durable: SwitchedStore, start_node: Any, connect: Any
+) -> None:
+    save(client, 1, content(1, SIZE))
+    wait_until(lambda: settled(client))
+    other = connect(start_node(durable=FileStore(durable.root)).address, "run", key="another key")
+    for step in (1, 2):
+        save(other, step, content(9, SIZE), at_s=5.0)
+    wait_until(lambda: "another training's" in str(other.status()["durable_error"]))
+    assert other.steps() == {1: "remote", 2: "remote"}
+    other.ask(Kind.DELETE, {"step": 1})
+    assert durable.steps("run") == [1]
+    assert first_digest(durable, 1) == digest_of(content(1, SIZE)[:BLOCK])
+
+
+def test_a_training_continues_on_another_node_with_its_key(
+    client: Client, durable: SwitchedStore, start_node: Any, connect: Any
+) -> None:
+    save(client, 1, content(1, SIZE))
+    wait_until(lambda: settled(client))
+    again = connect(start_node(durable=FileStore(durable.root)).address, "run", session="s2")
+    save(again, 2, content(2, SIZE))
+    wait_until(lambda: again.steps() == {2: "durable"})
+    assert durable.steps("run") == [1, 2]
+
+
 def test_a_removal_that_failed_is_done_by_the_node(client: Client, durable: SwitchedStore) -> None:
     save(client, 1, content(1, SIZE))
     wait_until(lambda: settled(client))
