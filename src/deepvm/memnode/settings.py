@@ -29,6 +29,7 @@ class Limits:
     runs: int = 1000
     handshake_s: float = 5.0  # in all, TLS included
     frame_s: float = 60.0  # a frame that has begun arrives, or an answer is taken, within this and 8 s for each MB
+    first_request_s: float = 30.0  # from the handshake to the first frame: clients ask at once
     idle_s: float = 6 * 3600.0  # between frames; trainers are silent between saves
     upload_idle_s: float = 300.0  # an upload without any request for this long is dropped
     room_s: float = 2.0  # how long a new upload waits for blocks that are still being read

@@ -308,3 +308,14 @@ def test_named_peers_are_the_only_ones() -> None:
         rule.check("10.0.0.9:7070")
     with pytest.raises(UsageError, match="is not a network"):
         PeerRule("10.0.0.8", ["10.0.0.0/99"])
+
+
+def test_connections_that_ask_nothing_lock_no_client_out(start_node: Any, connect: Any) -> None:
+    limits = {"connections": 3, "connections_of_a_host": 3, "first_request_s": 0.3}
+    node = start_node(limits=limits)
+    idle = [connect(node.address) for _ in range(3)]
+    for client in idle:
+        assert client.sock.recv(1) == b""  # the node ended it
+    asking = connect(node.address, "run")
+    asking.save(1, content(1, BLOCK))
+    assert asking.steps() == {1: "remote"}

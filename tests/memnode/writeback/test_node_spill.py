@@ -193,7 +193,7 @@ def test_every_checkpoint_flows_on_to_the_durable_store(start_node: Any, connect
     assert FileStore(tmp_path).steps("run") == [1, 2, 3]
     assert read_file_store(FileStore(tmp_path), "run", 3) == content(3, SIZE)
     client.ask(Kind.DELETE, {"step": 3})
-    wait_until(lambda: FileStore(tmp_path).steps("run") == [1, 2])
+    assert FileStore(tmp_path).steps("run") == [1, 2]
 
 
 def test_the_durable_store_keeps_as_many_as_configured(start_node: Any, connect: Any, tmp_path: Path) -> None:

@@ -28,6 +28,42 @@ def files(root: Path) -> list[str]:
     return sorted(p.name for p in root.rglob("*") if p.is_file())
 
 
+KILLED_IN_PUBLISH = """
+import os, signal, sys
+from deepvm.store.files.store import FileStore
+from tests.support.store.checkpoints import CHUNK, payload, save
+
+calls = 0
+def counted(function):
+    def call(*words):
+        global calls
+        if sys._getframe(1).f_code.co_name in ("publish", "rename", "_unlink"):
+            calls += 1
+            if calls > int(sys.argv[2]):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return function(*words)
+    return call
+
+os.rename, os.unlink = counted(os.rename), counted(os.unlink)
+save(FileStore(sys.argv[1]), payload(3 * CHUNK, seed=2))
+"""
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_step_saved_again_is_there_after_a_kill_at_any_point(tmp_path: Path, calls: int) -> None:
+    old, new = payload(3 * CHUNK, seed=1), payload(3 * CHUNK, seed=2)
+    with contextlib.closing(FileStore(tmp_path)) as store:
+        save(store, old)
+    words = [sys.executable, "-c", KILLED_IN_PUBLISH, str(tmp_path), str(calls)]
+    killed = subprocess.run(words, cwd=ROOT, timeout=60, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    with contextlib.closing(FileStore(tmp_path)) as store:
+        assert store.steps("run-a") == [1]
+        assert read(store) == (new if calls else old)
+        store.delete("run-a", 1)
+        assert store.steps("run-a") == []
+
+
 def test_safetensors_opens_what_is_kept(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load, load_file

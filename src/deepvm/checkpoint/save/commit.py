@@ -227,11 +227,12 @@ class CommitClient:
             time.sleep(PUBLISH_AGAIN_S)
 
     def delete_uncommitted(self) -> None:
-        """Delete what a save that failed published at too few nodes. Raises while that is impossible."""
+        """Delete what a save that failed published at too few nodes, unless a node has it whole. Raises while that is
+        impossible."""
         for step, nodes in list(self._uncommitted.items()):
             for node in list(nodes):
                 try:
-                    self.call(node, methodcaller("call", Kind.DELETE, {"step": step}))
+                    self.call(node, methodcaller("call", Kind.DELETE, {"step": step, "leftover": True}))
                 except StoreUnavailable:
                     if not self._store.health.is_hung(node):
                         raise

@@ -46,8 +46,11 @@ class ClientConnection:
         requests: Requests | None = None
         try:
             requests = Requests(self._node, *self._shake_hands(), is_gone=self._channel.is_gone)
+            limits = self._node.settings.limits
+            first_s = limits.first_request_s
             while not self._node.closing:
-                self._one(requests)
+                self._one(requests, first_s)
+                first_s = limits.idle_s
         except PeerGone as reason:
             self._node.log.info("disconnected", client=self.name, reason=str(reason))
         except (frames.ProtocolError, MalformedJson) as error:
@@ -73,8 +76,8 @@ class ClientConnection:
 
     # --- frames ---------------------------------------------------------------------------------------------------
 
-    def _one(self, requests: Requests) -> None:
-        frame, meta = self._frames.receive(first_s=self._node.settings.limits.idle_s)
+    def _one(self, requests: Requests, first_s: float) -> None:
+        frame, meta = self._frames.receive(first_s=first_s)
         try:
             answer: Answer = None
             if frame.kind is Kind.PUTS:

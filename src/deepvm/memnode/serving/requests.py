@@ -162,7 +162,7 @@ class Requests:
         self._open_run().abort(fields.step(meta), self._session, last)
 
     def _on_delete(self, meta: Meta, _body: bytes) -> None:
-        self._open_run().delete(fields.step(meta), self._session)
+        self._open_run().delete(fields.step(meta), self._session, leftover=fields.flag(meta, "leftover"))
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -175,7 +175,7 @@ class Requests:
             return {"steps": [], "writes_on": writes_on, "version": 0}
         with run.lock:
             found, version = sorted(run.checkpoints.items())[-_MOST_LISTED_STEPS:], run.version
-        rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state} for s, c in found]
+        rows = [{"step": s, "size_bytes": c.manifest.size_bytes, "state": c.state, "whole": c.whole} for s, c in found]
         return {"steps": rows, "writes_on": writes_on, "version": version}
 
     def _await_change(self, version: int, timeout_s: float) -> None:

@@ -17,6 +17,11 @@ from deepvm.store.base import Manifest
 class Copy(Protocol):
     """Where chunks can be read once their blocks are evicted."""
 
+    @property
+    def whole(self) -> bool:
+        """True if it has every chunk of the checkpoint."""
+        ...
+
     def has(self, chunk: int) -> bool: ...
     def read(self, chunk: int, into: memoryview) -> None:
         """Fill ``into`` and verify it; raise StoreError if that fails."""
@@ -52,6 +57,12 @@ class Checkpoint:
     @property
     def state(self) -> str:
         return "durable" if self.durable else "spilled" if self.copy is not None else "remote"
+
+    @property
+    def whole(self) -> bool:
+        """True if every chunk can be read here: this node alone can serve it."""
+        copy = self.copy
+        return self.share.replicas >= self.share.nodes or (copy is not None and copy.whole)
 
     def delete(self) -> None:
         """Mark it as deleted: writeback stops."""

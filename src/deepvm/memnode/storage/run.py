@@ -33,6 +33,7 @@ class Outlet(Protocol):
     def remember(self, run: Run) -> None: ...
     def forget(self, run: Run) -> None: ...
     def remove(self, run: Run, checkpoint: Checkpoint) -> None: ...
+    def remove_durable(self, run: Run, step: int, deleted: Checkpoint | None) -> None: ...
     def make_room(self, run: Run) -> None: ...
 
 
@@ -318,17 +319,24 @@ class Run:
             raise RequestRefused("not-found", f"run {self.name!r} has no checkpoint of step {step} here")
         return found
 
-    def delete(self, step: int, session: str | None) -> None:
-        """Delete a checkpoint. A client with the key needs no session, so that a tool does not take a trainer's run."""
+    def delete(self, step: int, session: str | None, *, leftover: bool = False) -> None:
+        """Delete a checkpoint. A client with the key needs no session, so that a tool does not take a trainer's run.
+        As a ``leftover`` of a commit that failed, it is kept if a whole copy proves that it was committed; else nothing
+        of it is in the durable store. Raise if the durable store may still have it."""
         with self.lock:
             if session is not None and session != self.session:
                 raise self.fenced(session)
-            found = self.checkpoints.pop(step, None)
+            found = self.checkpoints.get(step)
+            if leftover and found is not None and (found.whole or found.durable):
+                return
             if found is not None:
+                del self.checkpoints[step]
                 found.delete()
                 self._outlet.remove(self, found)
                 found.evict()
                 self.mark_changed()
+        if not leftover:
+            self._outlet.remove_durable(self, step, found)  # without the lock: a bucket may take a while
 
 
 def _superseded(step: int, later: int) -> RequestRefused:

@@ -8,22 +8,16 @@ manifest, even an unreadable one, and the bytes beside it are never removed here
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-
-import xxhash
 
 from deepvm.errors import StoreError
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.writeback.run_files import PARTS, RUN_FILE, STAGED, remove_if_empty
-from deepvm.store.base import MOST_MANIFEST_BYTES, Manifest
-from deepvm.store.chunks import read_manifest
 from deepvm.store.file_names import DATA, MANIFEST, stem, step_of
 from deepvm.store.files.staged_file import lock_if_free
 from deepvm.store.files.store import locked, sync_directory
-from deepvm.store.regular_file import open_regular, read_regular
-
-_UNPUBLISHED = re.compile(r"\.(step-\d{12,})(\.safetensors|\.json)\.tmp-")
+from deepvm.store.files.unfinished import UNPUBLISHED, finish
+from deepvm.store.regular_file import open_regular
 
 
 def tidy(directory: Path, log: Log) -> None:
@@ -55,14 +49,17 @@ def _folders(directory: Path, log: Log) -> list[Path]:
 
 def _tidy(folder: Path, log: Log) -> None:
     names = sorted(os.listdir(folder))
-    found = {name: match for name in names if (match := _UNPUBLISHED.match(name))}
+    found = {name: match for name in names if (match := UNPUBLISHED.match(name))}
     unpublished = {name: match for name, match in found.items() if _is_free(folder / name, log)}
     changed = False
     for name, match in unpublished.items():
         if match[2] != MANIFEST or match[1] + MANIFEST in names:
             continue
         sources = [match[1] + DATA, *(other for other, o in unpublished.items() if o[1] == match[1] and o[2] == DATA)]
-        changed |= _finish(folder, folder / name, match[1], [folder / s for s in sources if s in names], log)
+        finished = finish(folder, folder / name, match[1], [folder / s for s in sources if s in names])
+        if finished is not None:
+            log.warning("half spill finished", run=finished.run, step=finished.step)
+            changed = True
     names = sorted(os.listdir(folder))
     for name in names:
         step = step_of(name, DATA)
@@ -87,30 +84,3 @@ def _is_free(path: Path, log: Log) -> bool:
         return lock_if_free(fd)
     finally:
         os.close(fd)
-
-
-def _finish(folder: Path, note: Path, name: str, sources: list[Path], log: Log) -> bool:
-    """Give a manifest and its bytes their names, if both are whole; return True if so."""
-    step = step_of(name + MANIFEST, MANIFEST)
-    assert step is not None  # noqa: S101 - _UNPUBLISHED matched it
-    try:
-        manifest = read_manifest(read_regular(note, MOST_MANIFEST_BYTES), folder.name, step, str(note))
-    except Exception:  # truncated
-        return False
-    for source in sources:
-        if _holds(source, manifest):
-            os.rename(source, folder / (name + DATA))
-            os.rename(note, folder / (name + MANIFEST))
-            log.warning("half spill finished", run=manifest.run, step=step)
-            return True
-    return False
-
-
-def _holds(path: Path, manifest: Manifest) -> bool:
-    if path.stat().st_size != manifest.size_bytes:
-        return False
-    with open(open_regular(path), "rb") as file:
-        return all(
-            xxhash.xxh3_64_intdigest(file.read(manifest.span(chunk)[1])) == digest
-            for chunk, digest in enumerate(manifest.digests)
-        )

@@ -39,6 +39,10 @@ class SpilledCopy:
     def __init__(self, store: FileStore, manifest: Manifest, places: Places) -> None:
         self.store, self._manifest, self._places = store, manifest, places
 
+    @property
+    def whole(self) -> bool:
+        return isinstance(self._places, range)
+
     def has(self, chunk: int) -> bool:
         return chunk in self._places
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deepvm.errors import StoreError
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.checkpoint import Checkpoint
 from deepvm.memnode.storage.run import Run
@@ -39,11 +41,6 @@ class _Job:
     not_before_s: float = 0.0
     attempts: int = 0
 
-    @property
-    def key(self) -> str:
-        """One checkpoint of each run is written, each of those deleted is removed."""
-        return f"{self.run.name}/{self.checkpoint.step}" if self.removal else self.run.name
-
 
 class WritebackWorker:
     """At most one checkpoint of each run waits: a newer one replaces it, and it counts as skipped."""
@@ -52,7 +49,8 @@ class WritebackWorker:
         self.sink, self._log, self._hold = sink, log, hold
         self.written = self.skipped = self.failures = 0
         self.last_error: str | None = None
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, _Job] = {}  # by run: what is written next
+        self._removals: dict[tuple[str, int], _Job] = {}  # by run and step: deleted checkpoints until they are removed
         self._changed = threading.Condition()
         self._busy = self._closed = self._flushing = self._lost = False
         self._source: HeldChunks | None = None
@@ -70,16 +68,22 @@ class WritebackWorker:
         with self._changed:
             if self._jobs.pop(run.name, None) is not None:
                 self.skipped += 1
-            self._add(_Job(run, checkpoint, not_before_s=time.monotonic() + ANSWER_S))
+            self._jobs[run.name] = _Job(run, checkpoint, not_before_s=time.monotonic() + ANSWER_S)
+            self._changed.notify_all()
 
-    def remove(self, run: Run, checkpoint: Checkpoint) -> None:
-        """Remove a deleted checkpoint from the sink, too."""
+    def remove(self, run: Run, step: int, deleted: Checkpoint | None) -> None:
+        """Remove a deleted checkpoint from the sink, too, in this thread: writes may take long. If that fails, raise;
+        the worker tries again. Without ``deleted``, finish an earlier removal of the step that failed."""
         with self._changed:
-            self._add(_Job(run, checkpoint, removal=True))
-
-    def _add(self, job: _Job) -> None:
-        self._jobs[job.key] = job
-        self._changed.notify_all()
+            if deleted is not None:
+                self._removals[run.name, step] = _Job(run, deleted, removal=True, not_before_s=math.inf)
+            job = self._removals.get((run.name, step))
+        if job is not None and not self._attempt(job):
+            raise RequestRefused(
+                "busy",
+                f"step {step} is deleted in this node, but not in its {self.sink.name} store ({self.last_error}): "
+                "delete it again; the node tries, too, while it runs",
+            )
 
     def make_room(self, run: Run) -> None:
         """Release what is held of an evicted checkpoint, since a save has no room. A write is not abandoned for a newer
@@ -91,7 +95,7 @@ class WritebackWorker:
 
     @property
     def waiting(self) -> int:
-        return len(self._jobs) + self._busy
+        return len(self._jobs) + len(self._removals) + self._busy
 
     def status(self) -> dict[str, Any]:
         name = self.sink.name
@@ -108,7 +112,7 @@ class WritebackWorker:
         sink is lost."""
         with self._changed:
             self._flushing, self._lost = True, False
-            for job in self._jobs.values():
+            for job in (*self._jobs.values(), *self._removals.values()):
                 job.not_before_s = 0.0
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self.waiting or self._lost, max(0.0, deadline - time.monotonic()))
@@ -130,7 +134,7 @@ class WritebackWorker:
                 job = self._next()
                 if job is None:
                     return
-                self._busy = True
+                self._busy = not job.removal
             try:
                 self._attempt(job)
             finally:
@@ -141,19 +145,23 @@ class WritebackWorker:
     def _next(self) -> _Job | None:
         while not self._closed:
             now, soonest = time.monotonic(), 60.0
-            for key in reversed(self._jobs):
-                left = self._jobs[key].not_before_s - now
+            for job in (*self._removals.values(), *reversed(self._jobs.values())):
+                left = job.not_before_s - now
                 if left <= 0:
-                    return self._jobs.pop(key)
+                    if not job.removal:
+                        del self._jobs[job.run.name]
+                    return job
                 soonest = min(soonest, left)
             self._changed.wait(soonest)
         return None
 
-    def _attempt(self, job: _Job) -> None:
+    def _attempt(self, job: _Job) -> bool:
+        """Do a job; return False if it failed and is tried again."""
         job.attempts += 1
         try:
             if job.removal:
                 self.sink.remove(job.run, job.checkpoint)
+                self._end_removal(job)
             else:
                 self._write(job.run, job.checkpoint)
         except Superseded:
@@ -166,16 +174,26 @@ class WritebackWorker:
             self._log.error(self.sink.name, run=job.run.name, step=step, attempt=attempt, error=reason)
             self._retry(job)
             self._lost = self.sink.is_lost()
+            return False
         else:
             self.last_error = None
+        return True
 
     def _retry(self, job: _Job) -> None:
         with self._changed:
-            if job.key in self._jobs or (job.checkpoint.is_deleted() and not job.removal):
-                self.skipped += not job.removal
+            if not job.removal and (job.run.name in self._jobs or job.checkpoint.is_deleted()):
+                self.skipped += 1
                 return
             job.not_before_s = time.monotonic() + (FIRST_RETRY_S if self._flushing else pause_s(job.attempts))
-            self._jobs[job.key] = job
+            if not job.removal:  # a removal stays in its list until it is done
+                self._jobs[job.run.name] = job
+            self._changed.notify_all()
+
+    def _end_removal(self, job: _Job) -> None:
+        with self._changed:
+            if self._removals.get((job.run.name, job.checkpoint.step)) is job:
+                del self._removals[job.run.name, job.checkpoint.step]
+            self._changed.notify_all()
 
     def _write(self, run: Run, checkpoint: Checkpoint) -> None:
         if checkpoint.is_deleted():
@@ -191,6 +209,9 @@ class WritebackWorker:
         finally:
             self._source = None
         self._abandoned = False
+        with self._changed:
+            if not checkpoint.is_deleted():  # what an earlier removal of this step was for is replaced
+                self._removals.pop((run.name, checkpoint.step), None)
         self.written += 1
         run.mark_changed()
         taken_s = round(time.monotonic() - started_s, 4)

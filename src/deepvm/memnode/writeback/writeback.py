@@ -61,12 +61,15 @@ class Writeback:
             self._spill.forget(run)
 
     def remove(self, run: Run, checkpoint: Checkpoint) -> None:
-        """Remove at once from the spill directory, or a restart would load it; from the durable store when possible."""
+        """Remove a deleted checkpoint from the spill directory, or a restart would load it."""
+        if self._spill is not None:
+            self._spill.remove(run, checkpoint)
+
+    def remove_durable(self, run: Run, step: int, deleted: Checkpoint | None) -> None:
+        """Remove a deleted checkpoint from the durable store; without one, what an earlier removal did not manage."""
         for worker in self.workers:
-            if worker.sink is self._spill:
-                self._spill.remove(run, checkpoint)
-            else:
-                worker.remove(run, checkpoint)
+            if worker.sink is not self._spill:
+                worker.remove(run, step, deleted)
 
     def make_room(self, run: Run) -> None:
         for worker in self.workers:

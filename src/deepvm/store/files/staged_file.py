@@ -132,10 +132,10 @@ class StagedFile:
             self.release()
 
 
-def remove_stale(directory: Path) -> None:
-    """Remove the staged files of dead writers: their lock is free."""
+def remove_stale(directory: Path, stem: str = "step-") -> None:
+    """Remove the staged files of dead writers, of one step or of all: their lock is free."""
     for entry in os.listdir(directory):
-        if not (entry.startswith(".step-") and ".tmp-" in entry):
+        if not (entry.startswith(f".{stem}") and ".tmp-" in entry):
             continue
         with contextlib.suppress(OSError, Corrupt):  # gone meanwhile, another user's, or not a writer's
             fd = open_regular(directory / entry, os.O_RDWR | os.O_NOFOLLOW)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import threading
 import time
@@ -21,8 +22,11 @@ from deepvm.store.chunks import UploadCheck, as_bytes, check_length, read_manife
 from deepvm.store.file_names import DATA, MANIFEST, stem, whole_steps
 from deepvm.store.files.mapping import is_local, map_file
 from deepvm.store.files.staged_file import StagedFile, lock_if_free, remove_stale
+from deepvm.store.files.unfinished import finish_all, unfinished
 from deepvm.store.regular_file import open_regular, read_regular
 from deepvm.units import format_bytes
+
+log = logging.getLogger("deepvm.store")
 
 LOCK_S = 30.0  # a publication holds the run's lock for two renames; a dead holder's lock is gone at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -57,8 +61,21 @@ class FileStore(Store):
     def steps(self, run: str) -> list[int]:
         directory = self._directory(run)
         with explained(directory), contextlib.suppress(FileNotFoundError):
-            return whole_steps(set(os.listdir(directory)))
+            names = set(os.listdir(directory))
+            if unfinished(names):
+                self._finish(directory)
+                names = set(os.listdir(directory))
+            return whole_steps(names)
         return []
+
+    def _finish(self, directory: Path) -> None:
+        """Publish what a killed writer had written whole. A reader without write access leaves it."""
+        try:
+            with locked(directory):
+                if finish_all(directory):
+                    sync_directory(directory)
+        except (OSError, StoreError) as error:
+            log.warning("what a killed writer left in %s cannot be published: %s", directory, error)
 
     def manifest(self, run: str, step: int) -> Manifest:
         path = self._directory(run) / (stem(step) + MANIFEST)
@@ -94,6 +111,8 @@ class FileStore(Store):
         directory = self._directory(run)
         with explained(directory, size_bytes):
             _make_directory(directory)
+            if unfinished(os.listdir(directory)):
+                self._finish(directory)
             remove_stale(directory)
             with self._lock:
                 spare = self._spares.get(run)
@@ -116,6 +135,7 @@ class FileStore(Store):
             if not directory.is_dir():
                 return
             with locked(directory):
+                remove_stale(directory, stem(step) + ".")  # or what a killed writer left of it would be published
                 with self._lock:
                     spare_wanted = run in self._spares and self._spares[run] is None
                 before = self._readable_manifest(run, step) if spare_wanted else None
@@ -181,7 +201,9 @@ class FileWriter:
                 document.write([memoryview(manifest.to_bytes())], 0)
                 os.fsync(document.fd)
                 with locked(directory):
-                    # A step saved again: at no moment, a crash included, one's manifest and the other's bytes.
+                    # A step saved again: at no moment, a crash included, one's manifest and the other's bytes. After
+                    # a crash here, unfinished.py publishes the new one: both of its files are on the disk.
+                    sync_directory(directory)
                     if _unlink(directory / (name + MANIFEST)):
                         sync_directory(directory)
                     staged.rename(directory / (name + DATA))

@@ -34,6 +34,8 @@ def step_rows(answer: Mapping[str, Any], node: str) -> list[dict[str, Any]]:
         for row in rows:
             strict.integer(strict.member(strict.table(row, "a step"), "step"), "step", 0, MOST_STEP)
             strict.text(strict.member(row, "state"), "state", 100)
+            if not isinstance(row.get("whole", False), bool):
+                raise strict.MalformedJson(f"whole is {strict.brief(row['whole'])}, not true or false")
         return rows
 
 

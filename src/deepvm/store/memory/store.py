@@ -21,9 +21,10 @@ from deepvm.protocol.frames import Kind
 from deepvm.protocol.placement import Share, minimum_nodes, replica_nodes
 from deepvm.store.base import Manifest, Store, check_run
 from deepvm.store.chunks import check_length, read_manifest
-from deepvm.store.memory.answers import rank_states, run_names, step_rows
+from deepvm.store.memory.answers import rank_states, run_names
 from deepvm.store.memory.connection import CONNECT_S, Connection
 from deepvm.store.memory.health import GREET_S, Health
+from deepvm.store.memory.listing import RunListing
 from deepvm.store.memory.upload import MemoryWriter
 from deepvm.store.memory.watch import RunWatch
 
@@ -209,14 +210,7 @@ class MemoryStore(Store):
     def steps(self, run: str) -> list[int]:
         """Return the steps whose manifest some node has, damaged ones too, and whose every chunk some reachable node
         should have. If none is found and a node does not answer, raise: that node may have them."""
-        held, failure = self._held(run)
-        whole = sorted(step for step, nodes in held.items() if self._is_whole(run, step, nodes, damaged=True))
-        if failure is not None and not whole:
-            raise failure
-        for step in sorted(held.keys() - set(whole)):
-            if failure is not None and step > whole[-1]:
-                log.warning("step %d of run %s is not whole while a node does not answer: %s", step, run, failure)
-        return whole
+        return RunListing(self, run).whole_steps()
 
     def share_of(self, node: str) -> Share:
         """Return which chunks a node keeps of a checkpoint that is saved here."""
@@ -225,31 +219,7 @@ class MemoryStore(Store):
     def uncommitted_steps(self, run: str) -> dict[int, list[str]]:
         """Return the steps that were being committed when their trainer ended, and the nodes that have them; none if a
         node does not answer, since it may have the rest."""
-        held, failure = self._held(run)
-        if failure is not None:
-            return {}
-        return {step: nodes for step, nodes in held.items() if not self._is_whole(run, step, nodes)}
-
-    def _is_whole(self, run: str, step: int, holders: Sequence[str], *, damaged: bool = False) -> bool:
-        """True if every chunk has a node among those that have the manifest: it lists the nodes that shared it. If no
-        manifest is good and one is not, return ``damaged``."""
-        found = False
-        for node in holders:
-            try:
-                document = self.call(node, run, Kind.MANIFEST, {"step": step})[1]
-                manifest = read_manifest(bytes(document), run, step, f"memory node {node}")
-                return len(holders) >= minimum_nodes(len(manifest.nodes), manifest.replicas)
-            except StoreError as error:
-                found = found or (damaged and isinstance(error, Corrupt))
-        return found
-
-    def _held(self, run: str) -> tuple[dict[int, list[str]], StoreError | None]:
-        answers, failure = self.call_each(run, Kind.STEPS)
-        held: dict[int, list[str]] = {}
-        for node, (answer, _) in answers.items():
-            for row in step_rows(answer, node):
-                held.setdefault(row["step"], []).append(node)
-        return held, failure
+        return RunListing(self, run).uncommitted_steps()
 
     def watch(self, run: str) -> RunWatch:
         return RunWatch(self, run)
