@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from deepvm import strict_json as strict
 from deepvm.catalog.model import Catalog
 from deepvm.catalog.model import Market as Side
 from deepvm.errors import MalformedFile, UnknownName, UsageError
@@ -264,7 +265,7 @@ def _offers(catalog: Catalog) -> Iterator[tuple[Key, float]]:
 
 def _text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
+        raw = strict.read_bytes(path, most_bytes=MOST_BYTES, hint="split it")
         if raw[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(raw)) as file:
                 raw = file.read(MOST_BYTES + 1)
