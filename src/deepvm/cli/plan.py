@@ -113,9 +113,9 @@ def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, 
         if meaning is not None:
             raise UsageError("--meaning has no effect without --traces")
         return None
-    from deepvm.market.trace import check_meaning, load_traces  # few plans have traces
+    from deepvm.market.trace import load_traces  # few plans have traces
 
-    return load_traces(folder, meaning=check_meaning(meaning))
+    return load_traces(folder, meaning=meaning)
 
 
 def _show(plan: Plan, today: date) -> None:
