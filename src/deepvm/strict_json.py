@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from deepvm.errors import MalformedFile, UsageError
+from deepvm.errors import MalformedFile
 
 MOST_DEPTH = 64
 MOST_VALUES = 1_000_000
@@ -58,17 +58,25 @@ def loads(
     return value
 
 
-def read_file(path: Path | str, *, most_bytes: int, hint: str) -> Any:
-    """Parse a file that a user named. UsageError if it cannot be read, MalformedFile if it is not JSON."""
+def read_file(path: Path | str, *, most_bytes: int, hint: str, most_values: int = MOST_VALUES) -> Any:
+    """Parse a file that a user named. MalformedFile if it cannot be read or is not JSON."""
+    data = read_bytes(path, most_bytes=most_bytes, hint=hint)
+    try:
+        return loads(data, most_bytes=most_bytes, most_values=most_values)
+    except MalformedJson as error:
+        raise MalformedFile(path, f"{error}; {hint}") from None
+
+
+def read_bytes(path: Path | str, *, most_bytes: int, hint: str) -> bytes:
+    """Read a file that a user named, or a device without an end. MalformedFile if it cannot be read or is too long."""
     try:
         with open(path, "rb") as file:
             data = file.read(most_bytes + 1)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-    try:
-        return loads(data, most_bytes=most_bytes)
-    except MalformedJson as error:
-        raise MalformedFile(path, f"{error}; {hint}") from None
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        raise MalformedFile(path, f"it cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > most_bytes:
+        raise MalformedFile(path, f"it has more than {most_bytes:,} bytes, at most these are allowed: {hint}")
+    return data
 
 
 def _check_structure(raw: bytes, most_depth: int, most_values: int) -> None:
@@ -177,6 +185,31 @@ def array(value: Any, what: str, most: int = MOST_VALUES) -> list[Any]:
     if type(value) is not list or len(value) > most:
         raise MalformedJson(f"{what} is {brief(value)}, not a list of at most {most}")
     return value
+
+
+def numbers(
+    value: Any, what: str, least: float, most: float, *, missing: bool = False, whole: bool = False
+) -> list[Any]:
+    """Check a list of numbers, or of integers only, at the speed of C. With ``missing``, some may be null."""
+    rows = array(value, what)
+    known = [row for row in rows if row is not None] if missing else rows
+    allowed = {int} if whole else {int, float}
+    if not set(map(type, known)) <= allowed:
+        wrong: Any = next(row for row in known if type(row) not in allowed)
+    elif known and not (least <= min(known) and max(known) <= most):
+        wrong = next(row for row in known if not least <= row <= most)
+    else:
+        return rows
+    kind = "an integer" if whole else "a number"
+    raise MalformedJson(f"{what} has {brief(wrong)}, not {kind} from {least:g} to {most:g}")
+
+
+def texts(value: Any, what: str) -> list[str]:
+    """Check a list of texts, of any characters, at the speed of C."""
+    rows = array(value, what)
+    if not set(map(type, rows)) <= {str}:
+        raise MalformedJson(f"{what} has {brief(next(row for row in rows if type(row) is not str))}, which is not text")
+    return rows
 
 
 def table(value: Any, what: str) -> dict[str, Any]:

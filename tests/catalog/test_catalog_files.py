@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import tracemalloc
 from datetime import date
 
 import hypothesis.strategies as st
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 
 from deepvm.catalog import Catalog, Instance, Market, Prices, Quota, files, library
+from deepvm.catalog.check import check
 from deepvm.errors import DeepvmError, MalformedFile, UnknownName, UsageError
+from deepvm.plan import Request, plan
 
 positive = st.floats(min_value=1e-6, max_value=1e6)
 names = st.text(st.characters(blacklist_categories=("Cs",)), min_size=1, max_size=12)
@@ -166,15 +169,15 @@ def test_missing_data_stays_missing():
         ("deepvm-catalog/1", "deepvm-catalog/9", "deepvm-catalog/9"),
         ('"format": "deepvm-catalog/1",', "", "format"),
         ('["g4dn.xlarge", "c5.xlarge"]', '["g4dn.xlarge", "c9.xlarge"]', "c9.xlarge"),
-        ("0.07]", "NaN]", "above zero"),
-        ("0.07]", "-0.07]", "above zero"),
-        ("0.07]", "1e999]", "above zero"),
-        ("[0.1578, 0.07]", "[0.1578]", "2 instances have 1 prices"),
+        ("0.07]", "NaN]", "NaN is not JSON"),
+        ("0.07]", "-0.07]", "usd_per_hour has -0.07, not a number from 1e-06"),
+        ("0.07]", "1e999]", "not a finite number"),
+        ("[0.1578, 0.07]", "[0.1578]", "2 instances have 1 values of usd_per_hour"),
         ("[0.1578, 0.07]", '[0.1578, "dear"]', "not a valid deepvm-catalog/1"),
         ("[1, 0]", "[1, 7]", "place"),
         ("[1, 0]", "[1, -1]", "place"),
         ("[1, 0]", "[1]", "place"),
-        ("[0.15, null]", "[0.15]", "one value per price"),
+        ("[0.15, null]", "[0.15]", "2 instances have 1 values of usd_low"),
         ('"seen": "2026-08-22"', '"seen": "yesterday"', "not a valid deepvm-catalog/1"),
         ('"seen": "2026-08-22"', '"seen": ["2026-08-22"]', "one day per price"),
         ('"vcpus": 128', '"vcpus": -1', "quota"),
@@ -186,6 +189,22 @@ def test_missing_data_stays_missing():
         ('"provider": "aws",', "", "provider"),
         ('"saturation": "bandwidth"', '"saturation": "magic"', "magic"),
         ('["us-east-1", ', '["", ', "region"),
+        ('"deepvm-catalog/1"', "9" * 5000, "not valid JSON"),
+        ('"deepvm-catalog/1"', '{"a": [1]}', "its format is {'a': [1]}"),
+        ('"accelerator": "T4"', '"accelerator": 5', "'accelerator' of 'g4dn.xlarge' is 5, which is not text"),
+        ('"family": "G"', '"family": 7', "'family' of 'g4dn.xlarge' is 7, which is not text"),
+        ('"family": "G"', '"speedup": 7', "'speedup' of 'g4dn.xlarge' is 7, not an object"),
+        ('"vcpus": 4.0', '"vcpus": true', "'vcpus' of 'g4dn.xlarge' is True"),
+        ('"vcpus": 4.0', '"eflops": 1e308', "'eflops' of 'g4dn.xlarge' is 1e+308, not a number from 1e-09 to 1e+09"),
+        ("[0, 5]", '["a", 5]', "'interruption_percent' of 'c5.xlarge' has 'a'"),
+        ("[0, 5]", "[5]", "not two percentages"),
+        ('"families": ["G"]', '"families": [null]', "the families of a quota has None, which is not text"),
+        ('"families": ["G"]', '"families": 4', "the families of a quota is 4, not a list"),
+        ('"region": null', '"region": [[]]', "region is [[]], which is not text"),
+        ("[1, 0]", f"[1, {10**400}]", "place has 10000"),
+        ("[1, 0]", "[1, true]", "place has True, not an integer"),
+        ("0.07]", "5e-324]", "usd_per_hour has 5e-324, not a number from 1e-06 to 1e+06"),
+        ('"notes": ["A note."]', '"notes": [3]', "notes has 3, which is not text"),
     ],
 )
 def test_a_broken_file_is_named_with_its_problem(old, new, told):
@@ -217,6 +236,44 @@ def test_any_wrong_field_is_an_error_of_ours(field, value):
     document = {**json.loads(GOLDEN), field: value}
     with contextlib.suppress(DeepvmError):
         files.parse(json.dumps(document), "test")
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "sparse"])
+def test_a_file_without_an_end_is_read_up_to_a_limit(tmp_path, monkeypatch, path):
+    monkeypatch.setattr(files, "MOST_BYTES", 2**16)
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(6 * 2**30)
+    tracemalloc.start()
+    with pytest.raises(MalformedFile, match="more than 65,536 bytes"):
+        library.load(tmp_path / path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+def leaves(value, path=()):
+    yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield from leaves(part, (*path, key))
+
+
+def with_leaf(value, path, new):
+    if not path:
+        return new
+    copied = value.copy()
+    copied[path[0]] = with_leaf(value[path[0]], path[1:], new)
+    return copied
+
+
+@given(st.sampled_from(list(leaves(json.loads(GOLDEN)))), json_values)
+@settings(max_examples=300, deadline=None)
+def test_a_wrong_value_at_any_depth_is_an_error_of_ours_also_in_a_check_and_a_plan(path, value):
+    text = json.dumps(with_leaf(json.loads(GOLDEN), path, value))
+    with contextlib.suppress(DeepvmError):
+        catalog = files.parse(text, "test")
+        check(catalog, date(2026, 8, 22))
+        plan(catalog, Request(budget_usd=3.0, checkpoint_bytes=10**8))
 
 
 def test_a_file_that_is_not_there_is_reported(tmp_path):

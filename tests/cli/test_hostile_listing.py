@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deepvm.cli.app import run
+from deepvm.cli.render import print_json
 from deepvm.errors import Corrupt, printable
 from deepvm.protocol import frames
 from deepvm.protocol.frames import Kind
@@ -140,3 +141,8 @@ def test_the_status_of_a_hostile_node_is_shown_and_steers_nothing(capsys: pytest
     assert code == 0
     assert all(c.isprintable() or c == "\n" for c in text), ascii(text)
     assert "[red]" in text
+
+
+def test_numbers_that_are_not_finite_are_null_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [1.5, float("inf"), (float("nan"), {"b": -float("inf")})]})
+    assert json.loads(capsys.readouterr().out) == {"a": [1.5, None, [None, {"b": None}]]}

@@ -148,7 +148,10 @@ def test_merging_lets_the_newer_import_win(history: PriceHistory) -> None:
             HEADER + "aws,t,z,spot,2026-08-01,0.1\naws,t,z,spot,2026-13-01,0.1\n",
             r"line 3: date is '2026-13-01', not a day",
         ),
-        (HEADER + "aws,t,z,spot,2026-08-01,-0.1\n", r"line 2: usd_per_h is '-0\.1', not a price above zero or empty"),
+        (
+            HEADER + "aws,t,z,spot,2026-08-01,-0.1\n",
+            r"line 2: usd_per_h is '-0\.1', not a price from 1e-06 to 1e\+06, or empty",
+        ),
         (HEADER + "aws,t,z,spot,2026-08-01,0\n", r"line 2: usd_per_h is '0'"),
         (HEADER + "aws,t,z,spot,2026-08-01,nan\n", r"line 2: usd_per_h is 'nan'"),
         (HEADER + "aws,t,z,spot,2026-08-01,1e999\n", r"line 2: usd_per_h"),

@@ -27,6 +27,13 @@ def trace_of(*up: int, zone: str = "us-east-1a", **fields: Any) -> Trace:
     return Trace(zone=zone, up=np.array(up, np.int32), **given)
 
 
+def test_a_missing_folder_is_named_before_a_missing_meaning(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nope is not a folder of traces"):
+        load_traces(tmp_path / "nope", meaning=None)
+    with pytest.raises(UsageError, match="the traces need a meaning: write --meaning up"):
+        load_traces(tmp_path, meaning=None)
+
+
 def test_the_meaning_turns_counts_around_and_is_never_guessed(tmp_path: Path) -> None:
     path = written(tmp_path, {"metadata": {"gap_seconds": 600}, "data": [4, 0, 1]})
     assert load_trace(path, meaning="up").up.tolist() == [4, 0, 1]
@@ -47,15 +54,18 @@ def test_the_meaning_turns_counts_around_and_is_never_guessed(tmp_path: Path) ->
         ({"metadata": {"gap_seconds": -600}, "data": [1]}, "gap_seconds"),
         ({"metadata": {"gap_seconds": 600}}, "data"),
         ({"metadata": {"gap_seconds": 600}, "data": []}, "data is empty"),
-        ({"metadata": {"gap_seconds": 600}, "data": [1, -1]}, "not whole numbers from 0"),
+        ({"metadata": {"gap_seconds": 600}, "data": [1, -1]}, "data has -1, not a number from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, 0.5]}, "not whole numbers from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, "2"]}, "not a number"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, True]}, "not a number"),
         ({"metadata": {"gap_seconds": 600}, "data": [1, *[None] * 7, 1]}, r"a gap \(null\) of 1.2 h from entry 1: cut"),
         ({"metadata": {"gap_seconds": 600}, "data": [None]}, "not whole numbers from 0"),
         ({"metadata": {"gap_seconds": 600}, "data": [9]}, "its folder is of 4 machines"),
+        ({"metadata": {"gap_seconds": 600}, "data": [10**400]}, "data has 10000"),
+        ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [10**400]}, "prices has 10000"),
+        ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [1e308]}, "prices has 1e"),
         ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [1, 2]}, "1 ticks and 2 prices"),
-        ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [-1]}, "negative price"),
+        ({"metadata": {"gap_seconds": 600}, "data": [1], "prices": [-1]}, "prices has -1, not a number from 0"),
         ({"metadata": {"gap_seconds": 600, "start_time": "yesterday"}, "data": [1]}, "not an ISO date"),
     ],
 )

@@ -237,7 +237,7 @@ def test_a_plan_without_a_job_has_no_figures_and_is_as_before() -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--job", "nothing.json"], "nothing.json cannot be read"),
+        (["--job", "nothing.json"], "nothing.json: it cannot be read"),
         (["--job", "a.json", "--model", "gpt2"], "--job and --model exclude each other"),
         (["--precision", "bf16"], "--precision has no effect without --model"),
         (["--parallel", "fsdp"], "--parallel has no effect without --job or --model"),

@@ -193,6 +193,23 @@ def test_a_plan_gives_its_work_and_deadline_and_both_spellings_do(
         assert "4 machines, 6 h of work, 1 GB of checkpoint, deadline 9 h" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("name", "value"), [("usd_per_hour", 5e-324), ("usd_per_hour", 0), ("performance", 5e-324)])
+def test_a_plan_with_a_price_that_nobody_can_pay_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: float
+) -> None:
+    role = {"role": "worker", "instance": "p3.2xlarge", "count": 4, "usd_per_hour": 0.9}
+    best: dict[str, Any] = {"performance": 100.0, "roles": [role]}
+    (role if name in role else best)[name] = value
+    document = {
+        "request": {"checkpoint_bytes": 10**9, "work_eflops_h": 600.0},
+        "recommendations": [best],
+        "instances": [],
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    assert run(["simulate", str(tmp_path / "plan.json"), "--json"]) == 2
+    assert f"{name} is {value}, not a number from" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
 def test_a_backtest_is_drawn_the_same_every_time(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     folder, files = str(write_traces(tmp_path)), [tmp_path / "one.svg", tmp_path / "two.svg"]

@@ -24,7 +24,20 @@ from typing import Any
 
 import numpy as np
 
-from deepvm.catalog.model import Catalog, Instance, Market, Place, Prices, Quota
+from deepvm import strict_json as strict
+from deepvm.catalog.model import (
+    LEAST,
+    LEAST_USD,
+    MOST,
+    MOST_USD,
+    Catalog,
+    IndexColumn,
+    Instance,
+    Market,
+    Place,
+    Prices,
+    Quota,
+)
 from deepvm.errors import DeepvmError, MalformedFile
 
 FORMAT = "deepvm-catalog/1"
@@ -43,39 +56,32 @@ _INSTANCE_FIELDS = (
     "eflops",
     "speedup",
 )
+_TEXTS = ("name", "family", "accelerator", "architecture")
 _SATURATION = ("bandwidth", "table")
+MOST_BYTES = 256 * 2**20
+MOST_VALUES = 16_000_000  # a row of prices has six
+_HINT = "list catalogues with: deepvm catalog list"
 
 
 def read(path: Path) -> Catalog:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise MalformedFile(path, f"it cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise MalformedFile(path, "not a text file: a catalogue is JSON") from None
-    return parse(text, path)
+    return parse(strict.read_bytes(path, most_bytes=MOST_BYTES, hint=_HINT), path)
 
 
-def parse(text: str, path: Path | str) -> Catalog:
+def parse(text: str | bytes, path: Path | str) -> Catalog:
     try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise MalformedFile(path, f"not valid JSON: {error.msg}", line=error.lineno) from None
-    except RecursionError:
-        raise MalformedFile(path, "not a catalogue: it is nested too deeply") from None
+        document = strict.loads(text, most_bytes=MOST_BYTES, most_values=MOST_VALUES)
+    except strict.MalformedJson as error:
+        raise MalformedFile(path, f"not a catalogue: {error}") from None
     if not isinstance(document, dict) or "format" not in document:
         raise MalformedFile(path, f'not a catalogue: it has no "format": "{FORMAT}"')
     if document["format"] != FORMAT:
-        raise MalformedFile(
-            path, f"its format is {document['format']!r}, this deepvm reads {FORMAT!r}: use the deepvm that wrote it"
-        )
+        found = strict.brief(document["format"])
+        raise MalformedFile(path, f"its format is {found}, this deepvm reads {FORMAT!r}: use the deepvm that wrote it")
     try:
         return _catalog(document)
     except DeepvmError as error:
         raise MalformedFile(path, str(error)) from None
-    except KeyError as error:
-        raise MalformedFile(path, f"not a valid {FORMAT}: {error.args[0]!r} is missing") from None
-    except (TypeError, ValueError, AttributeError, OverflowError, IndexError) as error:
+    except strict.MalformedJson as error:
         raise MalformedFile(path, f"not a valid {FORMAT}: {error}") from None
 
 
@@ -145,83 +151,131 @@ def _place_text(place: Place) -> str:
 
 
 def _catalog(document: Mapping[str, Any]) -> Catalog:
-    instances = tuple(_instance(row) for row in document["instances"])
+    rows = strict.array(strict.member(document, "instances"), "instances")
+    instances = tuple(_instance(strict.table(row, "an instance")) for row in rows)
     index = {instance.name: i for i, instance in enumerate(instances)}
     if len(index) != len(instances):
-        raise ValueError("an instance type is listed twice")
-    places = tuple(_place(text) for text in document["places"])
+        raise strict.MalformedJson("an instance type is listed twice")
+    places = tuple(_place(text) for text in strict.texts(strict.member(document, "places"), "places"))
     saturation = document.get("saturation", "bandwidth")
     if saturation not in _SATURATION:
-        raise ValueError(f"saturation is {saturation!r}, known are {', '.join(_SATURATION)}")
+        raise strict.MalformedJson(f"saturation is {strict.brief(saturation)}, known are {', '.join(_SATURATION)}")
+    prices = strict.table(strict.member(document, "prices"), "prices")
     return Catalog(
-        name=str(document["name"]),
-        provider=str(document["provider"]),
-        description=str(document["description"]),
+        name=_text(document, "name"),
+        provider=_text(document, "provider"),
+        description=_text(document, "description"),
         instances=instances,
         places=places,
-        prices={Market(market): _prices(columns, index, len(places)) for market, columns in document["prices"].items()},
-        quotas=tuple(
-            Quota(
-                families=tuple(row["families"]),
-                market=Market(row["market"]),
-                vcpus=row["vcpus"],
-                region=row.get("region"),
-            )
-            for row in document.get("quotas", ())
-        ),
+        prices={
+            _market(name): _prices(strict.table(columns, name), index, len(places)) for name, columns in prices.items()
+        },
+        quotas=tuple(_quota(row) for row in strict.array(document.get("quotas", []), "quotas")),
         saturation=saturation,
-        notes=tuple(document.get("notes", ())),
+        notes=tuple(strict.texts(document.get("notes", []), "notes")),
     )
 
 
 def _instance(row: Mapping[str, Any]) -> Instance:
-    unknown = row.keys() - set(_INSTANCE_FIELDS)
-    if unknown:
-        raise ValueError(f"{row.get('name')}: unknown field {sorted(unknown)[0]!r}")
+    name = _text(row, "name")
+    for field, value in row.items():
+        what = f"{strict.brief(field)} of {strict.brief(name)}"
+        if field not in _INSTANCE_FIELDS:
+            raise strict.MalformedJson(f"{what} is an unknown field")
+        if value is None:
+            continue
+        if field in _TEXTS:
+            _checked_text(value, what)
+        elif field == "speedup":
+            strict.table(value, what)
+        elif field == "interruption_percent":
+            if len(strict.numbers(value, what, 0, 100)) != 2:
+                raise strict.MalformedJson(f"{what} is {strict.brief(value)}, not two percentages")
+        else:
+            strict.number(value, what, 0 if field == "accelerator_count" else LEAST, MOST)
     bucket = row.get("interruption_percent")
-    return Instance(**{**row, "interruption_percent": None if bucket is None else tuple(bucket)})
+    given = {**row, "accelerator_count": row.get("accelerator_count") or 0.0}
+    return Instance(**{**given, "interruption_percent": None if bucket is None else tuple(bucket)})
+
+
+def _quota(row: Any) -> Quota:
+    table = strict.table(row, "a quota")
+    return Quota(
+        families=tuple(strict.texts(strict.member(table, "families"), "the families of a quota")),
+        market=_market(strict.member(table, "market")),
+        vcpus=strict.number(strict.member(table, "vcpus"), "vcpus of a quota", 0, MOST),
+        region=None if table.get("region") is None else _text(table, "region"),
+    )
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    return _checked_text(strict.member(row, name), name)
+
+
+def _checked_text(value: Any, what: str) -> str:
+    """Check text of any characters: names come from providers' files."""
+    if type(value) is not str:
+        raise strict.MalformedJson(f"{what} is {strict.brief(value)}, which is not text")
+    return value
+
+
+def _market(value: Any) -> Market:
+    try:
+        return Market(value)
+    except ValueError:
+        raise strict.MalformedJson(f"market is {strict.brief(value)}, not on-demand or spot") from None
 
 
 def _place(text: str) -> Place:
     region, _, zone = text.partition("/")
     if not region:
-        raise ValueError("a place has no region")
+        raise strict.MalformedJson("a place has no region")
     return region, zone or None
 
 
 def _prices(columns: Mapping[str, Any], index: Mapping[str, int], place_count: int) -> Prices:
-    names = columns["instance"]
+    names = strict.texts(strict.member(columns, "instance"), "instance")
     count = len(names)
     try:
         instance = np.fromiter((index[name] for name in names), dtype=np.int32, count=count)
     except KeyError as error:
-        raise ValueError(f"a price names {error.args[0]!r}, which is not among the instances") from None
-    place = np.array(columns["place"], dtype=np.int32)
-    if place.shape != (count,) or (count and not 0 <= place.min() <= place.max() < place_count):
-        raise ValueError("a price is in a place that is not listed")
-    usd = np.array(columns["usd_per_hour"], dtype=np.float64)
-    if usd.shape != (count,):
-        raise ValueError(f"{count} instances have {usd.size} prices")
-    wrong = np.flatnonzero(~(np.isfinite(usd) & (usd > 0)))
-    if wrong.size:
-        raise ValueError(f"the price of {names[wrong[0]]} is {usd[wrong[0]]}, it must be above zero")
-    bounds = {name: np.array(columns[name], dtype=np.float64) for name in ("usd_low", "usd_high") if name in columns}
-    if any(b.shape != (count,) for b in bounds.values()):
-        raise ValueError("usd_low and usd_high need one value per price")
+        raise strict.MalformedJson(
+            f"a price names {strict.brief(error.args[0])}, which is not among the instances"
+        ) from None
+    place = strict.numbers(strict.member(columns, "place"), "place", 0, place_count - 1, whole=True)
+    usd = strict.numbers(strict.member(columns, "usd_per_hour"), "usd_per_hour", LEAST_USD, MOST_USD)
+    bounds = {
+        name: strict.numbers(columns[name], name, LEAST_USD, MOST_USD, missing=True)
+        for name in ("usd_low", "usd_high")
+        if name in columns
+    }
+    for name, column in {"place": place, "usd_per_hour": usd, **bounds}.items():
+        if len(column) != count:
+            raise strict.MalformedJson(f"{count} instances have {len(column)} values of {name}, one each is needed")
+    low, high = (
+        np.array(bounds[name], dtype=np.float64) if name in bounds else None for name in ("usd_low", "usd_high")
+    )
     return Prices(
         instance=instance,
-        place=place,
-        usd_per_hour=usd,
-        usd_low=bounds.get("usd_low"),
-        usd_high=bounds.get("usd_high"),
-        seen=_days(columns["seen"], count),
+        place=np.array(place, dtype=np.int32),
+        usd_per_hour=np.array(usd, dtype=np.float64),
+        usd_low=low,
+        usd_high=high,
+        seen=_days(strict.member(columns, "seen"), count),
     )
 
 
-def _days(seen: str | list[str], count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _days(seen: Any, count: int) -> IndexColumn:
     if isinstance(seen, str):
-        return np.full(count, date.fromisoformat(seen).toordinal(), dtype=np.int32)
-    if len(seen) != count:
-        raise ValueError("seen needs one day per price")
-    ordinals = {day: date.fromisoformat(day).toordinal() for day in set(seen)}
-    return np.fromiter((ordinals[day] for day in seen), dtype=np.int32, count=count)
+        return np.full(count, _day(seen), dtype=np.int32)
+    if len(strict.texts(seen, "seen")) != count:
+        raise strict.MalformedJson("seen needs one day per price")
+    ordinals = {text: _day(text) for text in set(seen)}
+    return np.fromiter((ordinals[text] for text in seen), dtype=np.int32, count=count)
+
+
+def _day(text: str) -> int:
+    try:
+        return date.fromisoformat(text).toordinal()
+    except ValueError:
+        raise strict.MalformedJson(f"seen has {strict.brief(text)}, not a day like 2026-08-22") from None

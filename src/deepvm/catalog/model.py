@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from deepvm.errors import UnknownName, UsageError
 from deepvm.json_fields import json_fields
 
+LEAST, MOST = 1e-9, 1e9  # of vCPUs, GiB, Gbit/s and eFLOPS: sums and ratios of these stay finite
+LEAST_USD, MOST_USD = 1e-6, 1e6  # an hour
 STALE_DAYS = 31  # spot prices move by tens of percent in a month
 
 
@@ -54,12 +56,12 @@ class Instance:
             raise UsageError("an instance type has no name")
         for what in ("vcpus", "memory_gib", "accelerator_memory_gib", "burst_gbps", "sustained_gbps", "eflops"):
             value = getattr(self, what)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{self.name}: {what} is {value}, it must be above zero or absent")
+            if value is not None and not LEAST <= value <= MOST:
+                raise UsageError(f"{self.name}: {what} is {value}, it must be from {LEAST:g} to {MOST:g} or absent")
         if (self.accelerator is None) != (self.accelerator_count == 0):
             raise UsageError(f"{self.name}: an accelerator needs a count, and a count an accelerator")
-        if not (math.isfinite(self.accelerator_count) and self.accelerator_count >= 0):
-            raise UsageError(f"{self.name}: accelerator_count is {self.accelerator_count}, it must be zero or more")
+        if not 0 <= self.accelerator_count <= MOST:
+            raise UsageError(f"{self.name}: accelerator_count is {self.accelerator_count}, it must be 0 to {MOST:g}")
         if self.architecture not in (None, "x86_64", "arm64"):
             raise UsageError(f"{self.name}: architecture is {self.architecture!r}, not x86_64 or arm64")
 

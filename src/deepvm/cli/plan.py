@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date, datetime, timezone
@@ -16,7 +15,7 @@ from rich.text import Text
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.cli.options import takes_request
-from deepvm.cli.render import JsonFlag, console, price_age_note, print_json, table, write_text
+from deepvm.cli.render import JsonFlag, console, json_text, price_age_note, print_json, table, write_text
 from deepvm.cli.risk import shown
 from deepvm.cli.risk.late_bar import LateBar
 from deepvm.errors import UsageError
@@ -92,7 +91,7 @@ def command(
 
         draw_risk(expected, figure, title=cluster_text(plan.recommendations[0]), deadline_h=deadline_h)
     if output is not None:
-        write_text(output, json.dumps(document, indent=2, allow_nan=False) + "\n")
+        write_text(output, json_text(document) + "\n")
     if as_json:
         print_json(document)
         return
@@ -113,9 +112,9 @@ def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, 
         if meaning is not None:
             raise UsageError("--meaning has no effect without --traces")
         return None
-    from deepvm.market.trace import check_meaning, load_traces  # few plans have traces
+    from deepvm.market.trace import load_traces  # few plans have traces
 
-    return load_traces(folder, meaning=check_meaning(meaning))
+    return load_traces(folder, meaning=meaning)
 
 
 def _show(plan: Plan, today: date) -> None:

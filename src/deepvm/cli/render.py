@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -44,9 +45,23 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on std
 
 
 def print_json(document: object) -> None:
-    """Print strict JSON. NaN and infinity raise: they are bugs."""
-    text = json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False)
-    sys.stdout.write(_NOT_ASCII.sub(_escaped, text) + "\n")
+    sys.stdout.write(_NOT_ASCII.sub(_escaped, json_text(document, ensure_ascii=False)) + "\n")
+
+
+def json_text(document: object, *, ensure_ascii: bool = True) -> str:
+    """Format a document as strict JSON. A number that is not finite becomes null."""
+    try:
+        return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=ensure_ascii)
+    except ValueError:
+        return json.dumps(_finite(document), indent=2, allow_nan=False, ensure_ascii=ensure_ascii)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _NOT_ASCII = re.compile(r"[^\n -~]")

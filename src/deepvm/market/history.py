@@ -23,7 +23,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.catalog.model import Catalog
+from deepvm import strict_json as strict
+from deepvm.catalog.model import LEAST_USD, MOST_USD, Catalog
 from deepvm.catalog.model import Market as Side
 from deepvm.errors import MalformedFile, UnknownName, UsageError
 from deepvm.market.market import Market
@@ -264,7 +265,7 @@ def _offers(catalog: Catalog) -> Iterator[tuple[Key, float]]:
 
 def _text(path: Path) -> str:
     try:
-        raw = path.read_bytes()
+        raw = strict.read_bytes(path, most_bytes=MOST_BYTES, hint="split it")
         if raw[:2] == b"\x1f\x8b":
             with gzip.open(io.BytesIO(raw)) as file:
                 raw = file.read(MOST_BYTES + 1)
@@ -295,7 +296,7 @@ def _rows(lines: Iterable[str], path: Path, skipped: int) -> Iterator[Row]:
                 price = float(usd) if usd else math.nan
             except (ValueError, KeyError):
                 raise MalformedFile(path, _problem(row), line=reader.line_num + skipped) from None
-            if price <= 0 or price == math.inf or (usd and price != price) or not (cloud and type_ and place):
+            if (usd and not LEAST_USD <= price <= MOST_USD) or not (cloud and type_ and place):
                 raise MalformedFile(path, _problem(row), line=reader.line_num + skipped)
             yield cloud, type_, place, market, ordinal, price
     except csv.Error as error:
@@ -314,4 +315,4 @@ def _problem(row: list[str]) -> str:
         date.fromisoformat(named["date"])
     except ValueError:
         return f"date is {named['date'][:40]!r}, not a day like 2026-08-22"
-    return f"usd_per_h is {named['usd_per_h'][:40]!r}, not a price above zero or empty"
+    return f"usd_per_h is {named['usd_per_h'][:40]!r}, not a price from {LEAST_USD:g} to {MOST_USD:g}, or empty"

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepvm import strict_json as strict
+from deepvm.catalog.model import MOST_USD
 from deepvm.errors import MalformedFile, UsageError
 
 Floats = NDArray[np.float64]
@@ -102,13 +103,13 @@ def _checked(
         raise MalformedFile(path, f"not a valid trace: {error}") from None
 
 
-def load_traces(folder: Path, *, meaning: Meaning) -> dict[str, tuple[Trace, ...]]:
+def load_traces(folder: Path, *, meaning: str | None) -> dict[str, tuple[Trace, ...]]:
     """Read every trace below a folder: by the folder that each lies in, which makes one market.
 
     Hidden files and JSON files without ``metadata`` and ``data`` are no traces, and are passed over."""
-    check_meaning(meaning)
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder of traces")
+    checked = check_meaning(meaning)
     found: dict[str, list[Trace]] = {}
     for path in sorted(folder.rglob("*.json")):
         if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -116,7 +117,7 @@ def load_traces(folder: Path, *, meaning: Meaning) -> dict[str, tuple[Trace, ...
             if isinstance(document, dict) and {"metadata", "data"} & set(document):
                 name = path.parent.relative_to(folder).as_posix()
                 name = path.resolve().parent.name if name == "." else name
-                found.setdefault(name, []).append(_checked(document, path, meaning))
+                found.setdefault(name, []).append(_checked(document, path, checked))
     if not found:
         raise UsageError(f"{folder} has no trace: {_HINT}, in one JSON file for each zone")
     return {name: tuple(traces) for name, traces in found.items()}
@@ -137,9 +138,9 @@ def _trace_of(document: Any, path: Path, meaning: Meaning, kind: TraceKind, mach
     table = strict.table(document, "the document")
     metadata = strict.table(strict.member(table, "metadata"), "metadata")
     gap_s = strict.number(strict.member(metadata, "gap_seconds"), "gap_seconds", 1e-3, 1e7)
-    counts = _column(strict.member(table, "data"), "data")
+    counts = _column(strict.member(table, "data"), "data", MOST_MACHINES)
     known = counts[np.isfinite(counts)]
-    if not known.size or (known != np.floor(known)).any() or known.min() < 0 or known.max() > MOST_MACHINES:
+    if not known.size or (known != np.floor(known)).any():
         raise strict.MalformedJson(f"data has values that are not whole numbers from 0 to {MOST_MACHINES}")
     most = int(machines or max(1, known.max()))
     if known.max() > most:
@@ -147,7 +148,7 @@ def _trace_of(document: Any, path: Path, meaning: Meaning, kind: TraceKind, mach
     up = _filled(counts if meaning == "up" else most - counts, gap_s)
     ticks = metadata.get("tick_offset")
     offset = timedelta(seconds=gap_s * (0 if ticks is None else strict.integer(ticks, "tick_offset", 0, 10**8)))
-    prices = None if table.get("prices") is None else _column(table["prices"], "prices")
+    prices = None if table.get("prices") is None else _column(table["prices"], "prices", MOST_USD)
     if prices is not None and not np.isfinite(prices).any():
         prices = None
     named = _FILE.fullmatch(path.stem)
@@ -165,12 +166,10 @@ def _trace_of(document: Any, path: Path, meaning: Meaning, kind: TraceKind, mach
     )
 
 
-def _column(values: Any, what: str) -> Floats:
-    rows = strict.array(values, what)
+def _column(values: Any, what: str, most: float) -> Floats:
+    rows = strict.numbers(values, what, 0, most, missing=True)
     if not rows:
         raise strict.MalformedJson(f"{what} is empty")
-    if any(type(row) not in (int, float) and row is not None for row in rows):
-        raise strict.MalformedJson(f"{what} has a value that is not a number")
     return np.array([np.nan if row is None else row for row in rows], dtype=np.float64)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy import parse_policy
 from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
@@ -108,9 +109,10 @@ class RunSpec:
 
     @staticmethod
     def from_settings(document: Mapping[str, Any]) -> RunSpec:
-        """Read the result of ``to_settings``; fields that another version did not have get their default."""
-        known = {each.name for each in fields(RunSpec)} - _START_FIELDS
-        return RunSpec(**{name: value for name, value in document.items() if name in known} | _args(document))
+        """Read the result of ``to_settings``; fields that another version did not have get their default. Raise
+        MalformedJson if it is anything else."""
+        found = {name: check(document[name], name) for name, check in _SETTINGS.items() if name in document}
+        return RunSpec(**found | {"script": _text(strict.member(document, "script"), "script")})
 
     @staticmethod
     def from_job(document: Mapping[str, Any]) -> RunSpec:
@@ -121,6 +123,51 @@ class RunSpec:
 
 def _args(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"args": tuple(map(str, document["args"]))}
+
+
+def _text(value: Any, what: str) -> str:
+    """Check text; a script's name and its arguments may have any character that a file's name may have."""
+    if type(value) is not str or "\0" in value:
+        raise strict.MalformedJson(f"{what} is {strict.brief(value)}, which is not text")
+    return value
+
+
+def _texts(value: Any, what: str) -> tuple[str, ...]:
+    return tuple(_text(row, f"one of {what}") for row in strict.array(value, what))
+
+
+def _optional(check: Callable[..., Any], *limits: float) -> Callable[[Any, str], Any]:
+    return lambda value, what: None if value is None else check(value, what, *limits)
+
+
+def _whole(least: int, most: int) -> Callable[[Any, str], int]:
+    return lambda value, what: strict.integer(value, what, least, most)
+
+
+def _origins(value: Any, what: str) -> dict[str, str]:
+    return {name: _text(origin, f"{what}.{name}") for name, origin in strict.table(value, what).items()}
+
+
+_SETTINGS: Mapping[str, Callable[[Any, str], Any]] = {
+    "script": _text,
+    "args": _texts,
+    "module": strict.flag,
+    "cwd": _text,
+    "rank": _whole(1, 2**31),
+    "policy": _text,
+    "after_loss": _text,
+    "batch": _text,
+    "preempt": _text,
+    "seed": _whole(-(10**300), 10**300),
+    "workers": _optional(strict.integer, 1, 2**31),
+    "memory_bytes": _optional(strict.integer, 0, 2**62),
+    "durable": _optional(_text),
+    "max_restarts": _whole(0, 2**62),
+    "isolate": strict.flag,
+    "bandwidth_bits_per_s": _optional(strict.integer, 1, 2**62),
+    "replan_threshold": _optional(strict.number, 0, 1e9),
+    "origins": _origins,
+}  # what a run's folder has, by field
 
 
 def _check_durable(url: str) -> None:

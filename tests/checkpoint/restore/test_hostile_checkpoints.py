@@ -381,3 +381,106 @@ def test_the_trainer_reads_headers_as_strictly_as_everybody(text: str) -> None:
     data = struct.pack("<Q", len(text)) + text.encode() + bytes(24)
     with pytest.raises(Corrupt):
         read_header(data, len(data))
+
+
+def adam_of(**settings: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+    return {"net": net, "optimizer": torch.optim.AdamW(net.parameters(), **settings)}
+
+
+def stepped(state: dict[str, Any]) -> None:
+    def loss() -> Any:
+        state["optimizer"].zero_grad()
+        found = state["net"](torch.ones(1, 8)).square().sum()
+        found.backward()
+        return found
+
+    state["optimizer"].step(loss)
+
+
+ODD_OPTIMIZERS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "no second moment": (("state", "$items", 0, 1, "exp_avg_sq"), {}),
+    "text for a first moment": (("state", "$items", 2, 1, "exp_avg"), "x"),
+    "a device for a decay": (("param_groups", 0, "weight_decay"), {"$device": "cuda:9"}),
+    "no learning rate": (("param_groups", 0, "lr"), None),
+    "one beta": (("param_groups", 0, "betas"), {"$tuple": [0.9]}),
+    "betas of text": (("param_groups", 0, "betas"), {"$tuple": ["a", 0.9]}),
+    "a device for a flag": (("param_groups", 0, "foreach"), {"$device": "cpu"}),
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("odd", ODD_OPTIMIZERS)
+def test_an_optimizer_whose_next_step_would_fail_gives_way_to_the_older_step(
+    tmp_path: Path, odd: str, lazy: bool
+) -> None:
+    state = adam_of()
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER, on_busy="wait") as ckpt:
+        for step in (1, 2):
+            stepped(state)
+            ckpt.save(step).wait("durable", 30)
+    path, value = ODD_OPTIMIZERS[odd]
+    rewrite(tmp_path / "r" / "step-000000000002.json", put_in(("optimizer", *path), value))
+    state = adam_of()
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        ckpt.restore(lazy=lazy)
+        stepped(state)
+        assert ckpt.restored.step == 1
+
+
+class Quantized(torch.optim.SGD):
+    """A stranger's: its state has more than tensors and numbers, and its settings are not those of torch."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.param_groups[0].update(block=(64, None), plan={"a": [1]}, later=None, decay=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        self.param_groups[0].update(later={"scale": 2}, decay=None)
+        for values in self.state.values():
+            values.update(scheme="int8", history=[1.0, None], scale=torch.ones(()), seen={"steps": 1})
+        return found
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adam": torch.optim.Adam,
+    "Adam that is capturable, with a tensor as rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-3)),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, fused=True, amsgrad=True),
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1),
+    "SGD with momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "LBFGS": lambda p: torch.optim.LBFGS(p, max_iter=2, line_search_fn="strong_wolfe"),
+    "Adafactor": torch.optim.Adafactor,
+    "Adagrad": torch.optim.Adagrad,
+    "ASGD": torch.optim.ASGD,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.5, centered=True),
+    "Rprop": torch.optim.Rprop,
+    "a stranger's": Quantized,
+}
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["eager", "lazy"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_of_every_kind_are_restored_with_their_schedules(tmp_path: Path, name: str, lazy: bool) -> None:
+    def made() -> dict[str, Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 4))
+        optimizer = OPTIMIZERS[name](net.parameters())
+        return {"net": net, "optimizer": optimizer, "schedule": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+    state = made()
+    with deepvm.Checkpointer(state, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        stepped(state)
+        state["schedule"].step()
+        ckpt.save(1).wait("durable", 30)
+    again = made()
+    with deepvm.Checkpointer(again, f"file://{tmp_path}", run="r", policy=NEVER) as ckpt:
+        ckpt.restore(lazy=lazy)
+        for one in (state, again):
+            stepped(one)
+        assert ckpt.restored.step == 1
+    for mine, theirs in zip(state["net"].parameters(), again["net"].parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +21,7 @@ from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
 from deepvm.store.files.store import FileStore
 from deepvm.store.safetensors import read_header
-from deepvm.store.verify import copy
+from deepvm.store.verify import copy as copy_store
 from tests.support.waiting import wait_until
 
 BLOCK = 64 * 1024
@@ -234,6 +237,51 @@ def test_any_use_of_a_parameter_waits_for_it(saved: tuple[Work, Path]) -> None:
         assert type(lent) is torch.nn.Parameter
 
 
+def _saved_and_loaded(value: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda value: pickle.loads(pickle.dumps(value)),  # noqa: S301 - our own
+    "torch.save": _saved_and_loaded,
+}
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_before_the_first_forward_has_the_real_values_and_no_hooks_that_work(
+    saved: tuple[Work, Path], way: str, mapped: bool
+) -> None:
+    work, place = saved
+    again = Work(seed=1)
+    with Checkpointer(again.state, str(place) if mapped else Gated(place)) as ckpt:
+        ckpt.restore(lazy=True)
+        assert type(again.model.last.weight) is PendingParameter
+        made = COPIES[way](again.model)
+        assert all(type(p) is torch.nn.Parameter and not vars(p) for p in made.parameters())
+        for name, value in made.state_dict().items():
+            assert torch.equal(value, work.model.state_dict()[name])
+        assert made.head.weight is made.first.weight
+        made(torch.zeros(2, 4, dtype=torch.long))
+        assert again.step(2) == work.step(2)
+    assert again.truth() == work.truth()
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_one_parameter_waits_for_it(saved: tuple[Work, Path], way: str) -> None:
+    again = Work(seed=1)
+    with Checkpointer(again.state, Gated(saved[1])) as ckpt:
+        ckpt.restore(lazy=True)
+        assert type(again.model.expert.weight) is PendingParameter
+        made = COPIES[way](again.model.expert.weight)
+        assert type(made) is torch.nn.Parameter
+        assert torch.equal(made, saved[0].model.expert.weight)
+
+
 def test_the_optimizers_settings_are_there_at_once_and_its_state_when_it_is_asked_for(saved: tuple[Work, Path]) -> None:
     work, place = saved
     store = Gated(place)
@@ -297,7 +345,7 @@ def test_a_copy_that_fails_at_once_is_passed_over(saved: tuple[Work, Path], tmp_
     work, place = saved
     with Checkpointer(work.state, str(place), run="both", on_error="raise") as ckpt:
         ckpt.save(7).wait("durable", WAIT_S)
-    copy(FileStore(place), FileStore(place / "further"), "both", 7)
+    copy_store(FileStore(place), FileStore(place / "further"), "both", 7)
     store, bad = FileStore(place), place / "both" / "step-000000000007.safetensors"
     tensors = read_header(store, store.manifest("both", 7)).tensors
     data = bytearray(bad.read_bytes())

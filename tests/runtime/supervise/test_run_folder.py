@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from deepvm.errors import AccessDenied, MalformedFile, UnknownName, UsageError
+from deepvm.runtime.run_spec import RunSpec
+from deepvm.runtime.supervise.local_run import resume
 from deepvm.runtime.supervise.run_folder import RunFolder, all_runs, runs_folder
 
 
@@ -101,3 +104,39 @@ def test_settings_of_another_format_are_refused(runs: Path, text: str) -> None:
     (folder.path / "settings.json").write_text(text)
     with pytest.raises(MalformedFile, match="format"):
         folder.settings()
+
+
+SETTINGS = {"script": "x.py", "args": ["--epochs", "3"], "rank": 1, "origins": {"policy": "plan"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"settings": None}, "settings is None, not an object"),
+        ({"settings": 1e308}, "settings is 1e.308, not an object"),
+        ({"on": 5}, "on is 5, not printable text"),
+        *(
+            ({"settings": {**SETTINGS, name: value}}, f"^[^ ]*settings.json: not the settings of a run: .*{name}.* is ")
+            for name in (*(row.name for row in fields(RunSpec) if row.name in RunSpec(script="x").to_settings()),)
+            for value in ({}, [{}], 5e-324, "\0")
+            if not (name == "replan_threshold" and value == 5e-324) and not (name == "origins" and value == {})
+        ),
+    ],
+)
+def test_settings_of_a_wrong_kind_are_one_sentence(runs: Path, change: dict[str, object], problem: str) -> None:
+    folder = RunFolder.create("one", {"on": "local", "plan": {}, "settings": SETTINGS})
+    assert folder.checked_settings()["on"] == "local"
+    folder.keep({"on": "local", "plan": {}, "settings": SETTINGS, **change})
+    with pytest.raises(MalformedFile, match=problem):
+        resume("one")
+
+
+@pytest.mark.parametrize("name", ["on", "plan", "settings"])
+def test_settings_without_a_part_are_one_sentence(runs: Path, name: str) -> None:
+    whole = {"on": "local", "plan": {}, "settings": SETTINGS}
+    RunFolder.create("one", {key: value for key, value in whole.items() if key != name})
+    with pytest.raises(MalformedFile, match=f"'{name}' is missing"):
+        resume("one")
+    RunFolder.create("two", {**whole, "settings": {}})
+    with pytest.raises(MalformedFile, match="'script' is missing"):
+        resume("two")

@@ -17,6 +17,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
+from deepvm import strict_json as strict
 from deepvm.catalog import library
 from deepvm.catalog.model import Catalog, Instance, Market, Place, Prices
 from deepvm.catalog.report import ImportReport, Reasons
@@ -36,16 +37,8 @@ def read(
     path: Path, *, provider: str, name: str, seen: date | None = None, region: str | None = None
 ) -> tuple[Catalog, ImportReport]:
     """Read a CSV file. Without ``seen``, its prices are those of the day of its last change."""
-    try:
-        status = path.stat()
-        if status.st_size > MAX_BYTES:
-            raise MalformedFile(
-                path, f"not a catalogue: it has {status.st_size:,} bytes, at most {MAX_BYTES:,} are allowed"
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise MalformedFile(path, f"it cannot be read: {error.strerror or error}") from None
-    day = seen or datetime.fromtimestamp(status.st_mtime, tz=timezone.utc).date()
+    content = strict.read_bytes(path, most_bytes=MAX_BYTES, hint="give a file of one provider")
+    day = seen or datetime.fromtimestamp(path.stat().st_mtime, tz=timezone.utc).date()
     return parse(content, path, provider=provider, name=name, seen=day, region=region, origin=path.name)
 
 

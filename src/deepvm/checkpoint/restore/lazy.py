@@ -282,24 +282,16 @@ class LazyRestore:
                 needed = [p for p in _used_by(module) if id(p) in self._pending]
                 if needed:
                     self._hook_module(module, needed)
-            self._hooks.append(component.register_forward_hook(self._resume))
+            self._hooks.append(component.register_forward_hook(pending_parameter.Hook(self._reader.resume)))
         for name in self._late:
             optimizer: torch.optim.Optimizer = self._selected.components[name]
             self._hooks.append(optimizer.register_step_pre_hook(self._finish_first))
             self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
 
-    def _resume(self, *_: object) -> None:
-        pending_parameter.uncompiled(self._reader.resume)
-
-    _resume._torchdynamo_disable = True  # type: ignore[attr-defined]
-
     def _finish_first(self, *_: object) -> None:
         self.finish()
 
     def _hook_module(self, module: torch.nn.Module, needed: list[torch.nn.Parameter]) -> None:
-        def before_forward(*_: object) -> None:
-            pending_parameter.uncompiled(wait)
-
         def wait() -> None:
             handle.remove()
             entries = [self._pending[id(p)][1] for p in needed if id(p) in self._pending]
@@ -308,8 +300,7 @@ class LazyRestore:
                 for parameter in needed:
                     pending_parameter.wait(parameter)
 
-        before_forward._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile runs it untraced
-        handle: RemovableHandle = module.register_forward_pre_hook(before_forward)
+        handle: RemovableHandle = module.register_forward_pre_hook(pending_parameter.Hook(wait))
         self._hooks.append(handle)
 
 

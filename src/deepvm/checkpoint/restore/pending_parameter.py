@@ -6,6 +6,7 @@ a module sees: tied weights, a model that reaches into another module, the broad
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -54,6 +55,44 @@ class PendingParameter(torch.nn.Parameter):
             uncompiled(_wait_all, _pending_among([*args, *(kwargs or {}).values()]))
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        wait(self)
+        return copy.deepcopy(self, memo)  # an ordinary parameter's
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        wait(self)
+        return self.__reduce_ex__(protocol)  # an ordinary parameter's
+
+
+class OwnHook:
+    """A hook of one module. Copies of the module have one that does nothing."""
+
+    def __deepcopy__(self, _: object) -> Any:
+        return _nothing
+
+    def __reduce__(self) -> Any:
+        return _no_hook, ()
+
+
+class Hook(OwnHook):
+    """Does something once a module under restore is used."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def __call__(self, *_: object) -> None:
+        uncompiled(self._work)
+
+    __call__._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compile runs it untraced
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+def _no_hook() -> Any:
+    return _nothing
 
 
 def attach(parameter: torch.nn.Parameter, arrive: Arrive) -> None:

@@ -14,8 +14,8 @@ import torch
 
 from deepvm.checkpoint.restore.tensor_views import TensorViews
 from deepvm.checkpoint.state.fill import wrapper_problem
-from deepvm.checkpoint.state.optimizer_state import check_form, loads_as_torch
-from deepvm.checkpoint.state.skeleton import RESERVED
+from deepvm.checkpoint.state.optimizer_state import check_form, check_kinds, loads_as_torch
+from deepvm.checkpoint.state.skeleton import RESERVED, is_tensor_row
 from deepvm.checkpoint.state.tensor_kinds import check_fillable, is_wrapper
 from deepvm.checkpoint.state.unwrapping import clean_names, matched
 from deepvm.errors import CheckpointError, Corrupt, UsageError, listed
@@ -177,7 +177,7 @@ class _Selector:
         if not isinstance(live, torch.Tensor):
             return
         check_fillable(name, live)
-        if not isinstance(row, dict) or ("$tensor" not in row and "$wrapper" not in row and "$inline" not in row):
+        if not is_tensor_row(row):
             raise Corrupt(f"{name} is a tensor, but the checkpoint has a plain value")
         if is_wrapper(live) or "$wrapper" in row:
             problem = wrapper_problem(name, live, row, self._saved)
@@ -192,6 +192,7 @@ class _Selector:
     def _select_optimizer(self, name: str, optimizer: torch.optim.Optimizer, row: Any) -> Any:
         if loads_as_torch(optimizer):
             check_form(name, row)
+            check_kinds(name, optimizer, row)
         groups = row.get("param_groups") if isinstance(row, dict) else None
         if not isinstance(groups, list):
             return row  # this optimizer's state has another form

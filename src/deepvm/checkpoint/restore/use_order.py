@@ -3,12 +3,14 @@ parameters in that order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from deepvm.checkpoint.restore.pending_parameter import OwnHook
 from deepvm.errors import Corrupt
 
 USE_ORDER = "deepvm.use_order"  # its name among the components of a state
@@ -45,14 +47,27 @@ class UseOrder:
         self._hooks = []
 
     def _recorder(self, component: str, name: str, module: torch.nn.Module) -> RemovableHandle:
-        def record(*_: object) -> None:
-            if torch.compiler.is_compiling():  # a compiled model keeps its hook, and does not run it
-                return
-            handle.remove()
-            self._recorded.setdefault(component, []).append(name)
+        recorder = _Recorder(partial(self._record, component, name))
+        recorder.handle = module.register_forward_pre_hook(recorder)
+        return recorder.handle
 
-        handle: RemovableHandle = module.register_forward_pre_hook(record)
-        return handle
+    def _record(self, component: str, name: str) -> None:
+        self._recorded.setdefault(component, []).append(name)
+
+
+class _Recorder(OwnHook):
+    """Records the first forward of a module."""
+
+    handle: RemovableHandle
+
+    def __init__(self, record: Callable[[], None]) -> None:
+        self._record = record
+
+    def __call__(self, *_: object) -> None:
+        if torch.compiler.is_compiling():  # a compiled model keeps its hook, and does not run it
+            return
+        self.handle.remove()
+        self._record()
 
 
 def modules_in_order(skeleton: Mapping[str, Any], component: str) -> list[str]:

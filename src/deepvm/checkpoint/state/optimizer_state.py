@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from deepvm.checkpoint.state.skeleton import rebuild
+from deepvm.checkpoint.state.skeleton import is_tensor_row, rebuild
 from deepvm.checkpoint.state.tensor_kinds import is_direct, own_stride
 from deepvm.errors import Corrupt
 from deepvm.strict_json import brief
@@ -50,6 +50,47 @@ def check_form(name: str, skeleton: Any) -> None:
     named = [key for key in state if key.startswith("$")] if isinstance(state, dict) else []
     if named not in ([], ["$items"]) or not isinstance(items, list) or not all(_is_item(item) for item in items):
         raise Corrupt(f"the saved state of {name} is {brief(state)}, not that of each parameter")
+
+
+def check_kinds(name: str, optimizer: torch.optim.Optimizer, skeleton: Any) -> None:
+    """Raise Corrupt if a setting or a value is of another kind than the optimizer's own: its next step would fail.
+
+    Other optimizers than torch's may have values of any kind, if these are not numbers or tensors elsewhere."""
+    own = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, torch.optim.LBFGS)
+    for live, saved in zip(optimizer.param_groups, skeleton["param_groups"], strict=False):
+        for key in live.keys() & saved.keys() - {"params", "param_names"}:
+            if not _is_like(live[key], saved[key], own):
+                found = f"{brief(saved[key])}, where the live one has {brief(live[key])}"
+                raise Corrupt(f"{key} of a group of {name} is {found}")
+    rows = [row for _, row in skeleton["state"].get("$items", []) if isinstance(row, dict)]
+    rows_live = [row for row in optimizer.state.values() if isinstance(row, dict)]
+    tensors = {key for row in rows for key, value in row.items() if is_tensor_row(value)}
+    tensors |= {key for row in rows_live for key, value in row.items() if isinstance(value, torch.Tensor)}
+    for row in rows:
+        for key, value in row.items():
+            plain = value is None or type(value) in (bool, int, float)  # momentum before a gradient, an older step
+            if is_tensor_row(value) or plain or (isinstance(value, list) and not own):
+                continue
+            if own or key in tensors:
+                raise Corrupt(f"{key} of a parameter in {name} is {brief(value)}, neither a tensor nor a number")
+
+
+_NUMBER_TAGS = frozenset({"$float", "$complex", "$tensor", "$numpy", "$inline"})
+
+
+def _is_like(live: Any, saved: Any, own: bool) -> bool:
+    """True if a saved setting may replace a live one."""
+    if isinstance(live, tuple):
+        items = saved.get("$tuple") if isinstance(saved, dict) else saved
+        if not isinstance(items, list) or len(items) != len(live):
+            return False
+        return all(_is_like(mine, theirs, own) for mine, theirs in zip(live, items, strict=True))
+    number = type(saved) in (bool, int, float) or (isinstance(saved, dict) and not _NUMBER_TAGS.isdisjoint(saved))
+    if live is None or isinstance(live, bool):
+        return number or saved is None or isinstance(saved, str) or not own
+    if isinstance(live, int | float):
+        return number or (saved is None and not own)
+    return not isinstance(live, str) or type(saved) is str
 
 
 def _is_group(group: Any) -> bool:

@@ -298,6 +298,11 @@ _REBUILD: dict[str, Any] = {
 _PLAIN_ROW = {"$tensor", "stride"}  # the keys of a row whose tensor has the bytes of the one that was saved
 
 
+def is_tensor_row(row: Any) -> bool:
+    """True if a part of a skeleton stands for a tensor."""
+    return isinstance(row, dict) and not row.keys().isdisjoint({"$tensor", "$wrapper", "$inline"})
+
+
 def names_of_tensors(skeleton: Any) -> set[str]:
     """Return the names of all tensors in a skeleton."""
     found: set[str] = set()

@@ -152,7 +152,7 @@ def end(name: str) -> list[str] | None:
 
     For a run on this host, return the names of networks that killed runs left, after removing them."""
     folder = RunFolder.find(name)
-    found = folder.settings()
+    found = folder.checked_settings()
     if found["on"] == "local":
         if folder.ledger.exists() and being_written(folder.ledger):
             raise UsageError(f"run {name} is running on this machine: end it with Ctrl-C")

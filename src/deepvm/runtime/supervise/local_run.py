@@ -93,7 +93,7 @@ def resume(
     """Continue an interrupted or failed run from its newest checkpoint, in its folder and with its settings.
     ``changes`` are fields of ``RunSpec``, and are kept from now on."""
     folder = RunFolder.find(name)
-    found = folder.settings()
+    found = folder.checked_settings()
     if found["on"] != "local":
         raise UsageError(f"run {name} is on {found['on']} and continues there by itself: only local runs are resumed")
     if fixed := [key for key in changes if key not in CHANGEABLE]:

@@ -87,6 +87,17 @@ class RunFolder:
             raise MalformedFile(self._settings, f"its format is not {FORMAT!r}: use the deepvm that made this run")
         return found
 
+    def checked_settings(self) -> dict[str, Any]:
+        """Return the settings, whose ``on``, ``plan`` and ``settings`` are those of a run."""
+        found = self.settings()
+        try:
+            strict.text(strict.member(found, "on"), "on", 40, least=1)
+            strict.member(found, "plan")
+            RunSpec.from_settings(strict.table(strict.member(found, "settings"), "settings"))
+        except strict.MalformedJson as error:
+            raise MalformedFile(self._settings, f"not the settings of a run: {error}") from None
+        return found
+
     def keep(self, settings: Mapping[str, Any]) -> None:
         """Replace the settings atomically."""
         new = self._settings.with_name("settings.json.new")

@@ -34,7 +34,7 @@ def all_overviews() -> Iterator[Overview]:
 
 
 def _overview(folder: RunFolder) -> Overview:
-    settings = folder.settings()
+    settings = folder.checked_settings()
     on, script = str(settings["on"]), str(settings["settings"]["script"])
     if not folder.ledger.exists():
         return Overview(run=folder.name, on=on, state="not begun", started_s=None, script=script)

@@ -11,7 +11,6 @@ from deepvm.market.builtin import builtin_history, builtin_market
 from deepvm.market.history import PriceHistory
 from deepvm.market.reference_prices import SPOT_SHARE
 from deepvm.market.reference_prices import on_demand_usd as listed_usd
-from deepvm.market.trace import check_meaning
 from deepvm.simulate.backtesting.one_market import backtest, window_h
 from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.inputs.trace_sets import load_markets
@@ -40,7 +39,6 @@ def backtests(
 
     ``prices`` are used where traces have none. With ``fill_budget``, each market's gang has as many machines as the
     budget pays there on its first day, instead of the job's."""
-    meaning = check_meaning(meaning)
     rates = rates or Rates()
     found = load_markets(
         folder, job, meaning=meaning, least_hours=window_h(job), spot_usd=spot_usd, on_demand=on_demand_usd,

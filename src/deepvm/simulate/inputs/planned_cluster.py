@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepvm import strict_json as strict
+from deepvm.catalog.model import LEAST, LEAST_USD, MOST_USD
 from deepvm.errors import MalformedFile
 
 MOST_BYTES = 64 * 2**20
@@ -42,14 +43,14 @@ def machines_of(path: Path) -> Machines:
         )
         request = strict.table(strict.member(table, "request"), "request")
         work = _optional(request.get("work_eflops_h"), "work_eflops_h")
-        performance = _optional(best.get("performance"), "performance")
+        performance = _optional(best.get("performance"), "performance", LEAST)
         deadline_s = _optional(request.get("deadline_s"), "deadline_s")
         return Machines(
             workers=sum(strict.integer(strict.member(role, "count"), "count", 0, 10_000) for role in training),
             accelerator=_optional_text(instance.get("accelerator")),
             checkpoint_bytes=strict.integer(strict.member(request, "checkpoint_bytes"), "checkpoint_bytes", 0, 2**60),
-            spot_usd=strict.number(strict.member(worker, "usd_per_hour"), "usd_per_hour", 0, 1e6),
-            on_demand_usd=_optional(instance.get("on_demand_usd"), "on_demand_usd"),
+            spot_usd=strict.number(strict.member(worker, "usd_per_hour"), "usd_per_hour", LEAST_USD, MOST_USD),
+            on_demand_usd=_optional(instance.get("on_demand_usd"), "on_demand_usd", LEAST_USD, MOST_USD),
             work_h=None if not work or not performance else work / performance,
             deadline_h=None if deadline_s is None else deadline_s / 3600,
         )
@@ -62,5 +63,5 @@ def _optional_text(value: object) -> str | None:
     return None if value is None else strict.text(value, "accelerator", _NAME)
 
 
-def _optional(value: object, name: str) -> float | None:
-    return None if value is None else strict.number(value, name, 0, 1e15)
+def _optional(value: object, name: str, least: float = 0.0, most: float = 1e15) -> float | None:
+    return None if value is None else strict.number(value, name, least, most)

@@ -12,7 +12,7 @@ from deepvm.errors import UsageError, listed
 from deepvm.market.history import PriceHistory
 from deepvm.market.market import Market, market_of
 from deepvm.market.reference_prices import SPOT_SHARE, on_demand_usd
-from deepvm.market.trace import Meaning, Trace, load_traces
+from deepvm.market.trace import Trace, load_traces
 from deepvm.simulate.inputs.dated_prices import ZonePrices, zone_prices
 from deepvm.simulate.job import GangJob
 
@@ -44,7 +44,7 @@ def load_markets(
     folder: Path,
     job: GangJob,
     *,
-    meaning: Meaning,
+    meaning: str | None,
     least_hours: float,
     spot_usd: float | None = None,
     on_demand: float | None = None,
