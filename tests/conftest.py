@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("tests.support")
-pytest_plugins = ["tests.support.nodes"]
+pytest_plugins = ["tests.support.nodes", "tests.support.small_disk"]
 
 settings.register_profile("deepvm", suppress_health_check=[HealthCheck.too_slow])  # machines are shared and noisy
 settings.load_profile("deepvm")

@@ -70,7 +70,8 @@ def command(
     stop_within: Annotated[str, typer.Option("--stop-within", help="Deadline for uploads when stopping.")] = "10s",
     flush_within: Annotated[str, typer.Option("--flush-within", help="Deadline for writing on when stopping.")] = "30s",
     ready_file: Annotated[
-        Path | None, typer.Option("--ready-file", help="Written with HOST:PORT once the node listens.")
+        Path | None,
+        typer.Option("--ready-file", help="Written with HOST:PORT once the node listens; a file or a pipe."),
     ] = None,
     status: Annotated[
         str | None,
@@ -131,18 +132,27 @@ def _serve(node: MemoryNode, ready_file: Path | None) -> None:
             stopper.join(0.05)
     finally:
         if ready_file is not None:
-            ready_file.unlink(missing_ok=True)
+            _remove_ready(ready_file)
         for number, handler in before.items():
             signal.signal(number, handler)
         if not asked.is_set():
             node.stop(now=True)
 
 
+def _remove_ready(path: Path) -> None:
+    if path.is_file():
+        path.unlink(missing_ok=True)
+
+
 def _write_ready(path: Path, address: str) -> None:
+    """Write the address into a file, or into a pipe or device that is there already."""
     from deepvm.store.regular_file import write_private
 
     temporary = path.with_name(path.name + ".tmp")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(f"{address}\n", encoding="utf-8")
+            return
         write_private(temporary, address)
         temporary.replace(path)
     except OSError as error:

@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import stat
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from deepvm.memnode.monitoring.log import Log
 from deepvm.protocol.frames import Kind
 from deepvm.store.files.store import FileStore
 from tests.support.memnode.client import BLOCK, Client, chunks_of, content, digest_of, manifest_of
+from tests.support.small_disk import fill
 from tests.support.waiting import wait_until
 
 SIZE = 3 * BLOCK + 100
@@ -38,31 +37,6 @@ def save_and_spill(client: Client, step: int, data: bytes, **fields: Any) -> Non
 
 def files_in(directory: Path) -> set[str]:
     return {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} - {".node.lock"}
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "small"
-    where.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", where], capture_output=True, timeout=10)
-    if mounted.returncode:
-        pytest.skip("a small file system cannot be mounted here: " + mounted.stderr.decode().strip())
-    yield where
-    subprocess.run(["umount", "-l", where], check=True, timeout=10)
-
-
-def fill(disk: Path) -> Path:
-    """Take all the room that is left, to the last block."""
-    filler = disk / ".filler"
-    with filler.open("ab", buffering=0) as file:
-        for piece in (2**16, 4096, 1):
-            while True:
-                try:
-                    if not file.write(b"x" * piece):
-                        break
-                except OSError:
-                    break
-    return filler
 
 
 # --- durable is durable -------------------------------------------------------------------------------------------

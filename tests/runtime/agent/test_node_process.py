@@ -14,6 +14,7 @@ import pytest
 from deepvm.runtime.agent import node_process
 from deepvm.runtime.agent.node_process import NodeProcess
 from deepvm.store import open_store
+from tests.support.small_disk import fill
 from tests.support.store.checkpoints import payload, save
 from tests.support.waiting import wait_until
 
@@ -80,3 +81,18 @@ def test_a_memory_node_whose_port_is_taken_listens_elsewhere(machine: Machine) -
         machine.node._address = address = f"127.0.0.1:{taken.getsockname()[1]}"
         machine.kill_and_wait()
     assert machine.addresses[1] != address
+
+
+def test_a_memory_node_that_is_killed_while_the_disk_is_full_is_started_again(
+    small_disk: Path,
+) -> None:
+    machine = Machine(small_disk)
+    with machine.node:
+        for path in small_disk.iterdir():  # a file that is replaced would give its room to the new one
+            if path.is_file():
+                path.unlink()
+        fill(small_disk)
+        for _ in range(node_process.MOST_ENDS - 1):
+            machine.kill_and_wait()
+        assert not machine.failures
+        assert machine.addresses == machine.addresses[:1] * node_process.MOST_ENDS

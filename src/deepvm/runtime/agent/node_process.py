@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -80,27 +81,37 @@ class NodeProcess:
 
     def _start(self, listen: str) -> str:
         """Start the process, wait until it listens, and return its address."""
-        ready, spill = self._folder / "memory-node", self._folder / "spill"
-        ready.unlink(missing_ok=True)
+        spill = self._folder / "spill"
         spill.mkdir(mode=0o700, exist_ok=True)
+        ready, written = os.pipe()  # a full disk cannot hold up the address
+        os.set_blocking(ready, False)
         command = [
             sys.executable, "-m", "deepvm", "memory-node", "--listen", listen, "--spill", str(spill),
-            "--ready-file", str(ready), *self._options,
+            "--ready-file", f"/dev/fd/{written}", *self._options,
         ]  # fmt: skip
-        with self._lock:
-            if self._closing.is_set():
-                raise DeepvmError(f"{self._name} ends")
-            self._process = process = subprocess.Popen(command)
+        try:
+            with self._lock:
+                if self._closing.is_set():
+                    raise DeepvmError(f"{self._name} ends")
+                self._process = process = subprocess.Popen(command, pass_fds=[written])
+            return self._await_ready(process, ready)
+        finally:
+            os.close(ready)
+            os.close(written)
+
+    def _await_ready(self, process: subprocess.Popen[bytes], ready: int) -> str:
         deadline = time.monotonic() + READY_S
-        while True:
-            with contextlib.suppress(FileNotFoundError):
-                if address := ready.read_text(encoding="utf-8").strip():
-                    return address
+        text = b""
+        while not text.endswith(b"\n"):
+            with contextlib.suppress(BlockingIOError):
+                text += os.read(ready, 4096)
+                continue
             if process.poll() is not None or time.monotonic() > deadline or self._closing.is_set():
                 process.kill()
                 process.wait()
                 raise DeepvmError(f"the memory node of {self._name} did not start: see {self._folder}")
             time.sleep(0.02)
+        return text.decode().strip()
 
     def _watch(self) -> None:
         while not self._closing.wait(POLL_S):
