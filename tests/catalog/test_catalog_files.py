@@ -183,7 +183,7 @@ def test_missing_data_stays_missing():
         ('"vcpus": 128', '"vcpus": -1', "quota"),
         ('"market": "spot"', '"market": "grey"', "grey"),
         ('"memory_gib": 8.0', '"memory_gib": 0', "memory_gib"),
-        ('"memory_gib": 8.0', '"memory": 8.0', "c5.xlarge: unknown field 'memory'"),
+        ('"memory_gib": 8.0', '"memory": 8.0', "'memory' of 'c5.xlarge' is an unknown field"),
         ('"name": "c5.xlarge"', '"name": "g4dn.xlarge"', "twice"),
         ('"accelerator": "T4", ', "", "accelerator"),
         ('"provider": "aws",', "", "provider"),

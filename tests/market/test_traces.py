@@ -30,7 +30,7 @@ def trace_of(*up: int, zone: str = "us-east-1a", **fields: Any) -> Trace:
 def test_a_missing_folder_is_named_before_a_missing_meaning(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nope is not a folder of traces"):
         load_traces(tmp_path / "nope", meaning=None)
-    with pytest.raises(UsageError, match="the traces need a meaning: write --meaning up"):
+    with pytest.raises(UsageError, match="the meaning of the traces is not given: write --meaning up"):
         load_traces(tmp_path, meaning=None)
 
 

@@ -278,7 +278,7 @@ def test_other_files_are_refused_with_the_command_that_makes_one(tmp_path: Path,
         path.write_text(json.dumps(document))
         with pytest.raises(MalformedFile, match=f"not {what}: .*{problem}"):
             read(path)
-    with pytest.raises(UsageError, match=r"none\.json cannot be read"):
+    with pytest.raises(UsageError, match=r"none\.json: it cannot be read"):
         read(tmp_path / "none.json")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deepvm.errors import StoreUnavailable
+from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.monitoring.log import Log
 from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.checkpoint import Checkpoint
@@ -223,12 +224,14 @@ def test_a_removal_is_retried_and_does_not_count_as_skipped(
 ) -> None:
     run, one, two = a_run(), checkpoint(1), checkpoint(2)
     sink.failures = [StoreUnavailable("no")]
-    for each in (one, two):
-        each.delete()
-        worker.remove(run, each)
-    assert worker.waiting == 2
+    one.delete()
+    with pytest.raises(RequestRefused, match="step 1 is deleted in this node, but not in its"):
+        worker.remove(run, 1, one)
+    two.delete()
+    worker.remove(run, 2, two)
+    assert (sink.removed, worker.waiting) == ([2], 1)
     worker.start()
-    wait_until(lambda: not worker.waiting, "both removals")
+    wait_until(lambda: not worker.waiting, "the other removal")
     assert (sorted(sink.removed), worker.failures, worker.skipped, worker.written) == ([1, 2], 1, 0, 0)
 
 

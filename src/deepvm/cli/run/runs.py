@@ -83,7 +83,7 @@ def stop(name: Name, json: JsonFlag = False) -> None:
     from deepvm.runtime.supervise.run_folder import RunFolder
 
     folder = RunFolder.find(name)
-    if (on := folder.checked_settings()["on"]) != "local":
+    if (on := folder.backend_name) != "local":
         raise UsageError(f"run {name} is on {on}: end it with deepvm runs down {name}")
     if not (folder.ledger.exists() and being_written(folder.ledger)):
         raise UsageError(f"run {name} is not running on this machine")

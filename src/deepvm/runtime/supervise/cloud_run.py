@@ -152,11 +152,11 @@ def end(name: str) -> list[str] | None:
 
     For a run on this host, return the names of networks that killed runs left, after removing them."""
     folder = RunFolder.find(name)
-    found = folder.checked_settings()
-    if found["on"] == "local":
+    if folder.backend_name == "local":
         if folder.ledger.exists() and being_written(folder.ledger):
             raise UsageError(f"run {name} is running on this machine: end it with Ctrl-C")
         return sweep()
+    found = folder.checked_settings()
     spec = RunSpec.from_settings(found["settings"])
     cluster = cluster_of(found["plan"], folder.path, rank=spec.rank)
     _end_supervisor(folder)

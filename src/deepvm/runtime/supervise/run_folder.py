@@ -87,6 +87,14 @@ class RunFolder:
             raise MalformedFile(self._settings, f"its format is not {FORMAT!r}: use the deepvm that made this run")
         return found
 
+    @property
+    def backend_name(self) -> str:
+        """Where the run's machines are: local, ec2 or skypilot. A run whose other settings are damaged can be ended."""
+        try:
+            return strict.text(strict.member(self.settings(), "on"), "on", 40, least=1)
+        except strict.MalformedJson as error:
+            raise MalformedFile(self._settings, f"not the settings of a run: {error}") from None
+
     def checked_settings(self) -> dict[str, Any]:
         """Return the settings, whose ``on``, ``plan`` and ``settings`` are those of a run."""
         found = self.settings()
