@@ -10,6 +10,7 @@ from typing import Any, Literal
 from deepvm.errors import UsageError
 from deepvm.market.builtin import classes_of
 from deepvm.policy import AllOf, AnyOf, SavePolicy, YoungDaly, parse_after_loss, parse_policy
+from deepvm.policy.placement import CheapestUp
 from deepvm.runtime.cluster import Cluster, cluster_of
 from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.run_spec import AFTER_LOSS, SAVE, RunSpec
@@ -34,7 +35,8 @@ def choose_policies(
 
     A plan that trains in one of several zones was replayed with moves to a cheaper one, so such a run moves, too."""
     plan = conduct or Conduct()
-    planned = None if plan.way_back is None or len(plan.zones) < 2 else 1 - plan.way_back
+    way_back = plan.way_back or CheapestUp().way_back  # plans before it was written were replayed with the default
+    planned = None if way_back is None or len(plan.zones) < 2 else 1 - way_back
     save, save_origin = _first(policy, plan.save, SAVE)
     loss, loss_origin = _first(after_loss, plan.after_loss, AFTER_LOSS)
     return Chosen(
