@@ -99,7 +99,7 @@ def test_a_script_that_never_calls_deepvm_ends_well_with_a_warning(tmp_path: Pat
         code, out, err = run.end()
     assert code == 0, err
     assert "100%|##########|" in err
-    assert " 50%|" not in err
+    assert err.count("%|") <= 2  # not every state of the bar; a slow machine shows one on the way
     assert "trained without deepvm" in err
     assert err.count("the script never called deepvm, so nothing was checkpointed") == 1
     assert "warning: the script never called deepvm" in out.replace("\n", " ")
