@@ -86,8 +86,7 @@ def test_ctrl_c_before_anything_trains_ends_the_run_without_a_word_of_saving(tmp
 
 STRANGER = """
 import sys
-sys.stderr.write("\\r 50%|#####     |")
-sys.stderr.write("\\r100%|##########|\\n")
+sys.stderr.write("\\r 50%|#####     |\\r100%|##########|\\n")  # in one piece: nobody can read between them
 print("trained without deepvm")
 """
 
@@ -99,7 +98,7 @@ def test_a_script_that_never_calls_deepvm_ends_well_with_a_warning(tmp_path: Pat
         code, out, err = run.end()
     assert code == 0, err
     assert "100%|##########|" in err
-    assert err.count("%|") <= 2  # not every state of the bar; a slow machine shows one on the way
+    assert " 50%|" not in err
     assert "trained without deepvm" in err
     assert err.count("the script never called deepvm, so nothing was checkpointed") == 1
     assert "warning: the script never called deepvm" in out.replace("\n", " ")
