@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tools.mutate.__main__ import sample
 from tools.mutate.faults import faults_of
 
 
@@ -61,3 +62,18 @@ def test_a_fault_of_a_constant_is_tried_where_its_name_is_used() -> None:
 
     assert fault.names == ("LIMIT",)
     assert fault.statements == ()
+
+
+def test_a_sample_stays_the_same_when_another_file_changes() -> None:
+    text = "".join(f"def f{n}(x):\n    return x + {n}\n" for n in range(40))
+    texts = {"src/deepvm/a.py": text, "src/deepvm/b.py": "def g(x):\n    return x - 1\n"}
+
+    def sampled() -> set[str]:
+        faults = [fault for name in texts for fault in faults_of(name, texts[name])]
+        return {fault.key for fault in sample(faults, texts, seed=1, count=20) if fault.path == "src/deepvm/a.py"}
+
+    before = sampled()
+    texts["src/deepvm/b.py"] = "\n" + texts["src/deepvm/b.py"]
+
+    assert sampled() == before
+    assert len(before) >= 19

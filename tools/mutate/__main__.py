@@ -2,16 +2,16 @@
 
 `ONLY="policy/saving.py:107: store/memory/repair.py" make mutate` tries every fault of these lines or files instead.
 
-Results are kept in `.mutate/`, so an interrupted run continues, and a fault that was noticed is not tried again. Exit
-1 if less than 95 % were noticed.
+Results are kept in `.mutate/`, so an interrupted run continues, and a fault that was noticed is not tried again until
+its file changes. Exit 1 if less than 95 % were noticed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import queue
-import random
 import shutil
 import signal
 import sys
@@ -28,7 +28,7 @@ from tools.mutate.tester import Tester, run_side_by_side
 
 _KEPT = scratch.ROOT / ".mutate"
 _WANTED_SHARE = 0.95
-_BATCHES_S = (2.0, 10.0, 50.0)  # of tests, fastest first; after the last one a fault counts as unnoticed
+_BATCHES_S = (2.0, 10.0, 50.0)  # of tests, nearest and fastest first; after the last one a fault counts as unnoticed
 _SCRIPTS = {  # run without site-packages, so not observed: what starts them
     "src/deepvm/runtime/backends/local/subreaper.py": "src/deepvm/runtime/backends/local/process_tree.py",
 }
@@ -57,7 +57,7 @@ def main() -> int:
         for fault in faults_of(name, texts[name])
         if not excluded.reason(fault, texts[name]) and (not only or any(part in fault.key for part in only))
     ]
-    sampled = faults if only else sample(faults, seed, count)
+    sampled = faults if only else sample(faults, texts, seed, count)
     work = Path(tempfile.mkdtemp(prefix="deepvm-mutate-"))
     try:
         seen = observed.observe(_KEPT / "observed", work, jobs)
@@ -70,14 +70,27 @@ def main() -> int:
     return report(sampled, outcomes, time.monotonic() - started)
 
 
-def sample(faults: list[Fault], seed: int, count: int) -> list[Fault]:
-    """Choose lines of src by the seed, and one fault of each."""
-    by_line: dict[tuple[str, int], list[Fault]] = defaultdict(list)
+def sample(faults: list[Fault], texts: dict[str, str], seed: int, count: int) -> list[Fault]:
+    """Choose lines of src by the seed, and one fault of each; a change elsewhere leaves the choice as it is."""
+    by_line: dict[tuple[str, str, int], list[Fault]] = defaultdict(list)
+    repeated: dict[tuple[str, str], list[int]] = defaultdict(list)
+    lines_of = {path: text.splitlines() for path, text in texts.items()}
     for fault in faults:
-        by_line[fault.path, fault.line].append(fault)
-    chance = random.Random(seed)  # noqa: S311 - a sample, not a secret
-    lines = chance.sample(sorted(by_line), min(count, len(by_line)))
-    return [chance.choice(by_line[line]) for line in lines]
+        line = lines_of[fault.path][fault.line - 1].strip()
+        alike = repeated[fault.path, line]
+        if fault.line not in alike:
+            alike.append(fault.line)
+        by_line[fault.path, line, alike.index(fault.line)].append(fault)
+    chosen = sorted(by_line, key=lambda place: _draw(seed, *place))[:count]
+    return sorted(
+        (min(by_line[place], key=lambda fault: _draw(seed, fault.column, fault.after)) for place in chosen),
+        key=lambda fault: (fault.path, fault.line),
+    )
+
+
+def _draw(*values: object) -> str:
+    """Return a random-looking word that depends on these values alone."""
+    return hashlib.sha256(repr(values).encode()).hexdigest()
 
 
 class Selection:
@@ -93,7 +106,7 @@ class Selection:
                     self._mentions[word].add((name, line))
 
     def tests(self, fault: Fault) -> list[str]:
-        """Return ids of tests, fastest first."""
+        """Return ids of tests: those of the fault's own folder first, and the fastest of these first."""
         if starter := _SCRIPTS.get(fault.path):
             places = {(starter, line) for line in self._lines[starter]}
         elif fault.statements:
@@ -102,7 +115,8 @@ class Selection:
             places = {place for name in fault.names for place in self._mentions[name]}
             places = places or {(fault.path, line) for line in self._lines[fault.path]}
         found = set().union(*(self._seen.tests_at(*place) for place in places))
-        return sorted(found, key=lambda test: (self._seen.seconds[test], test))
+        own = str(Path(fault.path).parent).replace("src/deepvm", "tests", 1)
+        return sorted(found, key=lambda test: (not test.startswith(own), self._seen.seconds[test], test))
 
 
 def batches(tests: list[str], seconds: dict[str, float]) -> list[list[str]]:
@@ -164,14 +178,15 @@ def _try(fault: Fault, tester: Tester, tests: list[str], seen: observed.Observed
 def _try_all(
     sampled: list[Fault], selection: Selection, seen: observed.Observed, texts: dict[str, str], work: Path, jobs: int
 ) -> dict[str, Outcome]:
-    sources = observed.digest(texts)
     tests = observed.digest(name for name in scratch.files_of_tree() if name.startswith("tests/"))
-    kept = _KEPT / f"outcomes-{sources}.jsonl"
+    sources = {path: hashlib.sha256(text.encode()).hexdigest()[:16] for path, text in texts.items()}
+    kept = _KEPT / "outcomes.jsonl"
     outcomes: dict[str, Outcome] = {}
     if kept.exists():
         for line in kept.read_text().splitlines():
             values = json.loads(line)
-            if values["noticed_by"] or values["of_tests"] == tests:
+            same_source = sources.get(values["key"].split(":")[0]) == values["of_source"]
+            if same_source and (values["noticed_by"] or values["of_tests"] == tests):
                 outcomes[values["key"]] = Outcome(values["noticed_by"], values["tests"], values["seconds"])
     waiting: queue.SimpleQueue[Fault] = queue.SimpleQueue()
     left = [fault for fault in sampled if fault.key not in outcomes]
@@ -195,7 +210,8 @@ def _try_all(
                 outcome = Outcome("", 0, 0.0)
             with writing:
                 outcomes[fault.key] = outcome
-                line = json.dumps({"key": fault.key, "of_tests": tests, **vars(outcome)})
+                about = {"key": fault.key, "of_source": sources[fault.path], "of_tests": tests}
+                line = json.dumps(about | vars(outcome))
                 with kept.open("a") as file:
                     file.write(line + "\n")
                 said = f"noticed by {outcome.noticed_by}" if outcome.noticed_by else "UNNOTICED"
