@@ -35,6 +35,7 @@ TOKEN = "secret"
 WAIT_S = 5.0
 SIZE = 2 * BLOCK + 100
 NONCE = "0" * 64
+MOST_EVENTS = 200  # of the hub, after one input
 KINDS = list(Kind)
 _failures: list[BaseException] = []
 
@@ -297,11 +298,13 @@ def one_line(data: bytes) -> None:
     lines = hub_lines().pop() if hub_lines() else meet()
     try:
         for line in data.split(b"\n")[:4]:
-            lines._sock.sendall(line.replace(b"\n", b" ") + b"\n")
+            tag = b"" if line.startswith(b"!") else lines._tags.next(line).hex().encode() + b" "
+            lines._sock.sendall(tag + line + b"\n")
         lines.send("event", line=json.dumps({"kind": "step", "at_s": 1.0, "step": 7}))
-        found = hub().events.get(timeout=0.02)
-        while found.data.get("step") != 7:
-            found = hub().events.get(timeout=0.02)
+        found = [hub().events.get(timeout=0.02)]
+        while found[-1].data.get("step") != 7:
+            assert len(found) < MOST_EVENTS, found[-3:]
+            found.append(hub().events.get(timeout=0.02))
         hub_lines().append(lines)
     except (queue.Empty, HubGone, BrokenPipeError, ConnectionResetError):
         lines.close()

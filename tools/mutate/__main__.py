@@ -1,6 +1,7 @@
 """`SEED=1 COUNT=300 JOBS=2 make mutate`: sample faults, run the tests that execute them, print those unnoticed.
 
 `ONLY="policy/saving.py:107: store/memory/repair.py" make mutate` tries every fault of these lines or files instead.
+`WITHIN="deepvm/plan/ deepvm/policy/" make mutate` samples faults of these folders or files.
 
 Results are kept in `.mutate/`, so an interrupted run continues, and a fault that was noticed is not tried again until
 its file changes. Exit 1 if less than 95 % were noticed.
@@ -48,6 +49,7 @@ def main() -> int:
     """Run what the environment asks for, and return the exit code."""
     seed, count, jobs = (int(os.environ.get(name, d)) for name, d in (("SEED", "1"), ("COUNT", "300"), ("JOBS", "2")))
     only = os.environ.get("ONLY", "").split()  # parts of `path:line:`: every fault there instead of a sample
+    within = os.environ.get("WITHIN", "").split()  # parts of `path:line:`: a sample of the faults there
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copies are removed
     started = time.monotonic()
     texts = _sources()
@@ -55,7 +57,7 @@ def main() -> int:
         fault
         for name in texts
         for fault in faults_of(name, texts[name])
-        if not excluded.reason(fault, texts[name]) and (not only or any(part in fault.key for part in only))
+        if not excluded.reason(fault, texts[name]) and _among(fault, only) and _among(fault, within)
     ]
     sampled = faults if only else sample(faults, texts, seed, count)
     work = Path(tempfile.mkdtemp(prefix="deepvm-mutate-"))
@@ -68,6 +70,10 @@ def main() -> int:
         Tester.kill_all()
         shutil.rmtree(work, ignore_errors=True)
     return report(sampled, outcomes, time.monotonic() - started)
+
+
+def _among(fault: Fault, parts: list[str]) -> bool:
+    return not parts or any(part in fault.key for part in parts)
 
 
 def sample(faults: list[Fault], texts: dict[str, str], seed: int, count: int) -> list[Fault]:
