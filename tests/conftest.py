@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,6 +15,8 @@ pytest_plugins = ["tests.support.nodes", "tests.support.small_disk"]
 settings.register_profile("deepvm", suppress_health_check=[HealthCheck.too_slow])  # machines are shared and noisy
 settings.load_profile("deepvm")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads of several processes would spin for the same cores
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as shells start jobs in the background; children inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # a process that runs tests beside others has 80, and rich would keep to it for good
 
 
