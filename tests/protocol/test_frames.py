@@ -154,7 +154,7 @@ def test_a_port_can_be_listened_on_again_right_after_its_connections_have_closed
 def test_a_connection_without_a_thread_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[Exception] = []
     found = acceptor.Acceptor(
-        "127.0.0.1:0", lambda peer: None, connections=1, connections_of_a_host=1, dropped=lambda _: None,
+        "127.0.0.1:0", lambda peer: None, connections=1, connections_of_a_host=1, dropped=lambda *_: None,
         failed=failed.append,
     )  # fmt: skip
     real = threading.Thread.start

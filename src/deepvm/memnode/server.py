@@ -20,7 +20,7 @@ from deepvm.memnode.storage.budgets import Budget, KeptDocuments
 from deepvm.memnode.storage.registry import Runs
 from deepvm.memnode.writeback.writeback import Writeback
 from deepvm.protocol import frames
-from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
+from deepvm.protocol.acceptor import Acceptor, Peer
 from deepvm.protocol.credentials import server_tls
 from deepvm.protocol.handshake import resolve_all
 
@@ -89,7 +89,8 @@ class MemoryNode:
                 connections=limits.connections,
                 connections_of_a_host=limits.connections_of_a_host,
                 handshakes=limits.handshakes,
-                dropped=lambda peer: self._refused(peer.host, TOO_MANY_HANDSHAKES),
+                silent_s=limits.silent_s,
+                dropped=lambda peer, reason: self._refused(peer.host, reason),
                 failed=lambda error: self.log.warning("accept failed", error=str(error) or type(error).__name__),
             )
             self._acceptor.start()

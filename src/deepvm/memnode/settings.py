@@ -31,6 +31,7 @@ class Limits:
     frame_s: float = 60.0  # a frame that has begun arrives, or an answer is taken, within this and 8 s for each MB
     first_request_s: float = 30.0  # from the handshake to the first frame: clients ask at once
     idle_s: float = 6 * 3600.0  # between frames; trainers are silent between saves
+    silent_s: float = 60.0  # after it, a client may lose its place to another one, if all places are taken
     upload_idle_s: float = 300.0  # an upload without any request for this long is dropped
     room_s: float = 2.0  # how long a new upload waits for blocks that are still being read
     stop_s: float = 10.0  # uploads in progress may finish when the node stops

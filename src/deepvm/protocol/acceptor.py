@@ -2,15 +2,19 @@
 
 Clients that have proved the token have places of their own, which strangers cannot take. A connection is a stranger
 until its handshake is over. If the strangers' places are taken, the oldest stranger of the host that has most of them
-is dropped. So a client that answers at once gets in, however many connections are held open beside it.
+is dropped. So a client that answers at once gets in, however many connections are held open beside it. If the clients'
+places are taken, the client that has been silent the longest is dropped, if that is long enough: it may dial again.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from deepvm.protocol.addresses import join_address
@@ -18,6 +22,7 @@ from deepvm.protocol.sockets import interrupt, listen_at
 
 HANDSHAKES = 64
 TOO_MANY_HANDSHAKES = "too many connections are shaking hands"
+SILENT = "its place went to another client, since it was silent the longest"
 _WAIT_S = 0.5  # how often an idle listener checks whether it should stop
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 _STOP_S = 5.0
@@ -30,11 +35,23 @@ class Peer:
         self.sock, self.host = sock, str(address[0])
         self.name = join_address(*address[:2])
         self.dropped = False
+        self.served_s = time.monotonic()  # when it was last answered
+        self.busy = False  # it has asked something and is not answered yet
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Keep the client's place while it is served."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.busy, self.served_s = False, time.monotonic()
 
 
 class Acceptor:
     """Listens when made, accepts after ``start``. ``serve`` runs in a thread for each peer; then its socket is closed.
-    ``dropped`` and ``failed`` report a stranger that was dropped, and a connection that could not be served."""
+    ``dropped`` reports a connection that lost its place, and why; ``failed`` one that could not be served. A client is
+    dropped for another one only after ``silent_s`` of silence."""
 
     def __init__(
         self,
@@ -44,12 +61,13 @@ class Acceptor:
         connections: int,
         connections_of_a_host: int,
         handshakes: int = HANDSHAKES,
-        dropped: Callable[[Peer], None],
+        silent_s: float = math.inf,
+        dropped: Callable[[Peer, str], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._serve, self._dropped, self._failed = serve, dropped, failed
         self._connections, self._connections_of_a_host = connections, connections_of_a_host
-        self._handshakes = handshakes
+        self._handshakes, self._silent_s = handshakes, silent_s
         self._strangers: dict[Peer, None] = {}  # the oldest first
         self._clients: set[Peer] = set()
         self._lock = threading.Lock()
@@ -122,8 +140,7 @@ class Acceptor:
                 oldest.dropped = True
             self._strangers[peer] = None
         if oldest is not None:
-            interrupt(oldest.sock)  # its thread closes it
-            self._dropped(oldest)
+            self._drop(oldest, TOO_MANY_HANDSHAKES)
         return peer
 
     def admit(self, peer: Peer) -> str | None:
@@ -131,13 +148,33 @@ class Acceptor:
         with self._lock:
             if peer.dropped:
                 return f"{TOO_MANY_HANDSHAKES}: try again"
-            if len(self._clients) >= self._connections:
-                return f"{self._connections} clients are connected, which is the limit: try again"
-            if sum(other.host == peer.host for other in self._clients) >= self._connections_of_a_host:
-                return f"{self._connections_of_a_host} clients of {peer.host} are connected, which is the limit"
+            neighbours = [other for other in self._clients if other.host == peer.host]
+            silent = None
+            if len(neighbours) >= self._connections_of_a_host:
+                silent = self._longest_silent(neighbours)
+                if silent is None:
+                    return f"{self._connections_of_a_host} clients of {peer.host} are connected, which is the limit"
+            elif len(self._clients) >= self._connections:
+                silent = self._longest_silent(self._clients)
+                if silent is None:
+                    return f"{self._connections} clients are connected, which is the limit: try again"
             self._strangers.pop(peer, None)
             self._clients.add(peer)
-            return None
+            if silent is not None:
+                self._clients.remove(silent)
+                silent.dropped = True
+        if silent is not None:
+            self._drop(silent, SILENT)
+        return None
+
+    def _longest_silent(self, clients: Iterable[Peer]) -> Peer | None:
+        """Return the client that asked nothing for the longest time, if that is long enough."""
+        longest = min((client for client in clients if not client.busy), key=lambda one: one.served_s, default=None)
+        return longest if longest and time.monotonic() - longest.served_s > self._silent_s else None
+
+    def _drop(self, peer: Peer, reason: str) -> None:
+        interrupt(peer.sock)  # its thread closes it
+        self._dropped(peer, reason)
 
     def leave(self, peer: Peer) -> None:
         with self._lock:

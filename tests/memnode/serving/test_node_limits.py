@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import deepvm
 from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
 from deepvm.memnode.peer_rule import PeerRule
 from deepvm.protocol import frames
@@ -62,7 +64,7 @@ def test_the_oldest_stranger_of_the_host_with_most_is_dropped() -> None:
     dropped: list[Peer] = []
     acceptor = Acceptor(
         "127.0.0.1:0", lambda peer: None, connections=2, connections_of_a_host=1, handshakes=3,
-        dropped=dropped.append, failed=lambda error: None,
+        dropped=lambda peer, reason: dropped.append(peer), failed=lambda error: None,
     )  # fmt: skip
     with ExitStack() as stack:
         stack.callback(acceptor.stop)
@@ -319,3 +321,43 @@ def test_connections_that_ask_nothing_lock_no_client_out(start_node: Any, connec
     asking = connect(node.address, "run")
     asking.save(1, content(1, BLOCK))
     assert asking.steps() == {1: "remote"}
+
+
+def test_a_silent_client_makes_room_for_another(start_node: Any, connect: Any) -> None:
+    node = start_node(limits={"connections": 3, "connections_of_a_host": 2, "silent_s": 0.0})
+    for _ in range(2):
+        connect(node.address, "run")
+    assert connect(node.address, "run").steps() == {}
+    assert node.counters.as_dict()["connections_refused"] == 1
+
+
+def test_the_client_that_was_silent_the_longest_loses_its_place_but_none_that_waits_for_its_answer() -> None:
+    acceptor = Acceptor(
+        "127.0.0.1:0", lambda peer: None, connections=2, connections_of_a_host=2, silent_s=0.0,
+        dropped=lambda peer, reason: None, failed=lambda error: None,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.callback(acceptor.stop)
+        first, second, third, fourth = (
+            acceptor.enter(stack.enter_context(socket.socket()), ("10.0.0.1", port)) for port in range(4)
+        )
+        assert acceptor.admit(first) is acceptor.admit(second) is None
+        with first.asking():
+            pass
+        assert acceptor.admit(third) is None
+        assert (first.dropped, second.dropped) == (False, True)
+        with first.asking(), third.asking():
+            assert "2 clients of 10.0.0.1 are connected" in str(acceptor.admit(fourth))
+
+
+def test_a_trainer_whose_connections_were_dropped_saves_again(start_node: Any, connect: Any) -> None:
+    node = start_node(limits={"connections_of_a_host": 8, "silent_s": 0.0})
+    weights = torch.zeros(1000)
+    with deepvm.Checkpointer({"w": weights}, store=f"memory://{node.address}", run="mine", policy="at notice") as ckpt:
+        ckpt.save(1).wait("remote", timeout_s=30)
+        others = [connect(node.address) for _ in range(20)]
+        weights += 1
+        ckpt.save(2).wait("remote", timeout_s=30)
+        assert ckpt.status().last_remote_step == 2
+    for client in others:
+        client.close()

@@ -49,7 +49,9 @@ class ClientConnection:
             limits = self._node.settings.limits
             first_s = limits.first_request_s
             while not self._node.closing:
-                self._one(requests, first_s)
+                frame, meta = self._frames.receive(first_s=first_s)
+                with self._peer.asking():
+                    self._answer(requests, frame, meta)
                 first_s = limits.idle_s
         except PeerGone as reason:
             self._node.log.info("disconnected", client=self.name, reason=str(reason))
@@ -76,8 +78,7 @@ class ClientConnection:
 
     # --- frames ---------------------------------------------------------------------------------------------------
 
-    def _one(self, requests: Requests, first_s: float) -> None:
-        frame, meta = self._frames.receive(first_s=first_s)
+    def _answer(self, requests: Requests, frame: frames.Frame, meta: dict[str, Any]) -> None:
         try:
             answer: Answer = None
             if frame.kind is Kind.PUTS:

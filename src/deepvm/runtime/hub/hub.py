@@ -21,7 +21,7 @@ from deepvm.errors import DeepvmError
 from deepvm.events import Event
 from deepvm.policy.loss import parse_after_loss
 from deepvm.policy.notice import at_notice
-from deepvm.protocol.acceptor import TOO_MANY_HANDSHAKES, Acceptor, Peer
+from deepvm.protocol.acceptor import Acceptor, Peer
 from deepvm.runtime.cluster import Machine
 from deepvm.runtime.hub.connections import MachineConnection, assign_name
 from deepvm.runtime.hub.failures import Restarts, ended_by, error_line, error_text
@@ -65,7 +65,7 @@ class Hub:
             self._serve,
             connections=MOST_CONNECTIONS,
             connections_of_a_host=MOST_CONNECTIONS,
-            dropped=lambda peer: log.info("%s: %s", peer.host, TOO_MANY_HANDSHAKES),
+            dropped=lambda peer, reason: log.info("%s: %s", peer.host, reason),
             failed=_accept_failed,
         )
         self.address = self._acceptor.address
