@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from deepvm.errors import DeepvmError
+from deepvm.market.builtin import LEAST_DAYS
 from deepvm.market.market import Market
 from deepvm.market.trace import Meaning
 from deepvm.simulate import Backtest, GangJob, backtest
@@ -21,6 +23,7 @@ from deepvm.simulate.inputs.trace_sets import load_markets
 WORK_H = 24.0
 GANGS = (1, 8)
 SLACKS = (1.1, 1.25, 1.5)  # deadlines over the work
+PROMISED_ZONES = 3  # zones of a smaller market, taken from a set with more
 STRATEGIES = ("on-demand", "tiering+move", "uniform-progress", "planned", "oracle")
 MANY_ZONES = 5
 
@@ -107,6 +110,25 @@ def of_market(market: Market, job: GangJob, *, share: float, starts: int, seed: 
             yield f"{job.machines} machines, deadline {slack:g} of the work: {market.name}: {error}"
             continue
         yield Case(slack=slack, result=result)
+
+
+def smaller_markets(
+    folder: Path, meaning: Meaning, *, share: float, starts: int, seed: int
+) -> Iterator[tuple[float, Backtest]]:
+    """Yield what ``planned`` promised in markets of fewer zones than were recorded, with the deadline over the work.
+
+    Starts of one market overlap: a promise can be judged only over many markets."""
+    job = GangJob(work_h=WORK_H, machines=max(GANGS), checkpoint_bytes=6 * 10**9, deadline_h=WORK_H * max(SLACKS))
+    for whole in load_markets(folder, job, meaning=meaning, least_hours=0.0).markets:
+        if share * whole.hours < LEAST_DAYS * 24:
+            continue
+        for count in range(PROMISED_ZONES, len(whole.zones)):
+            for zones in combinations(range(len(whole.zones)), count):
+                for slack in SLACKS:
+                    yield slack, backtest(
+                        whole.only(zones), replace(job, deadline_h=job.work_h * slack), strategies=("planned",),
+                        starts=starts, seed=seed, after_h=share * whole.hours,
+                    )  # fmt: skip
 
 
 def pooled_error(found: Sequence[Case], what: str) -> float:
