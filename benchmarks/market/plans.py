@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from deepvm.errors import DeepvmError
-from deepvm.market.builtin import LEAST_DAYS
+from deepvm.market.builtin import LEAST_DAYS, LEAST_ZONES
 from deepvm.market.market import Market
 from deepvm.market.trace import Meaning
 from deepvm.simulate import Backtest, GangJob, backtest
@@ -23,7 +23,6 @@ from deepvm.simulate.inputs.trace_sets import load_markets
 WORK_H = 24.0
 GANGS = (1, 8)
 SLACKS = (1.1, 1.25, 1.5)  # deadlines over the work
-PROMISED_ZONES = 3  # zones of a smaller market, taken from a set with more
 STRATEGIES = ("on-demand", "tiering+move", "uniform-progress", "planned", "oracle")
 MANY_ZONES = 5
 
@@ -99,11 +98,13 @@ def cases(folder: Path, meaning: Meaning, *, share: float, starts: int, seed: in
             yield from of_market(market, job, share=share, starts=starts, seed=seed)
 
 
-def of_market(market: Market, job: GangJob, *, share: float, starts: int, seed: int) -> Iterator[Case | str]:
+def of_market(
+    market: Market, job: GangJob, *, share: float, starts: int, seed: int, strategies: Sequence[str] = STRATEGIES
+) -> Iterator[Case | str]:
     for slack in SLACKS:
         try:
             result = backtest(
-                market, replace(job, deadline_h=job.work_h * slack), strategies=STRATEGIES, starts=starts, seed=seed,
+                market, replace(job, deadline_h=job.work_h * slack), strategies=strategies, starts=starts, seed=seed,
                 after_h=share * market.hours,
             )  # fmt: skip
         except DeepvmError as error:
@@ -112,23 +113,23 @@ def of_market(market: Market, job: GangJob, *, share: float, starts: int, seed: 
         yield Case(slack=slack, result=result)
 
 
-def smaller_markets(
-    folder: Path, meaning: Meaning, *, share: float, starts: int, seed: int
-) -> Iterator[tuple[float, Backtest]]:
-    """Yield what ``planned`` promised in markets of fewer zones than were recorded, with the deadline over the work.
+def smaller_markets(folder: Path, meaning: Meaning, *, share: float, starts: int, seed: int) -> Iterator[Case]:
+    """Yield markets of some zones of each set with enough history, for its promises alone.
 
-    Starts of one market overlap: a promise can be judged only over many markets."""
+    Starts of one market overlap: many markets are needed to judge a promise of 95 %."""
     job = GangJob(work_h=WORK_H, machines=max(GANGS), checkpoint_bytes=6 * 10**9, deadline_h=WORK_H * max(SLACKS))
     for whole in load_markets(folder, job, meaning=meaning, least_hours=0.0).markets:
         if share * whole.hours < LEAST_DAYS * 24:
             continue
-        for count in range(PROMISED_ZONES, len(whole.zones)):
+        for count in range(LEAST_ZONES, len(whole.zones)):
             for zones in combinations(range(len(whole.zones)), count):
-                for slack in SLACKS:
-                    yield slack, backtest(
-                        whole.only(zones), replace(job, deadline_h=job.work_h * slack), strategies=("planned",),
-                        starts=starts, seed=seed, after_h=share * whole.hours,
-                    )  # fmt: skip
+                yield from (
+                    case
+                    for case in of_market(
+                        whole.only(zones), job, share=share, starts=starts, seed=seed, strategies=("planned",)
+                    )
+                    if isinstance(case, Case)
+                )
 
 
 def pooled_error(found: Sequence[Case], what: str) -> float:
