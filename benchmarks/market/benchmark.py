@@ -99,7 +99,8 @@ def _promises(cases: Sequence[Case]) -> list[Measurement]:
     most = [case.promised_over_real for case in promised]
     return [
         measurement(
-            "starts within a promise of 95 %, mean over markets, at least", [coverage], unit="%", at_least=90.0, note=note
+            "starts within a promise of 95 %, mean over markets, at least", [coverage], unit="%", at_least=90.0,
+            note=note,
         ),
         measurement("the same, at most", [coverage], unit="%", below=99.0),
         measurement("promised most over real p95, cost", [cost for cost, _ in most], unit="x", below=1.5),
