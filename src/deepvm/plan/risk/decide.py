@@ -13,6 +13,7 @@ from deepvm.market.trace import Trace
 from deepvm.plan import objectives
 from deepvm.plan.infeasible import infeasible
 from deepvm.plan.planner import MOST_FAILOVERS, instance_rows, recommendation
+from deepvm.plan.rehearsal.written import Replay
 from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES, Request
 from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.risk.advice import advice_of
@@ -88,7 +89,11 @@ def judged_recommendation(one: Judged, rank: int) -> Recommendation:
     value = one.value if made.objective != "throughput" else made.performance
     notes = () if one.trial.market is None else one.trial.market.notes
     return replace(
-        made, objective_value=value, expected=Expected(risk=one.risk, notes=notes), conduct=one.trial.conduct()
+        made,
+        objective_value=value,
+        expected=Expected(risk=one.risk, notes=notes),
+        conduct=one.trial.conduct(),
+        replay=Replay(figures=one.trial.figures, market=one.market, starts=len(one.risk.outcomes.hours)),
     )
 
 

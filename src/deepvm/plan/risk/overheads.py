@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+from deepvm.json_fields import json_fields
 from deepvm.performance.overheads import overhead
 from deepvm.plan.forecast import part_gbps, restore_forecast
 from deepvm.plan.risk.conduct import Tier
@@ -35,6 +37,9 @@ class Overheads:
     restore_s: float = 0.0
     move_s: float = 0.0  # more, if the checkpoint comes from another zone
     save_usd: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self, "start_s regroup_s stall_s remote_s restore_s move_s save_usd")
 
     def interval_s(self, losses_per_h: float) -> float:
         """Return the whole seconds between two saves that lose the least time, and leave time to send one."""
