@@ -15,7 +15,7 @@ from deepvm.market.trace import Trace
 from deepvm.plan.rehearsal.written import Replay
 from deepvm.plan.risk.conduct import AtLoss, Conduct, Fallback, Figures, Tier
 from deepvm.plan.risk.overheads import Overheads
-from deepvm.plan.risk.recorded import recorded_markets
+from deepvm.plan.risk.recorded import Recorded, recorded_markets
 from deepvm.plan.risk.replays import Replays, on_demand_risk
 from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket
 from deepvm.simulate.inputs.planned_cluster import MOST_BYTES
@@ -80,15 +80,14 @@ class Planned:
         """Return it on the draws that judge a plan with this seed."""
         if self.market is None:
             return self
-        draw = replace(self.market.draw, seed=seed + 1)
-        return self._in(TypeMarket.of_draw(instance=0, columns=self.market.columns, draw=draw))
+        return self._in(replace(self.market.draw, seed=seed + 1))
 
     def on_traces(self, traces: Mapping[str, Sequence[Trace]]) -> Planned:
         """Return it on recorded capacity, as ``deepvm plan --traces`` replays it."""
         if self.market is None:
             raise UsageError("the plan has no spot machines, so traces change nothing: leave --traces out")
         accelerator = self.market.draw.accelerator or ""
-        return self._in(self.market.on(recorded_markets([accelerator], traces)[accelerator]))
+        return self._in(self.market.draw, recorded_markets([accelerator], traces)[accelerator])
 
     def priced(self, spot_usd: float | None, on_demand_usd: float | None) -> Planned:
         """Return it with other prices of one machine, in all zones."""
@@ -100,12 +99,17 @@ class Planned:
         if self.market is None:
             return found
         columns = tuple(replace(column, **changed) for column in self.market.columns)
-        return found._in(replace(self.market, columns=columns))
+        return found._with(replace(self.market, columns=columns))
 
     def started(self, starts: int) -> Planned:
         return replace(self, written=replace(self.written, starts=starts))
 
-    def _in(self, market: TypeMarket) -> Planned:
+    def _in(self, draw: Draw, recorded: Recorded | None = None) -> Planned:
+        assert self.market is not None  # noqa: S101 - the callers check it
+        columns = self.market.columns
+        return self._with(TypeMarket.of(instance=0, columns=columns, draw=draw, recorded=recorded))
+
+    def _with(self, market: TypeMarket) -> Planned:
         return replace(self, written=replace(self.written, market=market))
 
 
@@ -219,7 +223,7 @@ def _market(table: Mapping[str, Any]) -> TypeMarket:
     columns = tuple(_column(strict.table(row, "a zone"), i, len(regions)) for i, row in enumerate(rows))
     if not columns:
         raise strict.MalformedJson("its market has no zones")
-    found = TypeMarket.of_draw(instance=0, columns=columns, draw=made)
+    found = TypeMarket.of(instance=0, columns=columns, draw=made)
     return replace(found, traces=None if traces is None else strict.text(traces, "traces", _TEXT))
 
 

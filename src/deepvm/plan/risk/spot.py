@@ -116,30 +116,26 @@ class TypeMarket:
         return replace(self, capacity=np.full((len(self.columns), 1), self.machines, np.int32), notes=())
 
     @classmethod
-    def of_draw(cls, *, instance: int, columns: tuple[Column, ...], draw: Draw) -> TypeMarket:
+    def of(
+        cls, *, instance: int, columns: tuple[Column, ...], draw: Draw, recorded: Recorded | None = None
+    ) -> TypeMarket:
+        """Return these zones with drawn capacity, or those of them that have a trace with recorded capacity."""
+        if recorded is None:
+            return cls(
+                instance=instance,
+                columns=columns,
+                capacity=draw.capacity([column.drawn for column in columns]),
+                machines=DRAWN_MACHINES,
+                tick_s=draw.tick_s,
+                history=builtin_history(draw.accelerator),
+                draw=draw,
+            )
+        kept, capacity = recorded.placed(columns)
         return cls(
-            instance=instance,
-            columns=columns,
-            capacity=draw.capacity([column.drawn for column in columns]),
-            machines=DRAWN_MACHINES,
-            tick_s=draw.tick_s,
-            history=builtin_history(draw.accelerator),
-            draw=draw,
-        )
-
-    def on(self, recorded: Recorded) -> TypeMarket:
-        """Return the zones that have a trace, with the prices of these, on recorded capacity."""
-        kept, capacity = recorded.placed(self.columns)
-        return replace(
-            self,
-            columns=tuple(kept),
-            capacity=capacity,
-            machines=recorded.machines,
-            tick_s=recorded.tick_s,
-            history=recorded.history,
-            traces=recorded.name,
-            notes=recorded.notes(self.columns),
-        )
+            instance=instance, columns=tuple(kept), capacity=capacity, machines=recorded.machines,
+            tick_s=recorded.tick_s, history=recorded.history, draw=draw, traces=recorded.name,
+            notes=recorded.notes(columns),
+        )  # fmt: skip
 
     @cached_property
     def zone_sets(self) -> tuple[tuple[int, ...], ...]:
@@ -177,8 +173,7 @@ class Spot:
         accelerator = self.board.catalog.instances[instance].accelerator
         recorded = self.recorded.get(accelerator or "")
         draw = self._draw_of(accelerator)
-        market = TypeMarket.of_draw(instance=instance, columns=tuple(columns), draw=draw)
-        return market if recorded is None else market.on(recorded)
+        return TypeMarket.of(instance=instance, columns=tuple(columns), draw=draw, recorded=recorded)
 
     def _columns(self, instance: int) -> list[Column]:
         workers, places = self.board.workers, self.board.catalog.places
