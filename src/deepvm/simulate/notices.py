@@ -60,7 +60,9 @@ class Notices:
         another_s, finish_s = (
             _least_age_s(self.seconds, save_s, self.policy, choices) for choices in (("save",), ("save", "finish"))
         )
-        fits = np.where(under_way, age_h * 3600 >= another_s, _choice(self.seconds, save_s, None, self.policy) == "save")
+        fits = np.where(
+            under_way, age_h * 3600 >= another_s, _choice(self.seconds, save_s, None, self.policy) == "save"
+        )
         finished = saves.trained(told - np.where(under_way, age_h, 0.0))  # the work in the save under way
         last = np.where(under_way & (age_h * 3600 >= finish_s), finished, saves.safe(told))
         return np.where(fits, saves.trained(told), last)

@@ -1,4 +1,4 @@
-"""A save policy, as plans and runs hold it: its text parsed in, the save times of a gang and its rule at notices out."""
+"""A save policy, as plans and runs hold it: a policy in, save times and a rule at notices out."""
 
 from __future__ import annotations
 

@@ -6,23 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from deepvm.market.market import Market
+from deepvm.market.reference_prices import SPOT_SHARE
 from deepvm.plan.rehearsal.planned import Planned
 from deepvm.plan.risk.replays import longest_h, starts_of
 from deepvm.simulate.backtesting.one_market import backtest, window_h
 from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.backtesting.several_markets import simulate
 
+DRAWN_STARTS = 300  # of a plan of on-demand machines, for which one start tells all
 
-def beside(planned: Planned, *, strategies: Sequence[str], notes: Sequence[str] = (), **settings: Any) -> Backtests:
+
+def beside(
+    planned: Planned, *, strategies: Sequence[str], notes: Sequence[str] = (), seed: int = 0, **settings: Any
+) -> Backtests:
     """Replay the plan and the other strategies. ``settings`` are those of ``deepvm.simulate.backtest``.
 
-    A plan without spot machines has no market of its own: the others get a drawn one."""
+    A plan without spot machines has no market of its own: the others get a drawn one, by the seed."""
     risk = planned.risk()
     if planned.market is None:
         found = simulate(
             planned.job, on_demand_usd=planned.on_demand_usd, strategies=strategies, planned=risk,
-            starts=planned.written.starts, **settings,
+            starts=max(DRAWN_STARTS, planned.written.starts), seed=seed, **settings,
         )  # fmt: skip
         return replace(found, notes=(*notes, *found.notes))
     market = _market(planned)
@@ -43,4 +50,6 @@ def _market(planned: Planned) -> Market:
     made = spot.market(planned.job.machines, range(len(spot.columns)), hours)
     where = f"recorded in {spot.traces}" if spot.traces is not None else "drawn"
     name = f"the plan's market of {spot.draw.accelerator or 'spot machines'}, {len(spot.columns)} zones, {where}"
-    return replace(made, accelerator=spot.draw.accelerator, name=name)
+    unknown = ~np.isfinite(made.on_demand_usd)  # not offered: the planner never rents these
+    usd = np.where(unknown, made.price[:, 0] / SPOT_SHARE, made.on_demand_usd)
+    return replace(made, accelerator=spot.draw.accelerator, name=name, on_demand_usd=usd)

@@ -12,12 +12,13 @@ from deepvm import strict_json as strict
 from deepvm.catalog.model import MOST_USD
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.market.trace import Trace
+from deepvm.performance.profile import Profile
 from deepvm.plan.rehearsal.written import Replay
 from deepvm.plan.risk.conduct import AtLoss, Conduct, Fallback, Figures, Tier
-from deepvm.plan.risk.overheads import Overheads
+from deepvm.plan.risk.overheads import Overheads, measured_overheads
 from deepvm.plan.risk.recorded import Recorded, recorded_markets
 from deepvm.plan.risk.replays import Replays, on_demand_risk
-from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket
+from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket, most_worlds
 from deepvm.simulate.inputs.planned_cluster import MOST_BYTES
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.risk import Risk
@@ -25,7 +26,7 @@ from deepvm.simulate.strategy import Strategy
 
 HINT = "make a plan with: deepvm plan --budget 3 --work 24h@g4dn.xlarge -o plan.json"
 MOST_STARTS = 100_000
-_MOST_MACHINES, _MOST_S, _TEXT, _MOST_DRAWN = 10_000, 1e9, 500, 100_000
+_MOST_MACHINES, _MOST_S, _TEXT, _MOST_DRAWN = 10_000, 1e9, 500, 5000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +39,8 @@ class Planned:
     job: GangJob
     notices: float  # the share of announced losses
     on_demand_usd: float  # an hour of one worker of an on-demand cluster
-    expected: Mapping[str, Any] | None  # what the plan says of cost and hours
+    expected_usd: float | None  # the means that the plan says
+    expected_h: float | None
 
     @property
     def market(self) -> TypeMarket | None:
@@ -101,6 +103,20 @@ class Planned:
         columns = tuple(replace(column, **changed) for column in self.market.columns)
         return found._with(replace(self.market, columns=columns))
 
+    def told(self, notices: float | None, notice_s: float | None) -> Planned:
+        """Return it with another share of announced losses, or another time of notices."""
+        found = self if notices is None else replace(self, notices=notices)
+        if notice_s is None:
+            return found
+        written = found.written
+        return replace(found, written=replace(written, figures=replace(written.figures, notice_s=notice_s)))
+
+    def measured(self, profiles: Sequence[Profile]) -> Planned:
+        """Return it with what profiles measured instead of the overheads that it was planned with."""
+        written = self.written
+        over = measured_overheads(written.figures.overheads, profiles, self.job.checkpoint_bytes, self.conduct.tier)
+        return replace(self, written=replace(written, figures=replace(written.figures, overheads=over)))
+
     def started(self, starts: int) -> Planned:
         return replace(self, written=replace(self.written, starts=starts))
 
@@ -123,7 +139,7 @@ def read_planned(path: Path) -> Planned | None:
             return None
         request = strict.table(strict.member(table, "request"), "request")
         written = _replay(strict.member(best, "replay"))
-        expected = best.get("expected")
+        expected = strict.table(best.get("expected", {}), "expected")
         roles = [strict.table(role, "a role") for role in strict.array(strict.member(best, "roles"), "roles", 1000)]
         worker = next(role for role in roles if role.get("role") == "worker")
         return Planned(
@@ -133,10 +149,15 @@ def read_planned(path: Path) -> Planned | None:
             job=_job(request, _number(best, "performance", 1e15), written.figures.machines),
             notices=strict.number(request.get("notices", 0.0), "notices", 0, 1),
             on_demand_usd=_number(worker, "usd_per_hour", MOST_USD),
-            expected=None if expected is None else strict.table(expected, "expected"),
+            expected_usd=_mean(expected, "cost_usd"),
+            expected_h=_mean(expected, "hours"),
         )
     except (strict.MalformedJson, IndexError, StopIteration, ZeroDivisionError) as error:
         raise MalformedFile(path, f"not a valid plan: {str(error) or 'it has no workers'}; {HINT}") from None
+
+
+def _mean(expected: Mapping[str, Any], name: str) -> float | None:
+    return _optional(strict.table(expected.get(name, {}), name), "mean", 1e15)
 
 
 def _number(table: Mapping[str, Any], name: str, most: float) -> float:
@@ -210,14 +231,18 @@ def _market(table: Mapping[str, Any]) -> TypeMarket:
     draw = strict.table(strict.member(table, "draw"), "draw")
     regions = list[str]()
     for row in strict.array(strict.member(draw, "regions"), "regions", _MOST_DRAWN):
-        name, count = strict.array(row, "a region", 2)
-        regions += [strict.text(name, "a region", _TEXT)] * strict.integer(count, "a region's zones", 1, 1000)
+        pair = strict.array(row, "a region", 2)
+        left = _MOST_DRAWN - len(regions)
+        count = strict.integer(pair[-1] if pair else None, "a region's zones", 1, left)
+        regions += [strict.text(pair[0], "a region", _TEXT)] * count
+    if not regions:
+        raise strict.MalformedJson("its draw has no zones")
     accelerator, traces = draw.get("accelerator"), table.get("traces")
     made = Draw(
         accelerator=None if accelerator is None else strict.text(accelerator, "accelerator", _TEXT),
         regions=tuple(regions),
         seed=strict.integer(strict.member(draw, "seed"), "seed", 0, 2**63),
-        worlds=strict.integer(strict.member(draw, "worlds"), "worlds", 1, 1000),
+        worlds=strict.integer(strict.member(draw, "worlds"), "worlds", 1, most_worlds(len(regions))),
     )
     rows = strict.array(strict.member(table, "zones"), "zones", MOST_ZONES)
     columns = tuple(_column(strict.table(row, "a zone"), i, len(regions)) for i, row in enumerate(rows))

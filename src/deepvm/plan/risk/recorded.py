@@ -1,4 +1,4 @@
-"""Recorded capacity for a plan: traces and accelerators in; for each accelerator the zones that stand for its market out."""
+"""Recorded capacity for a plan: traces in; for each accelerator the zones that stand for its market out."""
 
 from __future__ import annotations
 

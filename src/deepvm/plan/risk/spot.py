@@ -159,7 +159,11 @@ class Spot:
 
     @classmethod
     def of(cls, board: Board, traces: Mapping[str, Sequence[Trace]] | None) -> Spot:
-        return cls(board=board, seed=board.request.seed, recorded={} if traces is None else recorded_markets(_accelerators(board), traces))
+        return cls(
+            board=board,
+            seed=board.request.seed,
+            recorded={} if traces is None else recorded_markets(_accelerators(board), traces),
+        )
 
     def afresh(self, worlds: int) -> Spot:
         """Return other draws of the same laws, to judge what was chosen by the first ones. Records stay."""
@@ -202,8 +206,12 @@ class Spot:
         """Return the draw of every place of the catalogue."""
         places = self.board.catalog.places
         regions = tuple(region for region, zone in places for _ in _zones_of(region, zone))
-        worlds = max(1, min(self.worlds, _MOST_COLUMNS // len(regions)))
+        worlds = min(self.worlds, most_worlds(len(regions)))
         return Draw(accelerator=accelerator, regions=regions, seed=self.seed, worlds=worlds)
+
+
+def most_worlds(zones: int) -> int:
+    return max(1, _MOST_COLUMNS // zones)
 
 
 def _accelerators(board: Board) -> list[str]:

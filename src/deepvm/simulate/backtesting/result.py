@@ -141,9 +141,12 @@ class Backtests:
             "coverage": coverage,
             "promise": everything.to_json(),
             "history": _history(
-                history_h, zones, [p for m in self.markets for p in m.promises], coverage,
+                history_h,
+                zones,
+                [p for m in self.markets for p in m.promises],
+                coverage,
                 self.markets[0].rests_on,
-            ),  # fmt: skip
+            ),
             "worse_than": worse_than(rows, self.job.deadline_h),
             "markets": [m.to_json() for m in self.markets],
             "notes": [*self.notes, *self._late()],
@@ -159,7 +162,10 @@ class Backtests:
             cost = np.concatenate([r.cost_usd for r in alike])
             parts = [r.outcomes for r in alike if r.outcomes is not None]
             outcomes = Outcomes.joined(parts) if parts else None
-            of_bounds = [r.cost_usd if r.outcomes is None else r.cost_usd[m.bounded] for m, r in zip(self.markets, alike, strict=True)]
+            of_bounds = [
+                r.cost_usd if r.outcomes is None else r.cost_usd[m.bounded]
+                for m, r in zip(self.markets, alike, strict=True)
+            ]
             regret = regret_of(np.concatenate(of_bounds), bounds)
             joined.append(Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=regret))
         return joined
