@@ -27,7 +27,7 @@ def times_of(policy: SavePolicy, *, stall_s: float, remote_s: float, losses_per_
     timed = [part for part in parts if not isinstance(part, AtNotice)]
     stall_h, remote_h = stall_s / 3600, remote_s / 3600
     if not timed:
-        return PolicyTimes(saves=NeverSave(save_h=stall_h + remote_h), every_s=None, at_notice=told)
+        return PolicyTimes(saves=NeverSave(save_h=(stall_s + remote_s) / 3600), every_s=None, at_notice=told)
     if len(timed) == 1 and isinstance(timed[0], YoungDalyByAge):
         by_age = intervals_by_age(timed[0], stall_s=stall_s, remote_s=remote_s)
         return PolicyTimes(saves=by_age, every_s=None, at_notice=told)

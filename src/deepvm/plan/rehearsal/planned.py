@@ -18,10 +18,11 @@ from deepvm.plan.risk.conduct import AtLoss, Conduct, Fallback, Figures, Tier
 from deepvm.plan.risk.overheads import Overheads, measured_overheads
 from deepvm.plan.risk.recorded import Recorded, recorded_markets
 from deepvm.plan.risk.replays import Replays, on_demand_risk
+from deepvm.plan.risk.screen import MOST_WORK_H
 from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket, most_worlds
 from deepvm.simulate.inputs.planned_cluster import MOST_BYTES
 from deepvm.simulate.job import GangJob
-from deepvm.simulate.risk import Risk
+from deepvm.simulate.risk import PATIENCE, Risk
 from deepvm.simulate.strategy import Strategy
 
 HINT = "make a plan with: deepvm plan --budget 3 --work 24h@g4dn.xlarge -o plan.json"
@@ -41,6 +42,14 @@ class Planned:
     on_demand_usd: float  # an hour of one worker of an on-demand cluster
     expected_usd: float | None  # the means that the plan says
     expected_h: float | None
+
+    def __post_init__(self) -> None:
+        longest_h = max(self.job.work_h, (self.job.deadline_h or 0.0) / PATIENCE)
+        if longest_h > MOST_WORK_H:
+            raise UsageError(
+                f"work of {self.job.work_h:,.0f} h, or a deadline of {self.job.deadline_h or 0:,.0f} h, is too long to "
+                f"be replayed: at most {MOST_WORK_H:,.0f} h and {PATIENCE * MOST_WORK_H:,.0f} h"
+            )
 
     @property
     def market(self) -> TypeMarket | None:
