@@ -66,6 +66,9 @@ def test_options_change_what_is_replayed(plan: Path, capsys: pytest.CaptureFixtu
     assert half["hours"]["p50"] < usual["hours"]["p50"]
     told = row(simulated(capsys, str(plan), "--notices", "1"))
     assert told["lost_hours"] < usual["lost_hours"]
+    assert any(
+        "counts on 100% of the losses" in note for note in simulated(capsys, str(plan), "--notices", "1")["notes"]
+    )
     other = simulated(capsys, str(plan), "--workers", "3", "--runs", "5")
     assert any("--workers is given" in note for note in other["notes"])
 
@@ -108,3 +111,19 @@ def test_notices_without_a_plan_need_their_time(capsys: pytest.CaptureFixture[st
     usual, told = (simulated(capsys, *words[1:], *more) for more in ((), ("--notices", "1", "--notice", "120s")))
     assert row(told, "tiering")["lost_hours"] < row(usual, "tiering")["lost_hours"]
     assert row(told, "no-checkpoint")["hours"] == pytest.approx(row(usual, "no-checkpoint")["hours"], rel=0.2)
+
+
+def test_a_plan_on_traces_is_simulated_on_the_same_ones(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder, path = tmp_path / "availability" / "16-node" / "set", tmp_path / "plan.json"
+    folder.mkdir(parents=True)
+    trace = {"metadata": {"gap_seconds": 600}, "data": ([16] * 20 + [0] * 3) * 90}
+    (folder / "us-east-1a_T4_1.json").write_text(json.dumps(trace), encoding="utf-8")
+    recorded = ["--traces", str(tmp_path / "availability"), "--meaning", "up"]
+    assert run([*WORK.split(), *recorded, "-o", str(path)]) == 0
+    expected = json.loads(path.read_text(encoding="utf-8"))["recommendations"][0]["expected"]
+    document = simulated(capsys, str(path), *recorded)
+    assert figures(row(document)) == figures(expected)
+    assert expected["lost_hours"] > 0
+    elsewhere = simulated(capsys, str(path))
+    assert any("was replayed on the traces 16-node/set" in note for note in elsewhere["notes"]), elsewhere["notes"]
+    assert figures(row(elsewhere)) != figures(expected)

@@ -68,6 +68,15 @@ class Notices:
         return np.where(fits, saves.trained(told), last)
 
 
+def counted_on(share: float, seconds: float) -> tuple[str, ...]:
+    """Say what figures count on, if they do."""
+    if not share:
+        return ()
+    if not seconds:
+        return ("the cloud promises no notices, so none is counted on",)
+    return (f"counts on {share:.0%} of the losses being announced {seconds:g} s before: no cloud promises that",)
+
+
 def _choice(seconds_left: float, save_s: float, under_way_for_s: float | None, policy: NoticePolicy) -> Choice:
     """Ask the policy of a gang with unsaved work. With none, its answer differs, and what survives does not."""
     return at_notice(

@@ -15,6 +15,7 @@ from deepvm.plan.risk.replays import longest_h, starts_of
 from deepvm.simulate.backtesting.one_market import backtest, window_h
 from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.backtesting.several_markets import simulate
+from deepvm.simulate.notices import counted_on
 
 DRAWN_STARTS = 300  # of a plan of on-demand machines, for which one start tells all
 
@@ -39,7 +40,8 @@ def beside(
     )  # fmt: skip
     one = replace(one, history_h=planned.market.hours)
     some = [] if len(one.bounded) == len(one.starts_h) else [f"the oracle looks at {len(one.bounded)} of the starts"]
-    return Backtests(job=planned.job, markets=(one,), notes=(*notes, *some), left_out={})
+    told = counted_on(planned.notices, planned.written.figures.notice_s)
+    return Backtests(job=planned.job, markets=(one,), notes=(*notes, *told, *some), left_out={})
 
 
 def _market(planned: Planned) -> Market:
