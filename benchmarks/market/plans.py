@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 
 from deepvm.errors import DeepvmError
+from deepvm.market.builtin import LEAST_DAYS, LEAST_ZONES
 from deepvm.market.market import Market
 from deepvm.market.trace import Meaning
 from deepvm.simulate import Backtest, GangJob, backtest
@@ -96,17 +98,38 @@ def cases(folder: Path, meaning: Meaning, *, share: float, starts: int, seed: in
             yield from of_market(market, job, share=share, starts=starts, seed=seed)
 
 
-def of_market(market: Market, job: GangJob, *, share: float, starts: int, seed: int) -> Iterator[Case | str]:
+def of_market(
+    market: Market, job: GangJob, *, share: float, starts: int, seed: int, strategies: Sequence[str] = STRATEGIES
+) -> Iterator[Case | str]:
     for slack in SLACKS:
         try:
             result = backtest(
-                market, replace(job, deadline_h=job.work_h * slack), strategies=STRATEGIES, starts=starts, seed=seed,
+                market, replace(job, deadline_h=job.work_h * slack), strategies=strategies, starts=starts, seed=seed,
                 after_h=share * market.hours,
             )  # fmt: skip
         except DeepvmError as error:
             yield f"{job.machines} machines, deadline {slack:g} of the work: {market.name}: {error}"
             continue
         yield Case(slack=slack, result=result)
+
+
+def smaller_markets(folder: Path, meaning: Meaning, *, share: float, starts: int, seed: int) -> Iterator[Case]:
+    """Yield markets of some zones of each set with enough history, for its promises alone.
+
+    Starts of one market overlap: many markets are needed to judge a promise of 95 %."""
+    job = GangJob(work_h=WORK_H, machines=max(GANGS), checkpoint_bytes=6 * 10**9, deadline_h=WORK_H * max(SLACKS))
+    for whole in load_markets(folder, job, meaning=meaning, least_hours=0.0).markets:
+        if share * whole.hours < LEAST_DAYS * 24:
+            continue
+        for count in range(LEAST_ZONES, len(whole.zones)):
+            for zones in combinations(range(len(whole.zones)), count):
+                yield from (
+                    case
+                    for case in of_market(
+                        whole.only(zones), job, share=share, starts=starts, seed=seed, strategies=("planned",)
+                    )
+                    if isinstance(case, Case)
+                )
 
 
 def pooled_error(found: Sequence[Case], what: str) -> float:

@@ -27,7 +27,7 @@ def test_its_script_saves_a_state_of_the_size_and_continues_from_it(
     monkeypatch.setenv("DEEPVM_STORE", f"file://{tmp_path}")
     monkeypatch.setenv("DEEPVM_POLICY", "every 2 steps")
     for steps in (2, 4):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "1000000", str(steps)])
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "1000000", "0", str(steps), str(tmp_path / "starts")])
         runpy.run_path(str(SCRIPT), run_name="__main__")
         largest = max(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         assert largest == pytest.approx(1_000_000, rel=0.1)

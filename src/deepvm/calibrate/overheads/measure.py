@@ -93,15 +93,13 @@ def _run(size: int, settings: OverheadSettings, scratch: Path) -> Profile:
     plan, name = scratch / "plan.json", "overheads"
     _write_plan(plan, size)
     faults = [f"at:step:{BETWEEN * number}:worker/1:notice=0s" for number in range(1, settings.repeats + 1)]
-    steps = BETWEEN * (settings.repeats + 1)
+    script = [str(_SCRIPT), str(size), str(settings.repeats), str(BETWEEN), str(scratch / "starts")]
     words = ["run", str(plan), "--name", name, "--workers", str(WORKERS), "--save", f"every {SAVE_EVERY} steps"]
     words += ["--memory", str(settings.memory_node_bytes(size)), "--preempt", ",".join(faults), "--json"]
     env = {key: value for key, value in os.environ.items() if not key.startswith("DEEPVM_")}
     env |= {"DEEPVM_RUNS": str(scratch / "runs"), "OMP_NUM_THREADS": "1"}
     log = scratch / "run.log"
-    tree = ProcessTree(
-        [sys.executable, "-m", "deepvm", *words, "--", str(_SCRIPT), str(size), str(steps)], env=env, log=log
-    )
+    tree = ProcessTree([sys.executable, "-m", "deepvm", *words, "--", *script], env=env, log=log)
     deadline_s = time.monotonic() + RUN_S
     try:
         while (code := tree.poll()) is None:
