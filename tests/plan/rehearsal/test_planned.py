@@ -141,6 +141,18 @@ def test_a_plan_of_on_demand_machines_is_beside_a_drawn_market(tmp_path: Path) -
         found.on_traces(traces([16] * 100))
 
 
+def test_a_gang_that_shrinks_is_simulated_where_it_never_is_whole(tmp_path: Path) -> None:
+    fast = request(gpu="V100", architectures=("all-spot",), objective="throughput")
+    document = planning.plan(small(), fast).to_json()
+    document["recommendations"][0]["conduct"].update(at_loss="shrink", least_workers=1)
+    found = planned(document, tmp_path)
+    assert found.job.machines == 4
+    few = found.on_traces(traces([2, 2, 2, 1] * 500)).started(20)
+    rows = {row["name"]: row for row in beside(few, strategies=NAMES).to_json()["strategies"]}
+    assert rows["planned"]["missed"] == 0
+    assert rows["tiering"]["missed"] == 1
+
+
 def test_long_jobs_have_a_bound_from_some_of_the_starts(tmp_path: Path) -> None:
     plan = planning.plan(small(), request(gpu="V100", architectures=("all-spot",), work_eflops_h=20 * WORK))
     found = beside(planned(plan, tmp_path), strategies=("planned", "oracle"))

@@ -31,7 +31,8 @@ def replayed(settings: Settings, *, strategies: Sequence[str], traces: Path | No
     elif recorded is not None:
         notes.append(f"the plan was replayed on the traces {recorded}, and this is the built-in market: give --traces")
     if planned.market is not None:
-        notes += [f"the market rests on {planned.market.history}", *planned.market.notes]
+        rests = [f"the market rests on {planned.market.history}"] if planned.market.history.enough else []
+        notes += [*rests, *planned.market.notes]
     shared = {name: settings.replayed[name] for name in ("rates", "confidence")}
     seed = 0 if given.seed is None else given.seed
     return beside(planned, strategies=strategies, notes=notes, seed=seed, progress=progress, **shared)

@@ -6,6 +6,7 @@ A strategy knows only what came before its start. The lower bound knows everythi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +58,7 @@ def backtest(
             raise UnknownName("strategy", name, NAMES)
     if starts < 1:
         raise UsageError(f"starts is {starts}: at least one is needed")
-    if market.capacity.max() < job.machines:
+    if planned is None and market.capacity.max() < job.machines:
         most = int(market.capacity.max())
         raise UsageError(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
     if not 0 < confidence < 1:
@@ -93,8 +94,9 @@ class _Backtest:
     def run(self, strategies: Sequence[str]) -> Backtest:
         self.progress("oracle", 0, len(strategies))
         some = self._bounded()
+        paid = replace(self.job, usd_per_hour_of_waiting=0.0)  # as of the strategies: what is paid, and no waiting
         bound = lower_bound_usd(
-            self.market, self.job, self.starts_h[some], window_h=window_h(self.job), start_h=self.rates.start_s / 3600
+            self.market, paid, self.starts_h[some], window_h=window_h(self.job), start_h=self.rates.start_s / 3600
         )
         rows, promises = list[Row](), list[Promise]()
         for done, name in enumerate(strategies):
