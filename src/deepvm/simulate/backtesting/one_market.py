@@ -25,6 +25,7 @@ from deepvm.simulate.strategies import NAMES, Maker, Rates
 
 Floats = NDArray[np.float64]
 PLAN_EVERY_H = 24.0  # how often the past is looked at again
+MOST_LOOKS = 16  # at the past, by strategies beside a plan's conduct: its drawn worlds are not one long time anyway
 PAST_H = 14 * 24.0  # older days predict little
 MOST_CELLS = 1_500_000  # ticks × choices of all starts that the oracle looks at: some seconds
 LEAST_BOUNDED = 8  # starts
@@ -87,7 +88,9 @@ class _Backtest:
         self.confidence, self.budget_usd, self.progress = confidence, budget_usd, progress
         self.planned = planned
         self.on_demand_usd = float(market.on_demand_usd.min())
-        self.days = np.floor(starts_h / PLAN_EVERY_H).astype(np.int64)
+        spread_h = 0.0 if planned is None else float(starts_h.max() - starts_h.min()) / MOST_LOOKS
+        self.every_h = max(PLAN_EVERY_H, spread_h)
+        self.days = np.floor(starts_h / self.every_h).astype(np.int64)
         if planned is None:
             self._check_deadline()
 
@@ -179,7 +182,7 @@ class _Backtest:
 
     def _past(self, day: int) -> tuple[Market, History]:
         """Return what is known on a day: the market so far, or one of built-in figures at today's prices."""
-        market, last = self.market, int(day * PLAN_EVERY_H / self.market.tick_h)
+        market, last = self.market, int(day * self.every_h / self.market.tick_h)
         first = max(0, last - int(PAST_H / market.tick_h))
         if (last - first) * market.tick_h >= LEAST_PAST_H:
             past = market.between(first, last)
