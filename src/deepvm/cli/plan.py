@@ -56,6 +56,7 @@ def command(
     meaning: Annotated[str | None, _risk("What the traces count: up or preempted.")] = None,
     risk: Annotated[bool, _risk("Draw how cost and time of the first plan are distributed.", "--risk")] = False,
     figure: Annotated[Path | None, _risk("Draw that into a file (.svg, .png, .pdf).")] = None,
+    notices: Annotated[float, _risk("Share of the losses that the cloud announces in time.")] = 0.0,
     seed: Annotated[int, _risk("Draws the built-in market.")] = 0,
     market: Catalog,
     request: Request,
@@ -66,6 +67,7 @@ def command(
     request = replace(
         request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed,
         confidence=0.95 if confidence is None else confidence, market=cast(Any, spot_market), seed=seed,
+        notices=notices,
         usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
     )  # fmt: skip
     if (risk or figure is not None) and not request.under_market(market):

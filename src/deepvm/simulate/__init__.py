@@ -5,6 +5,7 @@ from deepvm.simulate.backtesting.result import Backtest, Backtests
 from deepvm.simulate.backtesting.several_markets import backtests, simulate
 from deepvm.simulate.choice import Promise, choose
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import Notices
 from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.outcome import Outcomes
 from deepvm.simulate.replay import replay
@@ -21,6 +22,7 @@ __all__ = [
     "IntervalsByAge",
     "Maker",
     "NeverSave",
+    "Notices",
     "Outcomes",
     "Promise",
     "Rates",

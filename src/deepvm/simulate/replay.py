@@ -82,6 +82,7 @@ class _Replay:
         self.market, self.job, self.strategy, self.starts = market, job, strategy, starts
         self.tables, self.speeds = tables, strategy.speeds(job)
         self.end_h = market.hours
+        self.notice_h = 0.0 if strategy.notices is None else strategy.notices.hours
         count = len(starts)
         self.now = starts.copy()
         self.done = np.zeros(count)  # work that is safe
@@ -165,13 +166,15 @@ class _Replay:
         speed = self.speeds[machines]
         trains_h = self._ready_h(runs, begin, moved)
         elapsed = event_h - trains_h
+        at_end = event_h >= self.end_h - _INSTANT_H  # the trace ends, and not the machines
+        told = self._told(zone, event) & ~in_order & ~at_end
+        elapsed = np.where(told, np.maximum(0.0, elapsed - self.notice_h), elapsed)
         needed = saves.needed((self.job.work_h - self.done[runs]) / speed)
         ends = needed <= elapsed + _INSTANT_H
         stop_h = np.where(ends, trains_h + needed, event_h)
         self._pay_spot(runs, zone, machines, begin, stop_h)
         trained = np.where(ends, self.job.work_h - self.done[runs], saves.trained(elapsed) * speed)
-        kept = np.where(ends | in_order, trained, saves.safe(elapsed) * speed)
-        at_end = event_h >= self.end_h - _INSTANT_H  # the trace ends, and not the machines
+        kept = np.where(ends | in_order, trained, self._survives(told, elapsed) * speed)
         self.columns["trained"][runs] += trained
         self.columns["lost"][runs] += np.where(at_end, 0.0, trained - kept)
         self.losses[runs] += ~ends & ~in_order & ~at_end
@@ -179,6 +182,17 @@ class _Replay:
         self.done[runs] += kept
         self.finished[runs] = ends
         self.now[runs] = stop_h
+
+    def _told(self, zone: Ints, event: Ints) -> NDArray[np.bool_]:
+        """Return which losses are announced."""
+        notices = self.strategy.notices
+        return np.zeros(len(event), bool) if notices is None else notices.announced(zone, event)
+
+    def _survives(self, told: NDArray[np.bool_], elapsed: Floats) -> Floats:
+        """Return the training time whose work survives a loss, or its notice, after this time."""
+        saves, notices = self.strategy.saves, self.strategy.notices
+        safe = saves.safe(elapsed)
+        return safe if notices is None or not told.any() else np.where(told, notices.kept(saves, elapsed), safe)
 
     def _arrive(self, runs: Ints, zone: Ints) -> NDArray[np.bool_]:
         """Bring the checkpoint to the zone; return which runs had to."""

@@ -12,6 +12,7 @@ from deepvm.errors import UsageError
 from deepvm.performance.checks import check_number
 from deepvm.policy.placement import Placement, Stay
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import NeverSave, SaveTimes
 
 Floats = NDArray[np.float64]
@@ -104,6 +105,7 @@ class Strategy:
     restore_h: float = 0.0  # of a checkpoint in the same zone
     move_h: float = 0.0  # more, if the checkpoint comes from another zone
     on_demand_only: bool = False
+    notices: Notices | None = None  # of losses; None: a loss repeats the work since the last save
     on_demand_machines: int | None = None  # that it rents at most, such as what a budget pays; None: as many as on spot
 
     def __post_init__(self) -> None:

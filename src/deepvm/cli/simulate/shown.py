@@ -53,9 +53,9 @@ def _remarks(document: dict[str, Any]) -> list[str]:
     history = document["history"]
     known = "" if history["known_hours"] is None else f", plans knew {history['known_hours']:.0f} h in the median"
     lines = [f"regret: cost over the oracle's lower bound; history: traces of {history['hours']:.0f} h{known}"]
-    if document["coverage"] is None:
+    if document["history"]["note"] is not None:
         lines.append(f"confidence: {document['history']['note']}")
-    else:
+    elif document["coverage"] is not None:
         lines.append(f"confidence: {document['coverage']:.1%} of the starts kept the promised cost and time")
     lines += document["worse_than"]
     lines += document["notes"]
