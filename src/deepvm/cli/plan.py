@@ -57,7 +57,7 @@ def command(
     risk: Annotated[bool, _risk("Draw how cost and time of the first plan are distributed.", "--risk")] = False,
     figure: Annotated[Path | None, _risk("Draw that into a file (.svg, .png, .pdf).")] = None,
     seed: Annotated[int, _risk("Draws the built-in market.")] = 0,
-    market: Catalog,
+    catalog: Catalog,
     request: Request,
 ) -> None:
     """Plan the best cluster for a budget out of spot and on-demand machines."""
@@ -68,14 +68,14 @@ def command(
         confidence=0.95 if confidence is None else confidence, market=cast(Any, spot_market), seed=seed,
         usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
     )  # fmt: skip
-    if (risk or figure is not None) and not request.under_market(market):
+    if (risk or figure is not None) and not request.under_market(catalog):
         raise UsageError("--risk and --figure need a spot market: give --work, and not --market none")
     recorded = _traces(traces, meaning)
     today = datetime.now(timezone.utc).date()
     with LateBar("searching") as bar:  # mixed clusters and explanations over a whole cloud take seconds
-        plan = planning.plan(market, request, traces=recorded, progress=bar)
-        front = planning.pareto(market, request) if pareto else None
-        reasons = planning.explain(market, plan, today) if explain else None
+        plan = planning.plan(catalog, request, traces=recorded, progress=bar)
+        front = planning.pareto(catalog, request) if pareto else None
+        reasons = planning.explain(catalog, plan, today) if explain else None
 
     document = plan.to_json()
     if front is not None:
