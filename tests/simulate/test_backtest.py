@@ -134,7 +134,8 @@ def test_a_plan_file_gives_machines_and_prices(tmp_path: Path, capsys: pytest.Ca
     assert run(["plan", "--budget", "3", "-o", str(plan), "--json"]) == 0
     workers = json.loads(capsys.readouterr().out)["recommendations"][0]["roles"][0]["count"]
     assert run(["simulate", str(plan), "--work", "6h", "--runs", "5", "--days", "10"]) == 0
-    assert f"{workers} machines, 6 h of work" in capsys.readouterr().out
+    machines = "1 machine" if workers == 1 else f"{workers} machines"
+    assert f"{machines}, 6 h of work" in capsys.readouterr().out
     plan.write_text("{}")
     assert run(["simulate", str(plan)]) == 2
     assert "not a valid plan" in capsys.readouterr().err

@@ -67,7 +67,8 @@ def command(
             "--preempt",
             metavar="FAULTS",
             rich_help_panel=LOCAL,
-            help="Take machines away: at:20s:worker/1, at:step:50:worker/*, poisson:3/h, trace:FILE.",
+            help="Take machines away: at:20s:worker/1, at:step:50:worker/*, poisson:3/h, trace:FILE, "
+            "or play a recorded market: market:DIR:meaning=up.",
         ),
     ] = "",
     workers: Annotated[
