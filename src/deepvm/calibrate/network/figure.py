@@ -81,7 +81,9 @@ def _draw_shape(drawn: Axes, found: NetworkCalibration) -> None:
         times = np.array([p.remote_s.median_s for p in line])
         own = fit_transmission_curve(counts, list(times))
         speed = "loopback" if link is None else f"{link:g} Gbit/s"
-        drawn.plot(counts, times / times[0], "o", color=BLUE, markersize=5, label=f"{most} workers, {speed}")
+        drawn.plot(
+            counts, times / times[0], "o", color=BLUE, markersize=5, label=f"{most} worker{'s' * (most > 1)}, {speed}"
+        )
         drawn.plot(counts, own.curve.seconds(counts) / times[0], color=BLUE, linewidth=1.6,
                    label=f"its fit ({own.worst_relative_error:.0%} at worst)")  # fmt: skip
     drawn.set_ylim(bottom=0)
