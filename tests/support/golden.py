@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-_NUMBER = re.compile(r"-?\d+\.\d+(e[-+]?\d+)?")
+_EXACT = re.compile(r"-?\d+\.\d{8,}(e[-+]?\d+)?")
 
 
 def same_as_file(text: str, file: Path) -> None:
@@ -19,5 +19,5 @@ def same_as_file(text: str, file: Path) -> None:
 
 
 def rounded(text: str) -> str:
-    """Round the fractions in a text to five digits, so that no library's last bit counts."""
-    return _NUMBER.sub(lambda found: f"{float(found[0]):.5g}", text)
+    """Round numbers that are written in full to six digits, so that no library's last bit counts."""
+    return _EXACT.sub(lambda found: f"{float(found[0]):.6g}", text)
