@@ -73,7 +73,7 @@ def command(
     if (risk or figure is not None) and not request.under_market(catalog):
         raise UsageError("--risk and --figure need a spot market: give --work, and not --market none")
     recorded = _traces(traces, meaning)
-    today = datetime.now(timezone.utc).date()
+    today = _today()
     with LateBar("searching") as bar:  # mixed clusters and explanations over a whole cloud take seconds
         plan = planning.plan(catalog, request, traces=recorded, progress=bar)
         front = planning.pareto(catalog, request) if pareto else None
@@ -107,6 +107,10 @@ def command(
     for path in (output, figure):
         if path is not None:
             console.print(escape(f"\nwritten to {path}"), style="dim", soft_wrap=True)
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()
 
 
 def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, ...]] | None:
