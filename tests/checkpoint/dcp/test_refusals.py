@@ -24,8 +24,11 @@ from deepvm.errors import CheckpointError, UsageError
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
 from deepvm.store.files.store import FileStore
+from deepvm.store.memory.store import MemoryStore
+from deepvm.store.memory.upload import publish_share, seal_share
 from deepvm.store.safetensors import TensorEntry
 from deepvm.store.urls import open_store
+from tests.support.memnode.client import BLOCK, chunks_of, content, digest_of, manifest_of
 
 STATE = {"w": torch.arange(6.0).reshape(2, 3), "lr": 0.5}
 
@@ -78,6 +81,27 @@ def test_a_save_needs_collectives_one_writer_for_cached_plans_and_one_step_for_a
     other = replace(plan, storage_data=replace(plan.storage_data, step=2, rank=1))
     with pytest.raises(CheckpointError, match="rank 1 saves step 3, the coordinator step 2"):
         writer.write_data(other, dcp.DefaultSavePlanner())
+
+
+def test_a_save_removes_what_an_earlier_one_left_uncommitted(start_node: Callable[..., MemoryNode]) -> None:
+    nodes = [start_node() for _ in range(2)]
+    url = "memory://" + ",".join(node.address for node in nodes)
+    data = content(3, 2 * BLOCK)
+    with closing(MemoryStore([node.address for node in nodes], session="before")) as store:
+        manifest = manifest_of(data, "r", 1, nodes=store.nodes)
+        writer = store.writer("r", 1, size_bytes=len(data), chunk_bytes=BLOCK)
+        for number, chunk in enumerate(chunks_of(data)):
+            writer.put(number, [memoryview(chunk)], digest_of(chunk))
+        connection = store.connect(store.nodes[0], "r", write=True)
+        seal_share(connection, manifest, 0, 5.0)
+        publish_share(connection, 1, 0, manifest.to_bytes())
+        connection.close()
+        writer.abort()
+        assert store.uncommitted_steps("r") == {1: [store.nodes[0]]}
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.save(STATE, storage_writer=DeepvmWriter(url, run="r", step=2))
+        assert store.uncommitted_steps("r") == {}
+        assert store.steps("r") == [2]
 
 
 def test_a_checkpoint_id_is_valid_if_it_ends_with_a_step() -> None:
