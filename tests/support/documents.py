@@ -15,28 +15,28 @@ from typing import Any
 _WIDTH = 116
 
 
-def assert_document(found: Any, path: Path) -> None:
-    """Compare a document with its file. Figures may differ by a millionth, as sums of floats do."""
+def assert_document(found: Any, path: Path, *, within: float = 1e-6) -> None:
+    """Compare a document with its file. Figures may differ by a share of this, as sums of floats and fits do."""
     document = json.loads(json.dumps(found, allow_nan=False))
     if os.environ.get("DOCUMENTS") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(_text(_rounded(document)) + "\n", encoding="utf-8")
-    differences = list(_differences(document, json.loads(path.read_text(encoding="utf-8")), ""))
+    differences = list(_differences(document, json.loads(path.read_text(encoding="utf-8")), "", within))
     assert not differences, "\n".join(differences[:20])
 
 
-def _differences(found: Any, kept: Any, at: str) -> list[str]:
+def _differences(found: Any, kept: Any, at: str, within: float) -> list[str]:
     if isinstance(found, dict) and isinstance(kept, dict):
         if list(found) != list(kept):
             return [f"{at}: names are {list(found)}, not {list(kept)}"]
-        return [each for name in kept for each in _differences(found[name], kept[name], f"{at}.{name}")]
+        return [each for name in kept for each in _differences(found[name], kept[name], f"{at}.{name}", within)]
     if isinstance(found, list) and isinstance(kept, list):
         if len(found) != len(kept):
             return [f"{at}: {len(found)} entries, not {len(kept)}"]
         pairs = enumerate(zip(found, kept, strict=True))
-        return [each for i, (ours, theirs) in pairs for each in _differences(ours, theirs, f"{at}[{i}]")]
+        return [each for i, (ours, theirs) in pairs for each in _differences(ours, theirs, f"{at}[{i}]", within)]
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in (found, kept))
-    same = math.isclose(found, kept, rel_tol=1e-6, abs_tol=1e-9) if numbers else found == kept
+    same = math.isclose(found, kept, rel_tol=within, abs_tol=within * 1e-3) if numbers else found == kept
     return [] if same and isinstance(found, bool) == isinstance(kept, bool) else [f"{at}: {found!r}, not {kept!r}"]
 
 
