@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, replace
 
 from deepvm.performance.checks import check_number
+from deepvm.policy.fallback import Fallback, SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
-from deepvm.simulate.strategy import Fallback, SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 
 NAMES = (
     "on-demand",

@@ -20,13 +20,14 @@ from deepvm.plan.risk.overheads import Overheads, overheads_of
 from deepvm.plan.risk.spot import TypeMarket
 from deepvm.plan.search.board import Board, Floats
 from deepvm.plan.search.space import Candidate, Space
+from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.placement import CheapestUp, Placement, Stay
 from deepvm.policy.saving import YoungDalyByAge
 from deepvm.simulate.by_age import intervals_by_age, policy_by_age
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.saves import FixedInterval, SaveTimes
 from deepvm.simulate.strategies import LEAST_INTERVAL_S
-from deepvm.simulate.strategy import SafetyNet, Strategy
+from deepvm.simulate.strategy import Strategy
 from deepvm.units import USD_TOLERANCE
 
 AT_NOTICE = " or at notice"  # replays do not count on it: a notice may not come
