@@ -33,12 +33,13 @@ class Conduct:
     tier: Tier
     replicas: int  # of every checkpoint in memory; 0 in a durable store
     fallback: Fallback
+    fallback_tries: int = 0  # of spot machines, while time is left, once on-demand ones had to be rented
 
     def __post_init__(self) -> None:
         parse_policy(self.save)
 
     def to_json(self) -> dict[str, Any]:
-        return json_fields(self, "zones way_back at_loss least_workers save tier replicas fallback")
+        return json_fields(self, "zones way_back at_loss least_workers save tier replicas fallback fallback_tries")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

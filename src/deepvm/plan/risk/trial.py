@@ -30,6 +30,7 @@ from deepvm.simulate.strategies import LEAST_INTERVAL_S
 from deepvm.simulate.strategy import Strategy
 from deepvm.units import USD_TOLERANCE
 
+NET = SafetyNet()  # keeps on-demand machines to the end
 AT_NOTICE = " or at notice"  # replays do not count on it: a notice may not come
 
 
@@ -103,7 +104,7 @@ class Trial:
             name=self.candidate.architecture.name,
             saves=self._saves(),
             placement=self._placement(),
-            fallback=SafetyNet() if self.choice.fallback or self.market is None else None,
+            fallback=NET if self.choice.fallback or self.market is None else None,
             spot_machines=spot if self.anchors else None,
             least=None if self.choice.least is None else max(1, self.choice.least - self.anchors),
             speed=self.speeds[self.anchors :] if self.market is not None else None,
@@ -145,6 +146,7 @@ class Trial:
             tier=self.tier,
             replicas=self.choice.replicas,
             fallback=LAST_MOMENT if late else "none",
+            fallback_tries=NET.tries if late else 0,
         )
 
     def changed(self, candidate: Candidate | None = None, **choice: Any) -> Trial:
