@@ -208,6 +208,12 @@ def test_a_deadline_that_cannot_be_kept_costs_nothing_and_is_reported_once() -> 
     assert found.decide(unpriced, whole=False, trained=0, safe=0) is None
     (warning,) = found.take_warnings()
     assert "no on-demand price" in warning
+    dear = replace(CLUSTER, plan={"request": {"budget_usd": 1.2}})
+    found = last_moment(clock)
+    assert found.decide(dear, whole=False, trained=0, safe=0) is None
+    (warning,) = found.take_warnings()
+    assert "$1.2200/h, more than the budget of $1.2000/h" in warning
+    assert found.decide(replace(dear, plan={"request": {"budget_usd": 1.22}}), whole=False, trained=0, safe=0)
 
 
 def test_a_note_says_what_is_not_known_for_the_deadline() -> None:

@@ -24,7 +24,7 @@ from deepvm.runtime.supervise.gang import Gang, Moved
 from deepvm.runtime.supervise.moves.pace import Pace
 from deepvm.simulate.saves import PolicySaves
 from deepvm.simulate.strategies import Rates
-from deepvm.units import format_seconds, format_usd
+from deepvm.units import USD_TOLERANCE, format_seconds, format_usd
 
 MOST_STEPS = 20_000  # that a save policy is asked about; saves are as dense in the others
 START_S = 20.0  # of processes on this machine, until a start was measured
@@ -99,11 +99,19 @@ class LastMoment:
         if any(machine.on_demand_usd_per_hour is None for machine in cluster.gang):
             self._warn("no on-demand price is known for the gang, so it stays on spot machines")
             return None
-        self.pace.end_group()
-        self._spot = {machine.name: machine for machine in cluster.gang}
-        hired = tuple(_on_demand(machine) if machine.name in self._spot else machine for machine in cluster.machines)
+        spot = {machine.name: machine for machine in cluster.gang}
+        hired = tuple(_on_demand(machine) if machine.name in spot else machine for machine in cluster.machines)
         target = replace(cluster, machines=hired)
-        first = next(machine for machine in hired if machine.name in self._spot)
+        budget_usd = cluster.plan.get("request", {}).get("budget_usd")
+        if budget_usd is not None and target.hourly_usd > budget_usd + USD_TOLERANCE:
+            self._warn(
+                f"on-demand machines would cost {format_usd(target.hourly_usd)}/h, more than the budget of "
+                f"{format_usd(budget_usd)}/h: the gang stays on spot machines, and may miss its deadline"
+            )
+            return None
+        self.pace.end_group()
+        self._spot = spot
+        first = next(machine for machine in hired if machine.name in spot)
         why = "spot machines are up, but one more loss would break it" if is_up else "no spot machines are up for it"
         return target, (
             f"the gang of {len(self._spot)} goes on demand in {_place(first)}, {_time(now_h)} after the start: this "

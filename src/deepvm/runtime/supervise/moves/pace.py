@@ -47,8 +47,8 @@ class Pace:
 
     @property
     def restore_s(self) -> float:
-        """Return the time of a restore; zero until one was measured."""
-        return _median(self._restores) or 0.0
+        """Return the time of a restore; until one was measured, that of a save, which moves the same bytes."""
+        return _median(self._restores) or self.save_s
 
     @property
     def trained_s(self) -> float | None:
