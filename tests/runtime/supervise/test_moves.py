@@ -100,6 +100,12 @@ class Market:
     def preempt(self, name: str, *, notice_s: float) -> None:
         self._end(name, "preempted")
 
+    def take(self, *names: str) -> None:
+        """Preempt machines at the same moment."""
+        for name in names:
+            self.links.pop(name).close()
+        self._changes += [Change(machine=name, state="down", why="preempted") for name in names]
+
     def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
         for name in list(self.links) if names is None else names:
             self._end(name, "stopped")
@@ -250,6 +256,25 @@ def test_a_gang_goes_on_demand_before_its_deadline_and_returns_when_spot_machine
     traces = market_traces(events, CLUSTER, 0.001)
     assert all(trace.zone in (A, B) for trace in traces)
     assert traces[0].up[-1] == 0, "machines on demand are none of the market's"
+
+
+def test_at_a_loss_after_the_last_moment_no_spot_machine_is_tried_any_more(tmp_path: Path, hub: Hub) -> None:
+    clock_h = [0.0]
+    with supervised(tmp_path, hub, threshold=None, clock_h=clock_h) as (market, events):
+        wait_until(lambda: market.group(1), "the first group", timeout_s=WAIT_S)
+        clock_h[0] = 9.5
+        seen = market.polls
+        wait_until(lambda: market.polls > seen + 2, "a look at the clock", timeout_s=WAIT_S)
+        assert len(market.requested) == 3, "a gang that is whole stays"
+        market.take("worker/0", "worker/1")
+        wait_until(lambda: market.group(2), "the group on demand", timeout_s=WAIT_S)
+        market.finish()
+        assert hub.finished.wait(WAIT_S)
+    assert market.requested[3:] == [("worker/0", A), ("worker/1", A)], "each of them once"
+    (moved,) = (event.data["changes"] for event in events if event.kind == "replanned")
+    assert "spot machines are up, but one more loss would break it" in moved[0]
+    asked = [event.data["market"] for event in events if event.kind == "machine-asked"]
+    assert asked == ["spot", "spot", "on-demand", "on-demand", "on-demand"]
 
 
 def test_no_market_takes_a_machine_that_is_on_demand(tmp_path: Path, hub: Hub) -> None:

@@ -103,6 +103,9 @@ def _conduct(report: Report) -> list[tuple[str, str]]:
         if isinstance(policy, Mapping) and policy.get("policy"):
             by = {"plan": " (the plan's)", "default": " (default)"}.get(str(policy.get("by")), "")
             found.append((title, f"{policy['policy']}{by}"))
+    deadline_s, fallback = ((report.conduct or {}).get(name) for name in ("deadline_s", "fallback"))
+    if isinstance(deadline_s, int | float) and fallback not in (None, "none"):
+        found.append(("deadline", f"{format_seconds(deadline_s)}; {fallback} (the plan's)"))
     return found
 
 

@@ -220,6 +220,7 @@ def test_a_note_says_what_is_not_known_for_the_deadline() -> None:
     plain = replace(CLUSTER, conduct=Conduct())
     late = replace(CLUSTER, conduct=Conduct(fallback="on-demand at the last moment"))
     assert lacks_for_deadline(plain, None) == ()
+    assert "no effect" in lacks_for_deadline(plain, 5)[0]
     assert "stays on spot" in lacks_for_deadline(late, 5)[0]
     known = replace(late, deadline_s=3600.0, work_h=0.5)
     assert lacks_for_deadline(known, 5) == ()

@@ -229,9 +229,10 @@ def last_moment_of(
 
 
 def lacks_for_deadline(cluster: Cluster, steps: int | None) -> tuple[str, ...]:
-    """Return a note if a plan goes on demand before its deadline, and something is not known for that."""
+    """Return a note if a plan goes on demand before its deadline, and something is not known for that; or if it does
+    not, and the number of steps is given in vain."""
     if cluster.conduct is None or cluster.conduct.fallback == "none":
-        return ()
+        return () if steps is None else ("--steps has no effect: the plan does not go on demand before a deadline",)
     if cluster.deadline_s is None or cluster.work_h is None:
         return ("the plan goes on demand at the last moment, but has no --work or no --deadline: it stays on spot",)
     if steps is not None:
