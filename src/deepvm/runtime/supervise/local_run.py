@@ -187,8 +187,8 @@ def _run(
             gang = Gang(market, after_loss, threshold=spec.replan_threshold, measured=measured)
             cluster = gang.begin(cluster)
         last_moment = last_moment_of(
-            cluster, started, earlier=make_report(ledger.events(), ledger.cluster, run=folder.name),
-            market=market, gang=gang,
+            cluster, started, market=market, gang=gang,
+            read_earlier=lambda: make_report(ledger.events(), ledger.cluster, run=folder.name),
         )  # fmt: skip
         supervisor = Supervisor(
             cluster, backend=market or backend, hub=hub, ledger=ledger, faults=faults,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +14,13 @@ from deepvm.market.market import market_of
 from deepvm.market.trace import Trace, TraceKind
 from deepvm.policy import parse_policy
 from deepvm.policy.fallback import SafetyNet
+from deepvm.runtime.backends.local.backend import LocalBackend
+from deepvm.runtime.backends.local.played_market import Played, PlayedMarket
 from deepvm.runtime.cluster import Cluster
 from deepvm.runtime.conduct import Conduct
-from deepvm.runtime.supervise.moves.last_moment import Deadline, LastMoment, lacks_for_deadline
+from deepvm.runtime.ledger.report import Report, make_report
+from deepvm.runtime.run_spec import RunSpec
+from deepvm.runtime.supervise.moves.last_moment import Deadline, LastMoment, lacks_for_deadline, last_moment_of
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.replay import replay
 from deepvm.simulate.saves import PolicySaves
@@ -214,6 +220,36 @@ def test_a_deadline_that_cannot_be_kept_costs_nothing_and_is_reported_once() -> 
     (warning,) = found.take_warnings()
     assert "$1.2200/h, more than the budget of $1.2000/h" in warning
     assert found.decide(replace(dear, plan={"request": {"budget_usd": 1.22}}), whole=False, trained=0, safe=0)
+
+
+@pytest.mark.parametrize("played", [False, True])
+def test_the_time_between_two_sessions_counts_but_not_in_a_played_market(tmp_path: Path, played: bool) -> None:
+    late = Conduct(fallback="on-demand at the last moment", fallback_tries=2)
+    planned = replace(CLUSTER, conduct=late, deadline_s=36_000.0, work_h=0.5)
+    sessions = [
+        Event(at_s=time.time() - 50_000, kind="run-started"),
+        Event(at_s=time.time() - 49_990, kind="run-ended"),
+    ]
+    market = None
+    if played:
+        trace = Trace(zone="a", machines=2, gap_s=10.0, up=np.array([2], dtype=np.int32), kind=TraceKind.HELD)
+        rule = Played(path=tmp_path, meaning="up", speed=60.0)
+        rows = {"g4dn.xlarge": (market_of([trace], name="m", spot_usd=0.1, on_demand_usd=0.5), rule)}
+        market = PlayedMarket(LocalBackend(RunSpec(script="x.py")), rows)
+    read: list[Report] = []
+
+    def read_earlier() -> Report:
+        read.append(make_report(sessions, planned, run="r"))
+        return read[-1]
+
+    spec = RunSpec(script="x.py", steps=5)
+    found = last_moment_of(planned, spec, read_earlier=read_earlier, market=market, gang=None)
+    assert found is not None
+    moved = found.decide(planned, whole=False, trained=0, safe=0)
+    assert (moved is None) == played, "ten seconds were ten minutes of the played market"
+    for plain in (replace(planned, conduct=None), replace(planned, conduct=Conduct()), CLUSTER):
+        assert last_moment_of(plain, spec, read_earlier=read_earlier, market=market, gang=None) is None
+    assert len(read) == 1, "no other run reads its ledger for that"
 
 
 def test_a_note_says_what_is_not_known_for_the_deadline() -> None:

@@ -200,14 +200,21 @@ class LastMoment:
 
 
 def last_moment_of(
-    cluster: Cluster, spec: RunSpec, *, earlier: Report, market: PlayedMarket | None, gang: Gang | None
+    cluster: Cluster,
+    spec: RunSpec,
+    *,
+    read_earlier: Callable[[], Report],
+    market: PlayedMarket | None,
+    gang: Gang | None,
 ) -> LastMoment | None:
     """Return what keeps the deadline of a plan; None if the plan has none, or does not go on demand for it.
 
-    The time between two sessions counts, but not in a played market, whose clock stands still in between."""
+    ``read_earlier`` returns the report of the run's sessions before this one. The time between two of them counts, but
+    not in a played market, whose clock stands still in between."""
     conduct = cluster.conduct
     if conduct is None or conduct.fallback == "none" or cluster.deadline_s is None or cluster.work_h is None:
         return None
+    earlier = read_earlier()
     began_s = time.monotonic() if market is not None or earlier.started_s is None else None
 
     def elapsed_s() -> float:
