@@ -123,13 +123,13 @@ class LastMoment:
 
     def _return(self, cluster: Cluster, trained: int) -> Moved | None:
         """Return to spot machines once they are up, if time is left for a try and the on-demand ones were worth it."""
-        rest, now_h = self._rest(trained), self._elapsed_s() * self._scale
-        worth_it = self.pace.trained_s is not None and self.pace.trained_s >= (self.pace.start_s or START_S)
-        if not worth_it or not float(self._fallback.stay_h(rest)[0]) > now_h + rest.margin_h:
-            return None
         machines = tuple(self._spot.get(machine.name, machine) for machine in cluster.machines)
         target = self._offered(replace(cluster, machines=machines))
         if target is None:
+            return None
+        rest, now_h = self._rest(trained), self._elapsed_s() * self._scale
+        worth_it = self.pace.trained_s is not None and self.pace.trained_s >= (self.pace.start_s or START_S)
+        if not worth_it or not float(self._fallback.stay_h(rest)[0]) > now_h + rest.margin_h:
             return None
         first, self._spot = target.gang[0], {}
         return target, (

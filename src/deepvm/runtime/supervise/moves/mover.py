@@ -19,6 +19,7 @@ from deepvm.runtime.supervise.run_state import MachineView
 
 STOP_S = 5.0  # for machines that did not end after the hub's message
 SAVE_S = 60.0  # for the save before a move
+LOOK_S = 0.5  # between two looks at the deadline while a group trains: each new step changes the figures
 
 
 class Mover:
@@ -39,7 +40,7 @@ class Mover:
         self._requests, self._backend, self._hub, self._machines = requests, backend, hub, machines
         self._replanner, self._last_moment, self._record = replanner, last_moment, record
         self._reconsider_s = reconsider_s
-        self._reconsider_at_s = time.monotonic() + reconsider_s
+        self._reconsider_at_s, self._look_at_s = time.monotonic() + reconsider_s, 0.0
         self._next: tuple[Replanned, int, float] | None = None  # a move, the step to save first, and its deadline
         self._moving: list[str] = []  # machines that end, to be requested elsewhere
 
@@ -81,8 +82,10 @@ class Mover:
                 self._next = None
                 self._requests.move(cluster, changes)
             return
-        self.keep_deadline()
         now_s = time.monotonic()
+        if self._hub.round is None or now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            self.keep_deadline()
         if self._next or self._replanner is None or now_s < self._reconsider_at_s or self._hub.round is None:
             return
         self._reconsider_at_s = now_s + self._reconsider_s
