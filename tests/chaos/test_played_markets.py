@@ -65,11 +65,10 @@ def test_a_gang_moves_when_its_zone_is_down_and_returns_when_that_is_cheaper_aga
 
 
 def test_a_gang_that_the_market_keeps_waiting_goes_on_demand_and_no_step_is_lost_by_that(tmp_path: Path) -> None:
-    """The market has no machine from the 25th second on, and again some after about the last moment. Whether the gang
-    still returns to these depends on how fast this host starts machines."""
+    """The market has no machine from the 25th second on."""
     speed, deadline_s, work_s = 600, 220.0, 60.0
     (tmp_path / "market").mkdir()
-    up = [2] * 25 + [0] * 70 + [2] * 2000
+    up = [2] * 25 + [0] * 2000
     document = {"metadata": {"gap_seconds": 600}, "data": up, "prices": [0.1] * len(up)}
     (tmp_path / "market" / f"{A}_T4_1.json").write_text(json.dumps(document), encoding="utf-8")
     path = write_plan(tmp_path)
@@ -77,7 +76,7 @@ def test_a_gang_that_the_market_keeps_waiting_goes_on_demand_and_no_step_is_lost
     best = plan["recommendations"][0]
     best["conduct"] = {
         "zones": [A], "at_loss": "wait", "least_workers": 17, "save": "every 10 steps or at notice",
-        "tier": "memory", "replicas": 1, "fallback": "on-demand at the last moment", "fallback_tries": 5,
+        "tier": "memory", "replicas": 1, "fallback": "on-demand at the last moment", "fallback_tries": 2,
     }  # fmt: skip
     plan["request"] |= {
         "work_eflops_h": best["performance"] * work_s * speed / 3600, "deadline_s": deadline_s * speed,
@@ -93,15 +92,8 @@ def test_a_gang_that_the_market_keeps_waiting_goes_on_demand_and_no_step_is_lost
     report = json.loads(out)
     assert weights(tmp_path, "run") == undisturbed(tmp_path, STEPS)
     assert check_repeats(run.events()) == report["steps"]["repeated"] == report["steps"]["lost"]
-    hired, *back = run.events("replanned")
+    (hired,) = run.events("replanned")
     assert "goes on demand" in hired.data["changes"][0]
-    for event in back:
-        steps, saves = (
-            [each.data["step"] for each in run.events(kind) if each.at_s < event.at_s] for kind in ("step", "save")
-        )
-        assert "returns to spot" in event.data["changes"][0] or "goes on demand" in event.data["changes"][0]
-        if "returns to spot" in event.data["changes"][0]:
-            assert max(saves) == max(steps), "all ranks save before they return"
     asked = [event for event in run.events("machine-asked") if event.machine == "worker/0"]
     assert [event.data["market"] for event in asked[:2]] == ["spot", "on-demand"]
     assert [event.data["usd_per_hour"] for event in asked[:2]] == [0.1, asked[0].data["on_demand_usd_per_hour"]]
