@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deepvm.errors import UsageError
 from deepvm.market.market import Market
+from deepvm.policy.fallback import SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Placement, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
@@ -19,7 +20,7 @@ from deepvm.simulate.notices import Notices
 from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.replay import replay
 from deepvm.simulate.saves import FixedInterval, IntervalsByAge
-from deepvm.simulate.strategy import SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 from tests.support.simulate.markets import bulk_market
 from tests.support.simulate.tick_reference import Run
 

@@ -1,5 +1,6 @@
 """A job, a strategy and a market in; time, cost and lost work out. Pure: no clock, no global random numbers."""
 
+from deepvm.policy.fallback import SafetyNet, UniformProgress
 from deepvm.simulate.backtesting.one_market import backtest
 from deepvm.simulate.backtesting.result import Backtest, Backtests
 from deepvm.simulate.backtesting.several_markets import backtests, simulate
@@ -12,7 +13,7 @@ from deepvm.simulate.replay import replay
 from deepvm.simulate.risk import Risk, risk_of, risks_of
 from deepvm.simulate.saves import FixedInterval, IntervalsByAge, NeverSave
 from deepvm.simulate.strategies import Maker, Rates
-from deepvm.simulate.strategy import SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 
 __all__ = [
     "Backtest",

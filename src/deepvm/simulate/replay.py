@@ -140,11 +140,11 @@ class _Replay:
 
     def _hire_h(self, runs: Ints, spot_is_up: NDArray[np.bool_]) -> Floats:
         """Return when each run rents on-demand machines if no spot machine comes before, on the market's clock."""
-        fallback, done = self.strategy.fallback, self.done[runs]
+        fallback = self.strategy.fallback
         if fallback is None:
             return np.full(len(runs), np.inf)
-        from_h, must_h = (when(done, self.job, self.strategy) for when in (fallback.from_h, fallback.must_h))
-        return np.asarray(self.starts[runs] + np.where(spot_is_up, must_h, from_h))
+        rest = self.strategy.rest(self.done[runs], self.job)
+        return np.asarray(self.starts[runs] + np.where(spot_is_up, fallback.must_h(rest), fallback.from_h(rest)))
 
     def _spot(self, runs: Ints, begin: Floats, tick: Ints) -> None:
         market, saves, tables = self.market, self.strategy.saves, self.tables
@@ -233,7 +233,8 @@ class _Replay:
         if fallback is not None and fallback.returns:
             hired = np.maximum(spot_h, trains_h + self.strategy.start_h)  # long enough to be worth it
             done = self.done[runs] + saves.trained(hired - trains_h) * speed
-            ahead = self.starts[runs] + fallback.stay_h(done, self.job, self.strategy) > hired + self.strategy.margin_h
+            stay_h = fallback.stay_h(self.strategy.rest(done, self.job))
+            ahead = self.starts[runs] + stay_h > hired + self.strategy.margin_h
             returns = (hired < stop_h - _INSTANT_H) & ahead & (hired < self.end_h)
             stop_h = np.where(returns, hired, stop_h)
         trained = np.where(returns, saves.trained(stop_h - trains_h) * speed, self.job.work_h - self.done[runs])

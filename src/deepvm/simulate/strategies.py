@@ -6,12 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from deepvm.performance.checks import check_number
+from deepvm.policy.fallback import Fallback, SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
-from deepvm.simulate.strategy import Fallback, SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 
 NAMES = (
     "on-demand",

@@ -28,6 +28,7 @@ from deepvm.simulate.strategy import Strategy
 HINT = "make a plan with: deepvm plan --budget 3 --work 24h@g4dn.xlarge -o plan.json"
 MOST_STARTS = 100_000
 _MOST_MACHINES, _MOST_S, _TEXT, _MOST_DRAWN = 10_000, 1e9, 500, 5000
+_MOST_TRIES = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -201,6 +202,7 @@ def _conduct(document: Any) -> Conduct:
         tier=_choice(table, "tier", Tier),
         replicas=strict.integer(strict.member(table, "replicas"), "replicas", 0, _MOST_MACHINES),
         fallback=_choice(table, "fallback", Fallback),
+        fallback_tries=strict.integer(table.get("fallback_tries", 0), "fallback_tries", 0, _MOST_TRIES),
     )
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from deepvm.json_fields import json_fields
+from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.placement import CheapestUp, Placement, Stay
 from deepvm.policy.policy_text import parse_policy
 from deepvm.simulate.notices import Notices
 from deepvm.simulate.policy_saves import times_of
 from deepvm.simulate.risk import Risk
-from deepvm.simulate.strategy import SafetyNet, Strategy
+from deepvm.simulate.strategy import Strategy
 
 if TYPE_CHECKING:
     from deepvm.plan.risk.overheads import Overheads
@@ -57,12 +58,15 @@ class Conduct:
     tier: Tier
     replicas: int  # of every checkpoint in memory; 0 in a durable store
     fallback: Fallback
+    fallback_tries: int = 0  # of spot machines, while time is left, once on-demand ones had to be rented
 
     def __post_init__(self) -> None:
         parse_policy(self.save)
 
     def to_json(self) -> dict[str, Any]:
-        return json_fields(self, "zones way_back ceiling at_loss least_workers save tier replicas fallback")
+        return json_fields(
+            self, "zones way_back ceiling at_loss least_workers save tier replicas fallback fallback_tries"
+        )
 
     def strategy(self, figures: Figures, *, name: str, zones: int, notices: float) -> Strategy:
         """Return what the simulator runs, in a market of this many zones. ``notices`` is the share of announced
@@ -78,7 +82,7 @@ class Conduct:
             name=name,
             saves=times.saves,
             placement=self._placement(zones),
-            fallback=SafetyNet() if self.fallback == LAST_MOMENT or not spot else None,
+            fallback=SafetyNet(tries=self.fallback_tries) if self.fallback == LAST_MOMENT or not spot else None,
             spot_machines=spot if anchors else None,
             least=None if self.at_loss == "wait" else max(1, self.least_workers - anchors),
             speed=figures.speeds[anchors:] if spot else None,

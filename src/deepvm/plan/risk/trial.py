@@ -21,6 +21,7 @@ from deepvm.plan.risk.overheads import Overheads, overheads_of
 from deepvm.plan.risk.spot import TypeMarket
 from deepvm.plan.search.board import Board, Floats
 from deepvm.plan.search.space import Candidate, Space
+from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.placement import CheapestUp
 from deepvm.policy.saving import YoungDalyByAge
 from deepvm.simulate.by_age import policy_by_age
@@ -30,6 +31,7 @@ from deepvm.simulate.strategy import Strategy
 from deepvm.units import USD_TOLERANCE
 
 AT_NOTICE = " or at notice"  # replays count on it for the share of losses that a request says
+NET = SafetyNet()  # keeps on-demand machines to the end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +140,7 @@ class Trial:
             tier=self.tier,
             replicas=self.choice.replicas,
             fallback=LAST_MOMENT if late else "none",
+            fallback_tries=NET.tries if late else 0,
         )
 
     def changed(self, candidate: Candidate | None = None, **choice: Any) -> Trial:
