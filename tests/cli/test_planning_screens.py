@@ -55,8 +55,8 @@ def expected(hours: list[float], dollars: list[float], *, late: bool = True, eno
 
 
 CONDUCT = Conduct(
-    zones=("us-east-1a",), way_back=None, ceiling=None, at_loss="wait", least_workers=4, save="every 60s", tier="memory",
-    replicas=2, fallback="none",
+    zones=("us-east-1a",), way_back=None, ceiling=None, at_loss="wait", least_workers=4, save="every 60s",
+    tier="memory", replicas=2, fallback="none",
 )  # fmt: skip
 MOVING = replace(
     CONDUCT, zones=("us-east-1a", "us-east-1b"), at_loss="shrink", least_workers=2, tier="durable", replicas=0,
