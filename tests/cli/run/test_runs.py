@@ -102,19 +102,25 @@ def test_stop_asks_the_process_that_supervises_the_run_and_waits_for_its_end(clu
     folder = made("one", cluster)
     assert deepvm(["runs", "stop", "one"]) == 2
     assert "is not running on this machine" in capsys.readouterr().err
-    ledger, asked = Ledger.open(folder.ledger, write=True), []
+    asked: list[float] = []
 
-    def supervise() -> None:
+    def supervise(ledger: Ledger) -> None:
         wait_until(folder.stop_requested, "the request", timeout_s=20.0)
         asked.append(time.monotonic())
         ledger.close()
 
-    thread = threading.Thread(target=supervise)
-    thread.start()
-    assert as_json(capsys, "runs", "stop", "one")["outcome"] == "stopped"
-    assert asked
-    thread.join(20.0)
-    assert not folder.stop_requested(), "a request counts once"
+    for words in (["--json"], []):
+        thread = threading.Thread(target=supervise, args=(Ledger.open(folder.ledger, write=True),))
+        thread.start()
+        assert deepvm(["runs", "stop", "one", *words]) == 0
+        thread.join(20.0)
+        assert not folder.stop_requested(), "a request counts once"
+        shown = capsys.readouterr()
+        if words:
+            assert json.loads(shown.out) == {"run": "one", "outcome": "stopped"}
+        else:
+            assert (shown.out, "run one has ended: continue with deepvm run --resume one" in shown.err) == ("", True)
+    assert len(asked) == 2
 
 
 def test_what_the_market_did_is_exported_and_backtested(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:
