@@ -571,3 +571,39 @@ def test_a_pull_that_is_stopped_leaves_nothing(path: Path, tmp_path: Path, monke
     finally:
         released.set()
     assert not path.exists()
+
+
+def test_folders_and_files_that_cannot_be_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"/file/in cannot be made \(Not a directory\): pass another path with --into"):
+        segment_files.make_folder(tmp_path / "file" / "in")
+    (tmp_path / "loop").symlink_to("loop")
+    with (
+        pytest.raises(AccessDenied, match=r"/loop cannot be opened: Too many levels of symbolic links"),
+        segment_files.open_folder(tmp_path / "loop"),
+    ):
+        pass
+    for missing in ("nothing", "file"):
+        with pytest.raises(FileNotFoundError), segment_files.open_folder(tmp_path / missing):
+            pass
+
+
+def test_a_segment_that_cannot_be_made_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(segment_files, "create", full)
+    with pytest.raises(StoreUnavailable, match="/run-a cannot be made: No space left on device"):
+        SegmentWriter(path)
+
+
+def test_a_segment_that_was_cut_off_is_corrupt(path: Path) -> None:
+    filled(path)
+    found = reader(path)
+    into = memoryview(bytearray(len(DATA)))
+    found.read(0, into)
+    assert bytes(into) == DATA
+    os.truncate(path, PAGE_BYTES)
+    with pytest.raises(Corrupt, match="is truncated at"):
+        found.read(0, into)
+    found.close()

@@ -40,7 +40,12 @@ def test_nothing_but_the_order_of_buckets_changes(group: None, own: bool) -> Non
     x = torch.ones(4, 3)
     expected, generator = model(x), torch.get_rng_state()
     network = DistributedDataParallel(model)
+    arrived: list[str] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda _, name=name: arrived.append(name))
     assert with_final_buckets(network) is network
+    assert sorted(arrived) == ["first.weight", "second.bias", "second.weight"]  # DDP learned their order
     assert torch.equal(torch.get_rng_state(), generator)
     assert [parameter.grad for parameter in model.parameters()] == [None] * 4
     assert torch.equal(network(x), expected)
