@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from deepvm.errors import UsageError
+from deepvm.market import catalog_history
 from deepvm.market.builtin import builtin_history, builtin_market, classes_of
 from deepvm.market.catalog_history import as_of, at_percentile
-from deepvm.market.hazard import AlternatingSpells
+from deepvm.market.hazard import AlternatingSpells, Hyperexponential
 from deepvm.market.history import PriceHistory
 from deepvm.market.market import Market, market_of
 from deepvm.market.reference_prices import machine_types, on_demand_usd, zone_id_region
@@ -64,17 +65,8 @@ def test_what_built_in_figures_rest_on_is_said_like_this() -> None:
 
 def test_reference_prices_are_of_the_cloud_of_the_zone() -> None:
     zones = ("us-east-1a", "us-central1-a", "use1-az4")
-    asked = [
-        ("V100", 1),
-        ("h100", 8),
-        ("INTEL", 1),
-        ("C3-88", 1),
-        ("T4", 3),
-        ("K80", 16),
-        ("A100", 8),
-        ("B200", 1),
-        (None, 1),
-    ]
+    names = ("V100", "k80", "T4", "A10G", "L4", "A100", "H100", "INTEL", "C3-88", "B200", None)
+    asked = [(name, count) for name in names for count in (1, 4, 8, 16)]
     document = {
         f"{name} × {count}": [
             [on_demand_usd(name, count, zone), list(machine_types(name, count, zone))] for zone in zones
@@ -173,3 +165,18 @@ def test_a_market_whose_columns_do_not_fit_is_refused() -> None:
             Market(**{**one.__dict__, **change})
     with pytest.raises(UsageError, match="one on-demand price for each zone"):
         replace(one, on_demand_usd=np.ones(2))
+
+
+def test_weights_that_are_nearly_shares_of_one_draw_too() -> None:
+    law = Hyperexponential(weights=(0.6, 0.4000005), means_h=(0.5, 9.0))
+    found = law.sample(np.random.default_rng(1), 2000)
+    assert found.mean() == pytest.approx(law.mean_h, rel=0.1)
+
+
+def test_days_of_an_update_from_aws_are_all_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DEEPVM_HOME", str(tmp_path))
+    found = [("g4dn.xlarge", "us-east-1a", day, 0.1 + day.day / 100) for day in (date(2026, 8, 3), date(2026, 8, 6))]
+    monkeypatch.setattr(catalog_history, "fetch_history", lambda region, days, **_: found)
+    history = catalog_history.update_from_aws("us-east-1", 9, name="east")
+    assert [date.fromordinal(day).day for day in history.seen.tolist()] == [3, 4, 5, 6]
+    assert (history.first, history.last) == (date(2026, 8, 3), date(2026, 8, 6))
