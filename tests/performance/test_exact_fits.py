@@ -200,3 +200,13 @@ def test_what_cannot_be_left_out_is_passed_over() -> None:
     made[2] = replace(made[2], load=Load(flops=1e12, traffic_bytes=5e9, operations=50))
     found = fit_roofline([replace(each, load=replace(each.load, operations=0.0)) for each in made])
     assert list(found.leave_one_out) == ["slow"]
+
+
+def test_a_device_whose_common_factor_nothing_else_knows_is_passed_over() -> None:
+    points = roofline_points()
+    alone = replace(points[0], peaks=Peaks(device="alone", flops_per_s=2e13, bytes_per_s=5e11), relative_to="q")
+    between = Peaks(device="between", flops_per_s=3e13, bytes_per_s=4e11)
+    more = [replace(one, peaks=between, step_s=one.step_s * 1.8) for one in points[:3]]
+    found = fit_roofline([alone, *points, *more])
+    assert list(found.leave_one_out) == ["fast", "slow", "between"]
+    assert list(found.factors) == ["q"]
