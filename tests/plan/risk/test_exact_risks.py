@@ -187,3 +187,31 @@ def test_hazards_of_two_ticks_are_not_drawn_together() -> None:
     other = replace(first, model=replace(first.model, tick_s=60.0))
     with pytest.raises(UsageError, match=r"have ticks of \[60\.0, \d+\.0\] s: fit them alike"):
         spot._draw((first, other), ("us-east-1",), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("places", "sets"),
+    [
+        (["a1"], [(0,)]),
+        (["a1", "a2"], [(0,), (0, 1)]),
+        (["a1", "b1", "a2"], [(0,), (1,), (0, 2), (0, 1, 2)]),
+        (
+            ["a1", "b1", "c1", "d1", "a2"],
+            [(0,), (1,), (2,), (0, 4), (0, 1, 2), (0, 1, 2, 3, 4)],
+        ),
+        (["a", "b"], [(0,), (1,), (0, 1)]),
+    ],
+)
+def test_zones_are_tried_alone_by_region_and_together(places: list[str], sets: list[tuple[int, ...]]) -> None:
+    columns = tuple(
+        spot.Column(
+            row=i, region=place[0], zone=place if len(place) > 1 else None, name=place, usd=1.0, on_demand_usd=3.0
+        )
+        for i, place in enumerate(places)
+    )
+    market = spot.TypeMarket(
+        instance=0, columns=columns, capacity=np.full((len(columns), 12), 4, np.int32), machines=4, tick_s=600.0,
+        history=classes_of("V100")[0].history,
+    )  # fmt: skip
+    assert list(market.zone_sets) == sets
+    assert (market.hours, market.gangs(4).max(), market.gangs(6).max()) == (2.0, 4, 6)
