@@ -190,3 +190,23 @@ def test_estimates_from_data_sheets_are_these() -> None:
         estimate_eflops(tflops_16bit=t, memory_gbytes_per_s=m, count=c) for t, m, c in ((65, 320, 1), (130, 80, 2))
     ]
     assert rates == pytest.approx([377.0, 377.0 * math.sqrt(2) * 0.5 * 2])
+
+
+def test_what_cannot_be_left_out_is_passed_over() -> None:
+    points = roofline_points()
+    several, one = points[:2], points[3]
+    truth = reference_roofline()
+    made = [replace(each, step_s=truth.seconds(each.load, each.peaks)) for each in (*several, several[0], one)]
+    made[2] = replace(made[2], load=Load(flops=1e12, traffic_bytes=5e9, operations=50))
+    found = fit_roofline([replace(each, load=replace(each.load, operations=0.0)) for each in made])
+    assert list(found.leave_one_out) == ["slow"]
+
+
+def test_a_device_whose_common_factor_nothing_else_knows_is_passed_over() -> None:
+    points = roofline_points()
+    alone = replace(points[0], peaks=Peaks(device="alone", flops_per_s=2e13, bytes_per_s=5e11), relative_to="q")
+    between = Peaks(device="between", flops_per_s=3e13, bytes_per_s=4e11)
+    more = [replace(one, peaks=between, step_s=one.step_s * 1.8) for one in points[:3]]
+    found = fit_roofline([alone, *points, *more])
+    assert list(found.leave_one_out) == ["fast", "slow", "between"]
+    assert list(found.factors) == ["q"]

@@ -95,6 +95,10 @@ def test_the_front_of_prices_and_performance_is_this() -> None:
     assert_document(rows, DOCUMENTS / "front.json")
 
 
+def shape(best: planning.Recommendation) -> list[tuple[str, str, int]]:
+    return [(role.role, role.instance, role.count) for role in best.roles]
+
+
 def refused(of: Catalog, **wanted: Any) -> str:
     with pytest.raises(Infeasible) as caught:
         planning.plan(of, Request(**wanted))
@@ -138,3 +142,16 @@ def test_a_ring_of_two_types_with_efa_uses_it() -> None:
     assert [(role.instance, role.count) for role in best.roles] == [("g5.48xlarge", 1), ("g6.48xlarge", 4)]
     assert (best.hourly_usd, best.performance) == (pytest.approx(19.0), pytest.approx(13897.085758))
     assert [curve.spec["efficiency"] for curve in best.curves] == [0.6, 0.6]
+
+
+@pytest.mark.parametrize(("vcpus", "nodes"), [(4, 1), (8, 2), (12, 3), (400, 8)])
+def test_a_tier_has_no_more_nodes_than_its_quota(vcpus: int, nodes: int) -> None:
+    machines = [
+        gpu("dear", "A10G", eflops=900.0, sustained_gbps=25.0),
+        cpu("node", sustained_gbps=1.0, memory_gib=64.0),
+    ]
+    quotas = (Quota(families=("M",), market=Market.ON_DEMAND, vcpus=vcpus),)
+    market = small_catalog(machines, [(1, 0, 0.01)], [(0, 0, 9.0)], quotas=quotas)
+    asked = Request(budget_usd=100.0, checkpoint_bytes=6_000_000_000, checkpoint_every_s=900.0, gradient_bytes=0)
+    best = planning.plan(market, asked).recommendations[0]
+    assert shape(best) == [("worker", "dear", 11), ("memory", "node", nodes)]

@@ -55,7 +55,7 @@ def _text(value: Any, indent: str = "") -> str:
         return text
     inner = indent + " "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_text(each, inner)}" for name, each in value.items()]
+        parts = [f"{json.dumps(name, ensure_ascii=False)}: {_text(each, inner)}" for name, each in value.items()]
     else:
         parts = [_text(each, inner) for each in value]
     lines = [parts[0]]

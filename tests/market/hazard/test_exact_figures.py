@@ -9,6 +9,7 @@ import pytest
 
 from deepvm.market.hazard import AlternatingSpells, HiddenBulk, Hyperexponential, IndependentMachines, Observed
 from deepvm.market.hazard.alternating import TYPICAL
+from deepvm.market.hazard.bulk import BulkKernel
 from deepvm.market.hazard.drawing import draw
 from deepvm.market.hazard.held_out import fit_zones, held_out
 from deepvm.market.hazard.hyperexponential import TYPICAL_DOWN, TYPICAL_UP, fit_spells
@@ -207,3 +208,13 @@ def test_spells_that_look_alike_count_as_one_that_weighs_more() -> None:
     fits = [fit_spells(once, prior=TYPICAL_UP, prior_spells=1.0), fit_spells(twice, prior=TYPICAL_UP, prior_spells=2.0)]
     assert law(fits[0]) == pytest.approx(law(fits[1]))
     assert TYPICAL_DOWN.loglik(twice) == pytest.approx(2 * TYPICAL_DOWN.loglik(once))
+
+
+def test_counts_that_a_model_never_has_are_as_good_as_impossible() -> None:
+    all_or_none = BulkKernel(drop=0.2, rise=0.3, drop_sizes=(1.0, 0.0, 0.0), rise_sizes=(1.0, 0.0, 0.0))
+    model = HiddenBulk(change=((1.0,),), kernels=(all_or_none,), machines=4, tick_s=TICK_S)
+    seen = [Observed(zone="a", up=np.array(up, np.int32), tick_s=TICK_S, machines=4) for up in ([4, 0, 0], [2, 2, 2])]
+    possible, impossible = (model.loglik_counts([one]) for one in seen)
+    assert possible == pytest.approx(np.log(0.2 * 0.7))
+    assert -1e4 < impossible < -600
+    assert np.isfinite([model.loglik([one], machines=3) for one in seen]).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ import pytest
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
-from deepvm.errors import Infeasible
+from deepvm.errors import Infeasible, UsageError
+from deepvm.market.builtin import classes_of
 from deepvm.market.trace import Trace, TraceKind
 from deepvm.plan import objectives
+from deepvm.plan.risk import deadline, spot
 from deepvm.plan.risk.screen import Screen, picks, trial_of
-from deepvm.plan.risk.search import estimate
+from deepvm.plan.risk.search import Found, estimate
 from deepvm.plan.risk.spot import Spot
 from deepvm.plan.risk.trial import Trial, with_replicas
 from deepvm.plan.search.instances import analyse_instances
+from deepvm.plan.search.space import Space
 from tests.plan.risk.test_plans_under_a_market import DUE_S, request, small
 from tests.support.documents import assert_document
 
@@ -147,3 +151,67 @@ def test_what_no_market_keeps_is_said_with_what_helps() -> None:
         "both": refused(budget_usd=0.5, deadline_s=3600.0, architectures=("all-on-demand",)),
     }
     assert_document(texts, DOCUMENTS / "infeasible.json")
+
+
+def test_cost_alone_is_called_slow_where_nothing_is_faster() -> None:
+    found = planning.plan(catalog(), request(gpu="V100", max_nodes=1, top=1), traces=TRACES)
+    assert found.recommendations[0].expected is not None
+    hours = found.recommendations[0].expected.risk.mean_h
+    assert found.advice[0] == (
+        f"cost alone favours few machines for a long time (here {hours:.1f}h): "
+        "give --deadline, or --usd-per-hour-of-waiting"
+    )
+
+
+def test_a_deadline_that_is_not_kept_after_all_is_tried_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def search(space: Space, traces: object) -> Found | None:
+        asked.append((space.board.request.deadline_s or 0.0) / 3600)
+        return None if len(asked) < 4 else found[0]
+
+    board = analyse_instances(catalog(), request(gpu="V100", deadline_s=3600.0 * 2, max_nodes=2))
+    late = analyse_instances(catalog(), request(gpu="V100", deadline_s=DUE_S, max_nodes=2))
+    found = [deadline.search(objectives.build_space(late), TRACES)]
+    monkeypatch.setattr(deadline, "search", search)
+    error = deadline.nothing_keeps(board, TRACES)
+    assert asked == [12.2, 12.4, 12.6, 12.9]
+    assert str(error) == (
+        "no plan for $4.0000/h keeps --deadline 2h with a confidence of 0.95: the nearest that can be kept is 12.9h; "
+        "allow that, or raise --budget"
+    )
+
+
+def test_hazards_of_two_ticks_are_not_drawn_together() -> None:
+    first = classes_of("V100")[0]
+    other = replace(first, model=replace(first.model, tick_s=60.0))
+    with pytest.raises(UsageError, match=r"have ticks of \[60\.0, \d+\.0\] s: fit them alike"):
+        spot._draw((first, other), ("us-east-1",), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("places", "sets"),
+    [
+        (["a1"], [(0,)]),
+        (["a1", "a2"], [(0,), (0, 1)]),
+        (["a1", "b1", "a2"], [(0,), (1,), (0, 2), (0, 1, 2)]),
+        (
+            ["a1", "b1", "c1", "d1", "a2"],
+            [(0,), (1,), (2,), (0, 4), (0, 1, 2), (0, 1, 2, 3, 4)],
+        ),
+        (["a", "b"], [(0,), (1,), (0, 1)]),
+    ],
+)
+def test_zones_are_tried_alone_by_region_and_together(places: list[str], sets: list[tuple[int, ...]]) -> None:
+    columns = tuple(
+        spot.Column(
+            row=i, region=place[0], zone=place if len(place) > 1 else None, name=place, usd=1.0, on_demand_usd=3.0
+        )
+        for i, place in enumerate(places)
+    )
+    market = spot.TypeMarket(
+        instance=0, columns=columns, capacity=np.full((len(columns), 12), 4, np.int32), machines=4, tick_s=600.0,
+        history=classes_of("V100")[0].history,
+    )  # fmt: skip
+    assert list(market.zone_sets) == sets
+    assert (market.hours, market.gangs(4).max(), market.gangs(6).max()) == (2.0, 4, 6)

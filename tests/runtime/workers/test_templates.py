@@ -311,7 +311,11 @@ if template is None:
     print("the worker leaves through the front door", flush=True)
     sys.exit(5)
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # the owner may have threads now
+def streams(pid):
+    return [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)]
+
 with template:
+    print("streams", streams(template.pid) == streams("self"), flush=True)
     path, run = sys.argv[1], "deepvm.runtime.workers.forked_worker:run_script"
     with open(path, "w") as file:
         file.write("import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd'))), __name__, sys.argv)")
@@ -337,6 +341,7 @@ def test_a_template_forked_off_its_owner_is_one_import_for_both_and_its_workers_
     assert all(str(tmp_path / "script.py") in line for line in workers)
     assert workers[0].startswith("[0, 1, 2, 3]")  # 3 is the listing itself: nothing of the owner's
     assert "[5, 5] True" in lines
+    assert "streams True" in lines
     assert lines.count("the worker leaves through the front door") == 2
     assert lines[-1] == "0"
 
@@ -370,3 +375,36 @@ def test_a_template_that_forks_no_worker_says_why(answer: bytes, problem: str) -
         process.kill()
     assert str(caught.value) == problem
     assert asked == [{"do": "start", "target": "a:b", "args": [1, "two"], "env": template.env, "cwd": "/"}]
+
+
+RUN = "deepvm.runtime.workers.forked_worker:run_script"
+SEES = "import json, os, sys; print(json.dumps([sys.path[0], __name__, sys.argv, os.path.realpath(__file__)]))"
+
+
+def test_a_script_and_a_module_see_themselves_as_under_python(template: Template, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "scripts", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    script = folder / "sees.py"
+    script.write_text(SEES)
+    code, out, _ = streamed(template, tmp_path, RUN, str(script), ["a", "b"], False, cwd=str(elsewhere))
+    assert (code, json.loads(out)) == (0, [str(folder), "__main__", [str(script), "a", "b"], str(script)])
+    code, out, _ = streamed(template, tmp_path, RUN, "sees", ["c"], True, cwd=str(folder))
+    assert (code, json.loads(out)) == (0, [str(folder), "__main__", [str(script), "c"], str(script)])
+    code, out, err = streamed(template, tmp_path, RUN, "absent.py", [], False, cwd=str(folder))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"can't open file '{folder}/absent.py': ")
+
+
+def test_a_worker_has_its_owners_streams_and_directory_unless_others_are_given(
+    template: Template, tmp_path: Path
+) -> None:
+    script = tmp_path / "compares.py"
+    script.write_text(
+        "import os, sys\n"
+        "found = [os.getcwd(), *(os.readlink(f'/proc/self/fd/{number}') for number in range(3))]\n"
+        "sys.exit(0 if found == sys.argv[1:] else f'{found}, not {sys.argv[1:]}')\n"
+    )
+    own = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    worker = template.start(RUN, [str(script), [os.getcwd(), *own], False], env=template.env)
+    assert worker.wait(timeout_s=PATIENCE_S) == 0
