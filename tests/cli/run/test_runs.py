@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,19 @@ def test_runs_are_listed_oldest_first_with_their_state(cluster: Cluster, capsys:
         ledger.append([Event.now("run-started")])
         assert {each["run"]: each["state"] for each in as_json(capsys, "runs", "ls")["runs"]}["first"] == "running"
     assert {each["run"]: each["state"] for each in as_json(capsys, "runs", "ls")["runs"]}["first"] == "broken-off"
+
+
+@pytest.mark.parametrize("at_s", [1e30, float("inf"), "abc"])
+def test_a_damaged_run_is_one_row_that_says_so(cluster: Cluster, capsys: Any, at_s: object) -> None:
+    made("good", cluster)
+    damaged = made("damaged", cluster)
+    with closing(sqlite3.connect(damaged.ledger, isolation_level=None)) as database:
+        database.execute("INSERT INTO events(at_s, kind, data) VALUES (?, 'run-started', '{}')", (at_s,))
+    rows = {row["run"]: row for row in as_json(capsys, "runs", "ls")["runs"]}
+    assert rows["good"]["state"] == "finished"
+    assert "cannot be read" in rows["damaged"]["state"]
+    assert deepvm(["runs", "ls"]) == 0
+    assert "cannot be" in capsys.readouterr().out
 
 
 def test_show_is_the_runs_report(cluster: Cluster, capsys: Any) -> None:

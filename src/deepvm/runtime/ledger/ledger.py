@@ -97,6 +97,7 @@ class Ledger:
             for row, data in zip(rows, self._parsed(rows), strict=True):
                 number, at_s, found, machine, _ = row
                 try:
+                    _check_types(at_s, machine)
                     event = Event(at_s=at_s, kind=found, machine=machine, data=data)
                 except (ValueError, TypeError, UsageError) as error:
                     raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
@@ -151,6 +152,14 @@ class Ledger:
                 if isinstance(error, sqlite3.OperationalError) and not damaged:
                     raise LedgerError(f"{self.path} cannot be used now: {error}") from None
                 raise MalformedFile(self.path, f"it is damaged ({error})") from None
+
+
+def _check_types(at_s: Any, machine: Any) -> None:
+    """Check what SQLite does not: a column of numbers may have text."""
+    if type(at_s) not in (int, float) or not is_time(at_s):
+        raise ValueError(f"its time is {strict.brief(at_s)}")
+    if machine is not None and type(machine) is not str:
+        raise ValueError(f"its machine is {strict.brief(machine)}")
 
 
 def _row(event: Event) -> tuple[float, str, str | None, str]:
