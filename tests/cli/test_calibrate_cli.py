@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,9 @@ def test_options_arrive_in_the_settings(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 @pytest.mark.usefixtures("terminal")
-def test_points_that_a_file_has_are_shown_and_drawn(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_that_a_file_has_are_shown_and_drawn(
+    screen: Screen, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = Provenance(
         machine=Machine(cpu="Xeon", cores=4), date="2026-11-18T12:00:00", versions={"torch": "2.0", "deepvm": "0"}
     )
@@ -216,6 +219,16 @@ def test_points_that_a_file_has_are_shown_and_drawn(screen: Screen, monkeypatch:
     scaling = "scaling --workload tiny --workers 1,2,4 --cores-per-worker 1 --most-workers 6 --device cpu -o s.json"
     assert run(["calibrate", *scaling.split(), "--figure", "s.svg"]) == 0
     screen("calibrate-known")
+    usual = ProfileFile.open(Path("u.json"), workload="resnet18", provenance=here)
+    usual.add(
+        *(ScalingPoint(workers=n, batch=32, step_s=Samples((0.1,)), cores_per_worker=1) for n in (1, 2)),
+        *(ScalingPoint(workers=n, batch=1, step_s=Samples((0.1,)), cores_per_worker=1) for n in (1, 2)),
+    )
+    for file, workload in (("u.json", "resnet18"), ("g.json", "gpt2")):
+        replace(usual.profile, workload=workload).write(Path(file))
+        words = f"scaling --workload {workload} --workers 2 --cores-per-worker 1 --device cpu --json -o {file}"
+        assert run(["calibrate", *words.split()]) == 0
+        assert json.loads(capsys.readouterr().out)["measured_now"] == 0
 
 
 def test_what_is_warned_of_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ CANNOT_NOTICE: dict[tuple[str, str], str] = {
     ("calibrate/models/transformers_config.py", "_images"): _TRANSFORMERS,
     ("calibrate/models/transformers_config.py", "_loss"): _TRANSFORMERS,
     ("catalog/accelerators.py", ""): "figures of vendors: only a second copy of them could differ",
-    ("catalog/gpu_memory.py", ""): "figures of vendors: only a second copy of them could differ",
+    ("catalog/sources/gpu_memory.py", ""): "figures of vendors: only a second copy of them could differ",
     ("catalog/sources/aws_network.py", ""): "figures of vendors: only a second copy of them could differ",
     ("drawing/canvas.py", ""): "how figures look: sizes and colours",
 }

@@ -149,6 +149,12 @@ def test_what_the_market_did_is_exported_and_backtested(cluster: Cluster, capsys
     outcome = as_json(capsys, "backtest", "--traces", str(tmp_path / "traces"), *words)
     assert "strategies" in json.dumps(outcome)
     assert deepvm(["runs", "export", "one", "--trace", str(tmp_path / "traces"), "--tick", "soon"]) == 2
+    capsys.readouterr()
+    assert deepvm(["runs", "export", "one", "--trace", str(tmp_path / "more"), "--tick", "1min"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(str(tmp_path / "more"))
+    assert first.endswith(f": 2 machines in us-east-1, {row['hours'] * 60:.3g} min")
+    assert second == f"read them with deepvm backtest --traces {tmp_path / 'more'} --meaning up"
 
 
 def test_a_run_without_spot_machines_has_nothing_to_export(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:
