@@ -521,6 +521,18 @@ def test_a_repair_waits_for_saves_and_takes_its_old_place(node: MemoryNode, clie
     assert list(client.steps()) == [3]  # the repaired one is the older of the two
 
 
+def test_of_many_steps_the_newest_600_are_listed(node: MemoryNode, client: Client) -> None:
+    client.save(1, content(1, SIZE))
+    run = node.runs.find("run")
+    assert run is not None
+    for step in range(2, 652):
+        run.checkpoints[step] = run.checkpoints[1]
+    assert list(client.steps()) == list(range(52, 652))
+    for step in range(2, 652):
+        del run.checkpoints[step]
+    assert list(client.steps()) == [1]
+
+
 class Elsewhere:
     """A copy that fails when it is read."""
 
