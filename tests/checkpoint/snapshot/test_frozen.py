@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from deepvm.checkpoint.snapshot import frozen, live_pages
 from deepvm.checkpoint.snapshot.frozen import _Watched
 
 PAGE, TO = 4096, 1 << 40
@@ -30,3 +33,18 @@ def test_what_is_not_protected_is_copied_at_every_save(
     watch: Any = no_watch
     watched = _Watched(watch, tensor, [(at + start, at + end) for start, end in pages])
     assert watched.edges(TO) == [(TO + start, at + start, length) for start, length in copied]
+
+
+def test_whoever_watches_pages_gives_all_of_them_back() -> None:
+    calls: list[object] = []
+    watch: Any = SimpleNamespace(unregister=lambda *run: calls.append(run), disclaim=calls.append)
+    ended = threading.Event()
+    live_pages._release(watch, "me", [(0, PAGE), (PAGE, 3 * PAGE)], ended)
+    assert calls == [(0, PAGE), (PAGE, 3 * PAGE), "me"]
+    assert ended.is_set()
+    calls.clear()
+    tensor = torch.zeros(PAGE, dtype=torch.uint8)
+    watched = {"w": _Watched(watch, tensor, [(PAGE, 2 * PAGE)])}
+    frozen._release(watch, "me", watched)
+    assert (calls, watched) == ([(PAGE, 2 * PAGE), "me"], {})
+    frozen._release(None, "me", {})
