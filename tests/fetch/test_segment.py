@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import struct
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -616,3 +618,9 @@ def test_a_process_that_is_not_there_was_started_at_0_and_this_one_later(monkeyp
     assert clock.process_started_s() == own / os.sysconf("SC_CLK_TCK") <= clock.now_s()
     monkeypatch.setattr(clock, "started_ticks", lambda: 0)
     assert own / os.sysconf("SC_CLK_TCK") <= clock.process_started_s() <= clock.now_s()
+
+
+def test_the_package_is_the_command() -> None:
+    words = [sys.executable, "-m", "deepvm.fetch", "--help"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.startswith("usage: deepvm-fetch")

@@ -84,7 +84,7 @@ def test_a_save_needs_collectives_one_writer_for_cached_plans_and_one_step_for_a
 
 
 def test_a_save_removes_what_an_earlier_one_left_uncommitted(start_node: Callable[..., MemoryNode]) -> None:
-    nodes = [start_node() for _ in range(2)]
+    nodes = [start_node(buffers=4) for _ in range(2)]
     url = "memory://" + ",".join(node.address for node in nodes)
     data = content(3, 2 * BLOCK)
     with closing(MemoryStore([node.address for node in nodes], session="before")) as store:
