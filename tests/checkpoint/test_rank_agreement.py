@@ -135,6 +135,20 @@ def test_a_rank_that_has_left_is_not_waited_for_unless_it_may_come_back(store: d
     assert together(lambda: two.hold("save(3)", 1, None, 30.0, gather=False)) == [text]
 
 
+def test_a_rank_that_has_come_back_is_waited_for_again(store: dist.HashStore) -> None:
+    one, two = meetings("back", 2)
+    for each in (one, two):
+        each.enter()
+        each.leave("close()")
+        each.enter()
+        assert one._left(0) is two._left(1) is None
+    found = together(
+        lambda: one.hold("save(1)", 1, None, 30.0, gather=False),
+        lambda: two.hold("save(1)", 2, None, 30.0, gather=False),
+    )
+    assert found == [Verdict(values=[1, 2])] * 2
+
+
 def test_creating_again_waits_for_a_rank_that_has_left(store: dist.HashStore) -> None:
     one, two = meetings("again", 2)
     for each in (one, two):

@@ -29,6 +29,16 @@ NO_DIFFERENCE: dict[tuple[str, str, str], str] = {
         "(_PRESENT & _SWAPPED)",
     ): "the kernels that tests run on count a page that is not there as written; others may not",
     (
+        "checkpoint/determinism/ddp_buckets.py",
+        "return torch.stack([parameter.flatten()[:1].sum().to(device, torch.float32) for parameter in trained]).sum()",
+        "(1 + 1)",
+    ): "any elements will do: the gradients are thrown away, and only the order of their arrival stays",
+    (
+        "checkpoint/determinism/ddp_buckets.py",
+        "return torch.stack([parameter.flatten()[:1].sum().to(device, torch.float32) for parameter in trained]).sum()",
+        "(1 - 1)",
+    ): "any elements will do, also none: a gradient arrives all the same",
+    (
         "fetch/command.py",
         "return 0",
         "None",

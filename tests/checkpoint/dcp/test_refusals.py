@@ -84,7 +84,7 @@ def test_a_save_needs_collectives_one_writer_for_cached_plans_and_one_step_for_a
 
 
 def test_a_save_removes_what_an_earlier_one_left_uncommitted(start_node: Callable[..., MemoryNode]) -> None:
-    nodes = [start_node() for _ in range(2)]
+    nodes = [start_node(buffers=4) for _ in range(2)]
     url = "memory://" + ",".join(node.address for node in nodes)
     data = content(3, 2 * BLOCK)
     with closing(MemoryStore([node.address for node in nodes], session="before")) as store:
@@ -107,6 +107,33 @@ def test_a_save_removes_what_an_earlier_one_left_uncommitted(start_node: Callabl
 def test_a_checkpoint_id_is_valid_if_it_ends_with_a_step() -> None:
     ids = ("step-100", "runs/7//", "100", "newest", "step-1a", "")
     assert [DeepvmWriter.validate_checkpoint_id(each) for each in ids] == [True, True, True, False, False, False]
+
+
+def test_every_store_that_a_reader_opens_is_closed_whether_it_loads_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.save({"w": torch.ones(3)}, storage_writer=DeepvmWriter(tmp_path / "b", run="r", step=1))
+    closed: list[str] = []
+    real = FileStore.close
+
+    def close(self: FileStore) -> None:
+        closed.append(self.root.name)
+        real(self)
+
+    monkeypatch.setattr(FileStore, "close", close)
+    reader = DeepvmReader([tmp_path / "a", tmp_path / "b"], run="r")
+    state = {"w": torch.zeros(3)}
+    with pytest.warns(UserWarning, match="single process"):
+        dcp.load(state, storage_reader=reader)
+    assert state["w"].tolist() == [1.0, 1.0, 1.0]
+    assert (reader.step, closed) == (1, ["a", "b"])
+    with (
+        pytest.raises(dcp.CheckpointException, match=r"no checkpoint of step 2 of run r can be loaded: .*/a has runs "),
+        pytest.warns(UserWarning, match="single process"),
+    ):
+        dcp.load(state, storage_reader=DeepvmReader([tmp_path / "a", tmp_path / "b"], run="r", step=2))
+    assert closed == ["a", "b"] * 2
 
 
 def test_ranks_that_found_different_newest_steps_do_not_load(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_nothing_but_the_order_of_buckets_changes(group: None, own: bool) -> Non
         with_final_buckets(network)
 
 
+def test_a_network_of_one_parameter_is_like_any_other(group: None) -> None:
+    network = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    assert with_final_buckets(network).module.weight.grad is None
+
+
 def test_only_a_network_with_buckets_has_them() -> None:
     with pytest.raises(UsageError, match="a Linear has no buckets: pass the DistributedDataParallel itself"):
         with_final_buckets(torch.nn.Linear(1, 1))  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from safetensors import safe_open
 from torch.utils.data import DataLoader, TensorDataset
 
 from deepvm.checkpoint import Checkpointer
@@ -365,6 +366,15 @@ def test_another_version_or_device_is_reported(name: str, value: Any) -> None:
     assert run_environment.differences(now, now) == []
     (reason,) = run_environment.differences({**now, name: value}, now)
     assert (value[1] if isinstance(value, list) else str(value)) in reason
+
+
+def test_what_is_saved_of_determinism_has_a_version(tmp_path: Path) -> None:
+    with Checkpointer({"step": 1}, str(tmp_path), run="parts") as ckpt:
+        ckpt.save(1).wait("remote", 20)
+    with safe_open(tmp_path / "parts" / "step-000000000001.safetensors", "pt") as file:
+        (skeleton,) = json.loads(file.metadata()["skeleton"])
+    found = skeleton["deepvm.determinism"]
+    assert found["version"] == 1
 
 
 def test_every_difference_is_one_sentence_and_what_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.errors import CheckpointError
 
 WAIT_S = 10.0
@@ -206,3 +207,27 @@ def test_what_the_user_put_into_a_parameter_stays_there(
     old = kept["weight"] if isinstance(kept, dict) else kept
     if isinstance(old, torch.Tensor):
         assert torch.equal(old.reshape(256, 256), work.weight)
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+def test_a_parameter_goes_back_to_its_own_memory_unless_there_is_a_view(viewed: bool) -> None:
+    parameter, memory = torch.nn.Parameter(torch.zeros(4)), torch.ones(4)
+    own = parameter.data_ptr()
+    mapped = MappedParameter(parameter, memory)
+    mapped.begin()
+    assert mapped.begun
+    assert parameter.data_ptr() == memory.data_ptr() != own
+    views = [parameter.data[:2]] if viewed else []
+    assert mapped.end() is not viewed
+    assert parameter.data_ptr() == (memory.data_ptr() if viewed else own)
+    assert parameter.tolist() == [1.0] * 4
+    assert len(views) == viewed
+
+
+def test_a_parameter_that_was_not_used_yet_is_copied() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    own = parameter.data_ptr()
+    mapped = MappedParameter(parameter, torch.ones(4))
+    assert not mapped.begun
+    assert mapped.end() is True
+    assert (parameter.data_ptr(), parameter.tolist()) == (own, [1.0] * 4)
