@@ -521,6 +521,54 @@ def test_a_repair_waits_for_saves_and_takes_its_old_place(node: MemoryNode, clie
     assert list(client.steps()) == [3]  # the repaired one is the older of the two
 
 
+class Elsewhere:
+    """A copy that fails when it is read."""
+
+    whole = True
+
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
+
+    def has(self, chunk: int) -> bool:
+        return True
+
+    def read(self, chunk: int, into: memoryview) -> None:
+        raise self._problem
+
+
+def test_what_is_not_in_memory_is_neither_mended_nor_served_if_its_copy_fails(
+    start_node: Callable[..., MemoryNode], connect: Callable[..., Client]
+) -> None:
+    node = start_node(capacity_bytes=5 * BLOCK)
+    data = content(1, 2 * BLOCK)
+    client = connect(node.address, "run")
+    client.save(1, data)
+    run = node.runs.find("run")
+    assert run is not None
+    checkpoint = run.checkpoints[1]
+    taken = [node.arena.take(reserved=False) for _ in range(3)]
+    with pytest.raises(StoreUnavailable, match="no block is free: try again"):
+        client.ask(Kind.MEND, {"step": 1, "chunk": 1}, data[BLOCK:])
+    for block in taken:
+        node.arena.drop(block)
+    checkpoint.evict()
+    with pytest.raises(NotFound, match="chunk 1 of step 1 is not in memory here"):
+        client.ask(Kind.MEND, {"step": 1, "chunk": 1}, data[BLOCK:])
+    with pytest.raises(NotFound, match="step 1 has no chunk 1 here"):
+        client.get(1, 1)
+    block = node.arena.take(reserved=False)
+    with pytest.raises(NotFound, match="step 1 has no chunk 1 here"):
+        checkpoint.read(1, block)
+    node.arena.drop(block)
+    for problem, shown in ((NotFound("gone"), NotFound), (Corrupt("bad"), Corrupt), (StoreError("odd"), StoreError)):
+        checkpoint.copy = Elsewhere(problem)
+        with pytest.raises(shown, match=f"^{problem}$") as raised:
+            client.get(1, 1)
+        assert raised.type is shown
+    checkpoint.copy = None
+    assert node.arena.used == 0
+
+
 def test_a_damaged_chunk_is_mended_with_its_own_bytes_only(node: MemoryNode, connect: Callable[..., Client]) -> None:
     data = content(1, SIZE)
     connect(node.address, "run").save(1, data)
