@@ -205,13 +205,19 @@ def test_hazards_of_two_ticks_are_not_drawn_together() -> None:
 def test_zones_are_tried_alone_by_region_and_together(places: list[str], sets: list[tuple[int, ...]]) -> None:
     columns = tuple(
         spot.Column(
-            row=i, region=place[0], zone=place if len(place) > 1 else None, name=place, usd=1.0, on_demand_usd=3.0
+            row=i,
+            region=place[0],
+            zone=place if len(place) > 1 else None,
+            name=place,
+            usd=1.0,
+            on_demand_usd=3.0,
+            drawn=i,
         )
         for i, place in enumerate(places)
     )
     market = spot.TypeMarket(
         instance=0, columns=columns, capacity=np.full((len(columns), 12), 4, np.int32), machines=4, tick_s=600.0,
-        history=classes_of("V100")[0].history,
+        history=classes_of("V100")[0].history, draw=spot.Draw(accelerator="V100", regions=("a",), seed=0, worlds=1),
     )  # fmt: skip
     assert list(market.zone_sets) == sets
     assert (market.hours, market.gangs(4).max(), market.gangs(6).max()) == (2.0, 4, 6)
