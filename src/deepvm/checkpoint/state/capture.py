@@ -265,19 +265,20 @@ class Capture:
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
     def _again(self) -> Captured | None:
-        texts: dict[str, bytearray] = {}
+        texts: dict[str, str] = {}
         replaced: dict[str, torch.Tensor] = {}
-        for name, part in self._parts.items():
+        plain_first = sorted(self._parts.items(), key=lambda item: not isinstance(item[1], _Plain))
+        for name, part in plain_first:  # others' code may move the memory of modules, so these are compared after it
             found = part.again()
             if found is None:
                 return None
-            text, tensors = found
-            texts[name] = self._kept(name, text)
+            texts[name], tensors = found
             replaced.update(tensors)
         if not replaced.keys() <= self._tensors.keys():
             return None
         self._tensors.update(replaced)
-        return Captured(tensors=self._tensors, texts=texts, same=True, replaced=replaced)
+        kept = {name: self._kept(name, texts[name]) for name in self._parts}
+        return Captured(tensors=self._tensors, texts=kept, same=True, replaced=replaced)
 
     def _kept(self, name: str, text: str) -> bytearray:
         """Return the text in memory that is kept from save to save. New memory would lie in the middle of the trainer's
