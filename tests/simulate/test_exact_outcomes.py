@@ -12,6 +12,7 @@ import pytest
 
 from deepvm.errors import UsageError
 from deepvm.market.market import Market
+from deepvm.policy.fallback import SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Stay
 from deepvm.simulate import GangJob, Rates, backtest, backtests, replay, risk_of, simulate
 from deepvm.simulate.backtesting.result import Kept
@@ -21,7 +22,7 @@ from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.outcome import Outcomes
 from deepvm.simulate.saves import FixedInterval, IntervalsByAge, NeverSave
 from deepvm.simulate.strategies import NAMES, Maker
-from deepvm.simulate.strategy import SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 from tests.simulate.test_by_age import LAW, zones
 from tests.support.documents import assert_document
 from tests.support.simulate.markets import bulk_market, write_traces
