@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deepvm.cli.app import run
-from deepvm.errors import Infeasible, UnknownName, UsageError
+from deepvm.errors import Infeasible, UnknownName
 from deepvm.simulate import backtest, backtests, simulate
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.strategies import NAMES
@@ -105,7 +105,7 @@ def test_a_market_can_be_drawn_without_any_file() -> None:
 )
 def test_traces_that_cannot_show_the_job_are_refused(tmp_path: Path, change: dict[str, float], sentence: str) -> None:
     fields = {"work_h": 12.0, "machines": 8, "deadline_h": 18.0, **change}
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(Infeasible, match=sentence):
         backtests(write_traces(tmp_path), GangJob(**fields), meaning="up")  # type: ignore[arg-type]
 
 

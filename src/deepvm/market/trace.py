@@ -78,7 +78,10 @@ class Trace:
 
 
 def region_of(zone: str) -> str:
-    """Return a zone's region: us-east-1 for us-east-1c, us-central1 for us-central1-a, use1 for use1-az4."""
+    """Return a zone's region: us-east-1 for us-east-1c, us-central1 for us-central1-a, use1 for use1-az4, eastus for
+    eastus/2."""
+    if match := re.fullmatch(r"(.+)/\d+", zone):
+        return match[1]
     if match := re.fullmatch(r"([a-z]+\d+)-az\d+", zone):
         return match[1]
     if match := re.fullmatch(r"([a-z]+-[a-z]+-\d+)[a-z]", zone):

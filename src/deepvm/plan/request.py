@@ -101,6 +101,8 @@ class Request:
         ):
             if value not in known:
                 raise UnknownName(kind, value, known)
+        if self.min_gpu_memory_gb is not None and self.job is not None:
+            object.__setattr__(self, "job", self.job.with_given_memory())
         for name in self.vendors:
             if name not in (ANY_VENDOR, *makers()):
                 raise UnknownName("vendor of GPUs", name, (ANY_VENDOR, *makers()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from deepvm.errors import UsageError
+from deepvm.errors import Infeasible, UsageError
 from deepvm.market.market import Market
 from deepvm.policy.placement import WAIT
 from deepvm.simulate.job import GangJob
@@ -42,7 +42,8 @@ class Tables:
         machines = np.minimum(market.capacity, most).astype(np.int64)
         machines[machines < least] = 0
         up = market.capacity >= least
-        speed = strategy.speeds(job)[machines]
+        speeds = strategy.speeds(job)
+        speed = speeds[machines] / speeds[-1]
         with np.errstate(divide="ignore", invalid="ignore"):
             usd = np.where(up & (speed > 0), market.price * machines / (max(1, most) * speed), market.price)
         choice = np.append(strategy.placement.choose(up, usd), WAIT).astype(np.int64)
@@ -94,7 +95,8 @@ class _Replay:
         rented, self.on_demand_speed = strategy.on_demand(job)
         self.on_demand_usd = float(market.on_demand_usd.min()) * rented
         if strategy.on_demand_only and not self.on_demand_speed:
-            raise UsageError("no on-demand machine can be rented: raise the budget")
+            usd = float(market.on_demand_usd.min())
+            raise Infeasible(f"the budget pays no on-demand machine at ${usd:.2f}/h: raise the budget")
 
     def run(self) -> Outcomes:
         running = np.arange(len(self.starts))

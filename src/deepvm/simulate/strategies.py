@@ -66,6 +66,7 @@ class Maker:
     losses_per_h: float
     on_demand_usd: float  # an hour of one machine
     budget_usd: float | None = None  # the most that the gang and what keeps its checkpoints may cost an hour
+    spot_usd: float | None = None  # an hour of one machine, by which the budget decides how many it pays
 
     def named(self, name: str, zone: int = 0) -> Strategy:
         """Return a strategy of NAMES; those that stay train in ``zone``."""
@@ -101,12 +102,24 @@ class Maker:
         return self._strategy("durable", self._saves(rates.durable_stall_s, transfer_s), placement, restore_s, fallback)
 
     def anchor(self, placement: Stay | CheapestUp) -> Strategy:
-        """One on-demand machine of the gang keeps the checkpoints, and bills through outages."""
-        rates, size = self.rates, self.job.checkpoint_bytes
-        return self._strategy(
+        """One on-demand machine of the gang keeps the checkpoints, and bills through outages.
+
+        It trains with fewer spot machines than the job's gang if the budget pays no more of them beside the anchor."""
+        rates, size, wanted = self.rates, self.job.checkpoint_bytes, self.job.machines
+        spot = self._paid_beside(self.on_demand_usd, wanted - 1)
+        made = self._strategy(
             "single-anchor", self._saves(rates.stall_s, size / rates.memory_bytes_per_s), placement,
-            size / rates.restore_bytes_per_s, keeper_usd=self.on_demand_usd, spot_machines=self.job.machines - 1,
+            size / rates.restore_bytes_per_s, keeper_usd=self.on_demand_usd, spot_machines=spot,
         )  # fmt: skip
+        if spot == wanted - 1:
+            return made
+        return replace(made, speed=tuple(n / spot * (spot + 1) / wanted for n in range(spot + 1)))
+
+    def _paid_beside(self, keeper_usd: float, most: int) -> int:
+        """Return how many spot machines the budget pays beside what keeps the checkpoints, at least one of ``most``."""
+        if self.budget_usd is None or not self.spot_usd or most < 1:
+            return most
+        return min(most, max(1, int((self.budget_usd - keeper_usd) / self.spot_usd + 1e-9)))
 
     def _saves(self, stall_s: float, transfer_s: float) -> SaveTimes:
         """Return the interval of Young and Daly for the gang's losses, long enough for one save to be sent."""

@@ -28,7 +28,9 @@ class Strategy:
     fallback: Fallback | None = None
     spot_machines: int | None = None  # of the job's machines; the others, an anchor, are in ``keeper_usd``
     least: int | None = None  # spot machines with which it still trains; None: it waits for all of them
-    speed: tuple[float, ...] | None = None  # by spot machines from 0 to all, over that of all; None: in proportion
+    speed: tuple[float, ...] | None = (
+        None  # by spot machines from 0 to all, over that of the job's gang; None: in proportion
+    )
     regroup_h: float = 10 / 3600  # when machines come or go while others stay
     keeper_usd: float = 0.0  # an hour, of machines that stay: memory nodes or an anchor
     start_h: float = 120 / 3600  # from a machine's launch to its first step, without the restore
@@ -48,12 +50,15 @@ class Strategy:
         return job.machines if self.spot_machines is None else self.spot_machines
 
     def speeds(self, job: GangJob) -> Floats:
-        """Return the speed by number of spot machines, over that of all."""
+        """Return the speed by number of spot machines, over that of the job's gang."""
         count = self.spot(job)
         if self.speed is None:
             return np.arange(count + 1) / max(1, count) if count else np.ones(1)
-        if len(self.speed) != count + 1 or self.speed[-1] != 1.0 or min(self.speed) < 0:
-            raise UsageError(f"speed has {len(self.speed)} figures: it needs {count + 1}, the last of them 1")
+        if len(self.speed) != count + 1 or not 0 < self.speed[-1] <= 1 or min(self.speed) < 0:
+            raise UsageError(
+                f"speed has {len(self.speed)} figures, the last of them {self.speed[-1]:g}: "
+                f"it needs {count + 1}, the last of them above 0 and at most 1"
+            )
         return np.asarray(self.speed, dtype=np.float64)
 
     def on_demand(self, job: GangJob) -> tuple[int, float]:

@@ -12,6 +12,7 @@ from deepvm.units import format_bytes
 if TYPE_CHECKING:
     from deepvm.simulate import Backtests
 
+_LARGE_USD, _SMALL_USD = 1000, 10  # costs of a row are rounded alike: to dollars, to dimes, to cents
 _HEADINGS = (">$ p50", ">p5 to p95", ">h p50", ">h p95", ">missed", ">h lost", ">moves", ">regret")
 
 
@@ -40,7 +41,9 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
         column.no_wrap = True
     for row in document["strategies"]:
         cost, hours = row["cost_usd"], row["hours"]
-        cells = [f"{cost['p50']:,.{0 if cost['p50'] >= 1000 else 1}f}", f"{cost['p5']:,.0f} to {cost['p95']:,.0f}"]
+        digits = 0 if cost["p95"] >= _LARGE_USD else 1 if cost["p95"] >= _SMALL_USD else 2
+        middle, low, high = (f"{cost[name]:,.{digits}f}" for name in ("p50", "p5", "p95"))
+        cells = [middle, f"{low} to {high}"]
         if hours is None:
             cells += ["-"] * 5
         else:

@@ -89,7 +89,7 @@ class Replays:
 
     def __init__(self, market_of: Callable[[int], TypeMarket | None], starts: int) -> None:
         self._market_of, self._starts = market_of, starts
-        self._prepared: dict[Hashable, tuple[Market, Tables]] = {}
+        self._prepared: dict[Hashable, tuple[TypeMarket, Market, Tables]] = {}
 
     def judge(self, trial: Trial) -> Judged:
         if trial.market is None:
@@ -108,12 +108,12 @@ class Replays:
         job, strategy = staged.job, staged.strategy
         hours = spot.hours + longest_h(job)
         key = (
-            id(spot), staged.spot_machines, staged.columns, strategy.least, strategy.speed, strategy.placement, hours
+            spot, staged.spot_machines, staged.columns, strategy.least, strategy.speed, strategy.placement, hours
         )  # fmt: skip
         if key not in self._prepared:
             market = spot.market(staged.spot_machines, staged.columns, hours)
-            self._prepared[key] = market, Tables.of(market, job, strategy)
-        market, tables = self._prepared[key]
+            self._prepared[key] = spot, market, Tables.of(market, job, strategy)
+        _, market, tables = self._prepared[key]
         outcomes = replay(market, job, strategy, starts_of(spot, self._starts), tables=tables)
         return Risk(strategy=strategy, outcomes=outcomes, deadline_h=job.deadline_h, history=spot.history)
 

@@ -61,7 +61,7 @@ def backtest(
         raise UsageError(f"starts is {starts}: at least one is needed")
     if planned is None and market.capacity.max() < job.machines:
         most = int(market.capacity.max())
-        raise UsageError(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
+        raise Infeasible(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
     if not 0 < confidence < 1:
         raise UsageError(f"the confidence is {confidence:g}: it must be between 0 and 1, such as 0.95")
     rates = rates or Rates()
@@ -88,6 +88,7 @@ class _Backtest:
         self.confidence, self.budget_usd, self.progress = confidence, budget_usd, progress
         self.planned = planned
         self.on_demand_usd = float(market.on_demand_usd.min())
+        self.spot_usd = market.first_day_usd
         spread_h = 0.0 if planned is None else float(starts_h.max() - starts_h.min()) / MOST_LOOKS
         self.every_h = max(PLAN_EVERY_H, spread_h)
         self.days = np.floor(starts_h / self.every_h).astype(np.int64)
@@ -160,6 +161,7 @@ class _Backtest:
             losses_per_h=self._losses_per_h(past),
             on_demand_usd=self.on_demand_usd,
             budget_usd=self.budget_usd,
+            spot_usd=self.spot_usd,
         )
 
     def _outcomes(self, name: str) -> tuple[Outcomes, list[Promise]]:

@@ -186,8 +186,11 @@ def _history(
     if rests_on is not None:
         note = None if rests_on.enough else str(rests_on)
         return {"hours": hours, "zones": zones, "known_hours": None, "enough": rests_on.enough, "note": note}
+    if not promises:  # nothing was promised, as ``planned`` was not asked for
+        enough = hours >= LEAST_DAYS * 24 and zones >= LEAST_ZONES
+        return {"hours": hours, "zones": zones, "known_hours": None, "enough": enough, "note": None}
     enough = coverage is not None
-    known = float(np.median([promise.past_h for promise in promises])) if promises else None
+    known = float(np.median([promise.past_h for promise in promises]))
     note = None if enough else NOT_ENOUGH
     return {"hours": hours, "zones": zones, "known_hours": known, "enough": enough, "note": note}
 

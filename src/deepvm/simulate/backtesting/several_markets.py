@@ -9,7 +9,7 @@ from typing import Any
 from deepvm.errors import Infeasible, UsageError
 from deepvm.market.builtin import builtin_history, builtin_market
 from deepvm.market.history import PriceHistory
-from deepvm.market.reference_prices import SPOT_SHARE
+from deepvm.market.reference_prices import SPOT_SHARE, SPOT_SHARE_SOURCE
 from deepvm.market.reference_prices import on_demand_usd as listed_usd
 from deepvm.simulate.backtesting.one_market import backtest, window_h
 from deepvm.simulate.backtesting.result import Backtests
@@ -87,7 +87,11 @@ def simulate(
     market = replace(market, name=f"a drawn market of {accelerator or 'spot machines'}, {zones} zones, {days:g} days")
     rates = rates or Rates()
     note = f"market drawn from figures of {history.origin}, {history.days:.0f} days, {history.zones} zones"
-    assumed = [] if spot_usd is not None else [f"spot at {SPOT_SHARE:.0%} of the on-demand price"]
+    assumed = (
+        []
+        if spot_usd is not None
+        else [f"spot at {SPOT_SHARE:.0%} of the on-demand price, {SPOT_SHARE_SOURCE} (--spot-price)"]
+    )
     return Backtests(
         job=job,
         markets=(backtest(market, job, starts=starts, seed=seed, rates=rates, **settings),),
