@@ -260,7 +260,7 @@ def test_golden_bytes_of_a_segment_s_head() -> None:
         size_bytes=10_000_000, started_s=1.5, chosen_s=2.0, whole_s=0.0,
     )  # fmt: skip
     golden = (
-        "44564d5345473100 01000000 02000000 0700000000000000 0800000000000000 6400000000000000 0300000000000000 "
+        "44564d5345473100 02000000 02000000 0700000000000000 0800000000000000 6400000000000000 0300000000000000 "
         "0000200000000000 8096980000000000 000000000000f83f 0000000000000040 0000000000000000"
     )
     assert head.to_bytes().hex() == golden.replace(" ", "")
@@ -269,7 +269,7 @@ def test_golden_bytes_of_a_segment_s_head() -> None:
 
 @pytest.mark.parametrize(
     ("offset", "value", "problem"),
-    [(0, b"X", "begins with"), (8, b"\x02", "version 2"), (12, b"\x09", "state"), (48, b"\x01", "puts its data")],
+    [(0, b"X", "begins with"), (8, b"\x01", "version 1"), (12, b"\x09", "state"), (48, b"\x01", "puts its data")],
 )
 def test_a_head_that_is_not_one_is_refused(offset: int, value: bytes, problem: str) -> None:
     head = segment.Head(state=segment.State.WHOLE, pid=7, pid_started_ticks=8, data_offset=2 * 2**20)

@@ -8,17 +8,19 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.restore import prefetched
 from deepvm.errors import StoreError
 from deepvm.fetch import segment, segment_reader
 from deepvm.fetch.fetched_store import FetchedStore, fetched_before
 from deepvm.memnode import MemoryNode
-from deepvm.store.base import Manifest
 from deepvm.store.urls import open_stores
 from tests.support.fetcher import BLOCK, Fetcher, Work, opened, restore, save
 from tests.support.relay import Relay
@@ -206,23 +208,6 @@ def test_what_was_fetched_outlives_the_store_it_came_from(node_of: NodeOf, run: 
         assert work.digest() == truth[1]
 
 
-def test_what_a_dead_trainer_may_have_written_to_is_verified_again(
-    url: str, run: str, fetch: Fetch, caplog: pytest.LogCaptureFixture
-) -> None:
-    truth = save(url, run, 1)
-    fetch(url).result()
-    stores = open_stores(url)
-    dead = fetched_before(stores, run)
-    assert dead is not None
-    in_place(dead, dead.manifest(run, 1))[5 * BLOCK : 5 * BLOCK + 4] = (
-        b"\xff\xff\xff\xff"  # it trains, and is killed before it told anybody
-    )
-    dead.close()
-    stores[0].close()
-    assert restore(url, run) == (1, truth[1])
-    assert "is not what was saved" in caplog.text
-
-
 def test_two_ranks_of_a_machine_both_take_it_and_the_second_removes_it(
     url: str, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,76 +250,6 @@ def test_the_environment_names_another_place_or_none(
     assert not place.exists()
 
 
-def in_place(store: FetchedStore, manifest: Manifest) -> memoryview:
-    """The segment's own memory, as a restore uses it."""
-    mapped = store.map(manifest)
-    assert mapped is not None
-    assert not mapped.complete
-    return mapped.view
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_bytes_can_be_used_in_place_and_changed(
-    url: str, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, ranks: int
-) -> None:
-    save(url, run, 1)
-    fetcher = fetch(url)
-    fetcher.result()
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    stores = open_stores(url)
-    store = fetched_before(stores, run)
-    assert store is not None
-    (step,) = store.steps(run)
-    manifest = store.manifest(run, step)
-    into = memoryview(bytearray(manifest.size_bytes))
-    mapped = in_place(store, manifest)
-    for chunk in range(len(manifest.digests)):
-        offset, length = manifest.span(chunk)
-        store.read_chunk(manifest, chunk, mapped[offset : offset + length])
-        stores[0].read_chunk(stores[0].manifest(run, step), chunk, into[offset : offset + length])
-    assert mapped == into
-    mapped[BLOCK : BLOCK + 4] = b"\xff\xff\xff\xff"
-    if ranks > 1:  # and the other rank still finds what was saved
-        buffer = memoryview(bytearray(BLOCK))
-        found = opened(run)
-        found.read(BLOCK, buffer)
-        found.close()
-        assert buffer == into[BLOCK : 2 * BLOCK]
-    store.release()
-    store.close()
-    assert fetcher.path.exists() == (ranks > 1)  # the other rank has yet to come
-    assert mapped[BLOCK] == 0xFF  # stays valid
-    stores[0].close()
-
-
-def test_a_fetcher_killed_under_a_reader_in_place_leaves_the_rest_to_the_stores(
-    node_of: NodeOf, run: str, fetch: Fetch
-) -> None:
-    with Relay(node_of().address) as relay:
-        url = f"memory://{relay.address}?connections=1"
-        save(url, run, 1)
-        relay.hold_after = 4 * BLOCK
-        fetcher = fetch(url)
-        opened(run).close()
-        relay.hold_after = None
-        stores = open_stores(url)
-        store = fetched_before(stores, run)
-        assert store is not None
-        manifest = store.manifest(run, 1)
-        mapped = in_place(store, manifest)
-        store.read_chunk(manifest, 0, mapped[: manifest.span(0)[1]])
-        fetcher.kill()
-        buffer = memoryview(bytearray(BLOCK))
-        for chunk in range(len(manifest.digests)):
-            offset, length = manifest.span(chunk)
-            store.read_chunk(manifest, chunk, mapped[offset : offset + length])
-            stores[0].read_chunk(manifest, chunk, buffer[:length])
-            assert mapped[offset : offset + length] == buffer[:length]
-        store.release()
-        store.close()
-        stores[0].close()
-
-
 def test_a_rank_without_a_segment_speaks_for_those_that_have_one(url: str, run: str) -> None:
     save(url, run, 1, 2)
     stores = open_stores(url)
@@ -363,29 +278,58 @@ def test_a_requested_end_is_an_orderly_end(url: str, run: str, fetch: Fetch) -> 
     assert not fetcher.path.exists()
 
 
-def test_the_optimizer_s_state_stays_where_it_was_fetched_and_the_rest_is_given_back(
-    url: str, run: str, fetch: Fetch
-) -> None:
+def shared_mappings(tensor: torch.Tensor) -> list[str]:
+    """The mappings that a tensor lies in and that another process could write to, or that are a file."""
+    found = []
+    for line in Path("/proc/self/maps").read_text(encoding="ascii").splitlines():
+        place, rights, _, _, inode, *_ = line.split(maxsplit=5)
+        first, last = (int(end, 16) for end in place.split("-"))
+        within = first < tensor.data_ptr() + tensor.nbytes and tensor.data_ptr() < last
+        if within and (rights.endswith("s") or inode != "0"):
+            found.append(line)
+    return found
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_no_other_process_can_write_to_what_a_trainer_keeps(url: str, run: str, fetch: Fetch, lazy: bool) -> None:
     truth = save(url, run, 1)
-    fetcher = fetch(url)
-    fetcher.result()
-    fd = os.open(fetcher.path, os.O_RDONLY)
-    before = os.fstat(fd).st_blocks
+    fetch(url).result()
     work = Work(seed=99)
     with Checkpointer(work.state, url, run=run) as ckpt:
-        assert ckpt.restore() == 1
+        assert ckpt.restore(lazy=lazy) == 1
+        assert ckpt.restored is not None
+        assert ckpt.restored.fetched
+        ckpt.finish_restore()
+        kept = [value for state in work.optimizer.state.values() for value in state.values()]
+        kept += work.model.parameters()
+        assert [shared_mappings(tensor) for tensor in kept if isinstance(tensor, torch.Tensor)] == [[]] * len(kept)
+        child = os.fork()
+        if child == 0:  # a forked evaluator that trains a few steps on its own copy
+            for tensor in kept:
+                tensor.detach().fill_(99.0)
+            os._exit(0)
+        os.waitpid(child, 0)
         assert work.digest() == truth[1]
-        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(fetcher.path) in line]
-        assert len(mapped) == 1, "the averages are not in the segment"
-        first, last = (int(end, 16) for end in mapped[0].split()[0].split("-"))
-        averages = [state["exp_avg"] for state in work.optimizer.state.values()]
-        assert any(first <= average.data_ptr() < last for average in averages)
-        wait_until(lambda: os.fstat(fd).st_blocks < before * 0.9, "copied pages given back")  # the model's own
-        work.step()
-        assert work.digest() != truth[1]
-    os.close(fd)
-    assert not fetcher.path.exists()
-    assert restore(url, run) == (1, truth[1])
+
+
+def test_two_processes_that_restore_together_share_nothing(
+    url: str, run: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = save(url, run, 1)
+    fetch(url).result()
+    stores = open_stores(url)
+    first, second = fetched_before(stores, run), fetched_before(stores, run)  # both opened it before either had read
+    with ExitStack() as ended:
+        for found in (first, second):
+            assert found is not None
+            ended.callback(found.close)
+            monkeypatch.setattr(prefetched, "fetched_before", lambda *_, found=found: found)
+            work = Work(seed=99)
+            ckpt = ended.enter_context(Checkpointer(work.state, url, run=run, policy="every 100000 steps"))
+            assert ckpt.restore() == 1
+            assert work.digest() == truth[1]
+            work.step()  # changes what the first one keeps, and nothing else
+    stores[0].close()
 
 
 def test_a_lazy_restore_takes_what_was_fetched_and_lets_go_of_it_at_the_end(

@@ -205,9 +205,17 @@ JOB_LIMITS = [
 
 @pytest.mark.parametrize(("path", "good", "bad"), JOB_LIMITS)
 def test_each_figure_of_a_job_has_its_limits(path: str, good: object, bad: object) -> None:
-    job_of(changed(JOB.to_json(), path, good))
+    document = JOB.to_json()
+    del document["checkpoint_bytes"]  # which follows from the components
+    job_of(changed(document, path, good))
     with pytest.raises((MalformedJson, UsageError)):
-        job_of(changed(JOB.to_json(), path, bad))
+        job_of(changed(document, path, bad))
+
+
+@pytest.mark.parametrize("bad", [-5, "x", 1e30, True, JOB.checkpoint_bytes + 1])
+def test_the_size_of_a_checkpoint_is_that_of_its_components(bad: object) -> None:
+    with pytest.raises(MalformedJson, match="checkpoint_bytes is"):
+        job_of(changed(JOB.to_json(), "checkpoint_bytes", bad))
 
 
 PROFILE_LIMITS = [

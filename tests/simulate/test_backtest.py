@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,16 @@ def test_every_strategy_has_the_documented_figures(tmp_path: Path) -> None:
     assert 0 <= by_name["planned"]["regret"] < by_name["on-demand"]["regret"]
     assert by_name["oracle"]["regret"] == 0
     assert document["starts"] == 20
+
+
+def test_a_price_of_waiting_is_in_no_cost_and_in_no_bound() -> None:
+    market = bulk_market(1, zones=3)
+    plain, priced = (
+        backtest(market, job, starts=10, strategies=("tiering", "oracle")).to_json()["strategies"]
+        for job in (JOB, replace(JOB, usd_per_hour_of_waiting=30.0))
+    )
+    assert plain == priced
+    assert plain[0]["regret"] >= 0
 
 
 def test_a_seed_repeats_exactly_and_another_one_does_not(tmp_path: Path) -> None:
@@ -123,7 +134,8 @@ def test_a_plan_file_gives_machines_and_prices(tmp_path: Path, capsys: pytest.Ca
     assert run(["plan", "--budget", "3", "-o", str(plan), "--json"]) == 0
     workers = json.loads(capsys.readouterr().out)["recommendations"][0]["roles"][0]["count"]
     assert run(["simulate", str(plan), "--work", "6h", "--runs", "5", "--days", "10"]) == 0
-    assert f"{workers} machines, 6 h of work" in capsys.readouterr().out
+    machines = "1 machine" if workers == 1 else f"{workers} machines"
+    assert f"{machines}, 6 h of work" in capsys.readouterr().out
     plan.write_text("{}")
     assert run(["simulate", str(plan)]) == 2
     assert "not a valid plan" in capsys.readouterr().err

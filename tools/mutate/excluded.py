@@ -59,6 +59,16 @@ NO_DIFFERENCE: dict[tuple[str, str, str], str] = {
         "(48 + 1)",
     ): "a bound of which more points exclude no further programs",
     (
+        "plan/search/mixed.py",
+        "_MULTIPLIERS = 48  # points of the Lagrangian bound; more exclude no further programs",
+        "(48 - 1)",
+    ): "a bound of which fewer points exclude a program less, which is then solved in vain",
+    (
+        "runtime/agent/__main__.py",
+        "return 0  # a worker, whose script has ended",
+        "None",
+    ): "a process that exits with None has the exit code 0",
+    (
         "runtime/backends/ec2/launcher.py",
         "start_id: str = field(default_factory=lambda: secrets.token_hex(8))",
         "(8 - 1)",

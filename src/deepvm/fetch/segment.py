@@ -4,14 +4,15 @@ processes read it (``segment_reader``). ``segment_files`` says where it is.
     0       magic "DVMSEG1" + 0 · version u32 · state u32 · the writer's pid u64 and its start u64 (ticks since boot) ·
             length of about u64 · chunks u64 · offset of the data u64 · size of the data u64 ·
             when the writer started, chose a checkpoint, and ended: 3 × f64, seconds since boot
-    2047    1 once a trainer may write to the bytes of the checkpoint
     2048    a byte for each rank of this machine: 1 once the rank no longer needs the segment
     4096    about: a JSON document with the store it comes from, what was passed over, and the manifest as text
     then    a byte for each chunk: 1 once the chunk has arrived and is verified
     then, at a multiple of 2 MiB, the bytes of the checkpoint
 
 All numbers are little-endian. The writer holds an exclusive flock while it lives, so that readers see its death at
-once. It writes everything else before the state that announces it.
+once. It writes everything else before the state that announces it. Readers copy the bytes: if they mapped them to
+write, as the only rank of a machine did before version 2, two of them, or one and its forked child, would train on one
+state.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from deepvm import strict_json as strict
 from deepvm.errors import Corrupt
 from deepvm.store.base import Manifest
 
-MAGIC, VERSION = b"DVMSEG1\0", 1
+MAGIC, VERSION = b"DVMSEG1\0", 2
 PATH_VARIABLE = "DEEPVM_FETCHED"
 PAGE_BYTES = 4096
 ALIGN_BYTES = 2 * 2**20  # a huge page, if shared memory has them; the gap before is a hole in the file
-MODIFIED_OFFSET, RANKS_OFFSET = 2047, 2048
+RANKS_OFFSET = 2048
 MOST_RANKS = PAGE_BYTES - RANKS_OFFSET
 _STATE_OFFSET = 12
 MOST_ABOUT_BYTES = 256 * 2**20

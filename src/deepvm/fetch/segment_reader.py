@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import mmap
 import os
@@ -32,14 +31,11 @@ class SegmentReader:
             raise Corrupt(f"{path} has {head.chunks} chunks, {head.size_bytes} bytes; its manifest says otherwise")
         if os.fstat(fd).st_size < ends:
             raise Corrupt(f"{path} is truncated: it has {os.fstat(fd).st_size} of {ends} bytes")
-        self.may_be_modified = os.pread(fd, 1, segment.MODIFIED_OFFSET) != b"\0"  # by an earlier trainer
         self._front = mmap.mmap(fd, head.data_offset, prot=mmap.PROT_READ)
         self._flags = memoryview(self._front)[head.flags_offset : head.flags_offset + head.chunks]
         self._lock = threading.Lock()
         self._progress = 0, time.monotonic()
         self._given_up = False
-        self._mapped: mmap.mmap | None = None
-        self._address = 0
 
     def read_head(self) -> Head:
         return segment.read_head(self._fd)
@@ -79,34 +75,6 @@ class SegmentReader:
                 raise Corrupt(f"{self.path} is truncated at {at + done}")
             done += count
 
-    # --- in place -----------------------------------------------------------------------------------------------
-
-    def mapped(self) -> memoryview:
-        """Return all bytes of the checkpoint, to be used in place; a chunk is valid once it has arrived. The only rank
-        of a machine writes to the segment itself, without a copy; each of several ranks writes to private pages."""
-        with self._lock:
-            if self._mapped is None:
-                if self.exclusive:
-                    os.pwrite(self._fd, b"\1", segment.MODIFIED_OFFSET)
-                self._mapped = mmap.mmap(
-                    self._fd,
-                    self._head.size_bytes,
-                    flags=mmap.MAP_SHARED if self.exclusive else mmap.MAP_PRIVATE,
-                    prot=mmap.PROT_READ | mmap.PROT_WRITE,
-                    offset=self._head.data_offset,
-                )
-                self._address = _address_of(memoryview(self._mapped))
-        return memoryview(self._mapped)
-
-    @property
-    def exclusive(self) -> bool:
-        """True if no other rank of this machine reads the segment."""
-        return local_ranks()[1] == 1
-
-    def is_in_place(self, offset: int, into: memoryview) -> bool:
-        """True if a buffer is the mapping's own memory at this offset."""
-        return self._mapped is not None and not into.readonly and _address_of(into) == self._address + offset
-
     # --- the end ------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -118,7 +86,6 @@ class SegmentReader:
             segment_files.unlink_if_same(self.path, self._fd)
 
     def close(self) -> None:
-        """Close the file. Views of ``mapped`` stay valid."""
         self._flags.release()
         self._front.close()
         os.close(self._fd)
@@ -173,7 +140,3 @@ def _is_locked(fd: int) -> bool:
         return True
     fcntl.flock(fd, fcntl.LOCK_UN)
     return False
-
-
-def _address_of(view: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(view))

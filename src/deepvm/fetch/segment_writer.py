@@ -128,12 +128,13 @@ class SegmentWriter:
         found = os.statvfs(self.path.parent)
         free = found.f_bavail * found.f_frsize
         if segment_files.SHARED_MEMORY in self.path.parents:  # its limit may exceed the free memory
-            free = min(free, _available_memory_bytes() or free)
+            available = _available_memory_bytes()
+            free = free if available is None else min(free, available - size_bytes)  # a trainer copies what it restores
         if free < size_bytes * SPARE:
             raise SegmentFull(
                 f"{self.path.parent} has no room for the checkpoint: {format_bytes(size_bytes)} needed, "
-                f"{format_bytes(free)} free: enlarge it (mount -o remount,size=...), or use --into; "
-                "the trainer restores from its stores as usual"
+                f"{format_bytes(max(0, free))} free beside a trainer's copy: enlarge it (mount -o remount,size=...), "
+                "or use --into; the trainer restores from its stores as usual"
             )
 
     # --- the end ------------------------------------------------------------------------------------------------

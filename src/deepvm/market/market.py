@@ -180,7 +180,7 @@ def _price(trace: Trace, spot_usd: float | Mapping[str, float] | None) -> Floats
         return np.asarray(trace.prices[np.maximum(np.maximum.accumulate(filled), int(np.argmax(known)))])
     usd = spot_usd.get(trace.zone) if isinstance(spot_usd, Mapping) else spot_usd
     if usd is None:
-        raise UsageError(f"the trace of {trace.zone} has no prices: give --spot-price, or --prices with a file of them")
+        raise UsageError(f"the trace of {trace.zone} has no prices: give spot_usd")
     return float(usd)
 
 

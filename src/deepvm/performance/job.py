@@ -122,6 +122,7 @@ def job_of(document: Any) -> Job:
         )
         for name, row in strict.table(strict.member(table, "components"), "components").items()
     }
+    _check_sum(table, components)
     parts = strict.table(table.get("memory_parts", {}), "memory_parts")
     origins = strict.table(table.get("origins", {}), "origins")
     for name, origin in origins.items():
@@ -154,3 +155,11 @@ def job_of(document: Any) -> Job:
         origins=cast(Mapping[str, Origin], origins),
         notes=tuple(strict.text(note, "a note", 2000) for note in strict.array(table.get("notes", []), "notes", 100)),
     )
+
+
+def _check_sum(table: Mapping[str, Any], components: Mapping[str, Component]) -> None:
+    """Check a figure that follows from the components: one that somebody changed would be ignored without a word."""
+    found = optional(strict.integer, table.get("checkpoint_bytes"), "checkpoint_bytes", 0, _MOST)
+    total = sum(component.bytes for component in components.values())
+    if found not in (None, total):
+        raise strict.MalformedJson(f"checkpoint_bytes is {found}, the components have {total}: let them agree")

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from deepvm.performance.checks import check_number
+from deepvm.policy.fallback import Fallback, SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
-from deepvm.simulate.strategy import Fallback, SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 
 NAMES = (
     "on-demand",
@@ -43,10 +45,13 @@ class Rates:
     cross_zone_bytes_per_s: float = 0.6e9  # one flow between zones: 5 Gbit/s
     memory_node_usd: float = 0.2268  # an hour: c6in.xlarge on demand
     memory_node_bytes: float = 6e9  # checkpoints that such a node keeps
+    notices: float = 0.0  # share of the losses that are announced; traces do not tell
+    notice_s: float = 0.0  # from a notice to the loss, such as ``deepvm.catalog.clouds.notices`` has
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             check_number(name, getattr(self, name), at_least=0)
+        check_number("notices", self.notices, at_most=1)
 
     def memory_nodes(self, checkpoint_bytes: int, buffers: int = 2) -> int:
         return max(1, math.ceil(checkpoint_bytes * buffers / self.memory_node_bytes))
@@ -120,6 +125,7 @@ class Maker:
         keeper_usd: float = 0.0,
         spot_machines: int | None = None,
     ) -> Strategy:
+        rates = self.rates
         made = Strategy(
             name=name,
             saves=saves,
@@ -127,9 +133,10 @@ class Maker:
             fallback=fallback,
             spot_machines=spot_machines,
             keeper_usd=keeper_usd,
-            start_h=self.rates.start_s / 3600,
+            start_h=rates.start_s / 3600,
             restore_h=restore_s / 3600,
-            regroup_h=self.rates.regroup_s / 3600,
+            regroup_h=rates.regroup_s / 3600,
+            notices=Notices(seconds=rates.notice_s, share=rates.notices) if rates.notices else None,
         )
         if self.budget_usd is None:
             return made

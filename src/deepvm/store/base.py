@@ -183,9 +183,7 @@ class Writer(Protocol):
 class MappedBytes:
     """All bytes of a checkpoint as memory of this process. No chunk is verified yet."""
 
-    view: memoryview
-    complete: bool  # if not, ``Store.read_chunk`` into a part of ``view`` waits until that chunk has arrived
-    exclusive: bool = False  # no other process needs the pages: they may be freed in the file as well
+    view: memoryview  # private: what is written to it reaches no file and no other process
 
 
 class Store(Protocol):

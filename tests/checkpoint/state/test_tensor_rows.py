@@ -10,7 +10,7 @@ import torch
 
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.restore.parameters import load_rest
-from deepvm.checkpoint.restore.pending_parameter import _pending_among, attach, detach
+from deepvm.checkpoint.restore.pending import _pending_among, attach, detach
 from deepvm.checkpoint.restore.selection import _module_rows
 from deepvm.checkpoint.restore.tensor_views import TensorViews
 from deepvm.checkpoint.restore.validation import _check_tensor

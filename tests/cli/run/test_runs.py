@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,19 @@ def test_runs_are_listed_oldest_first_with_their_state(cluster: Cluster, capsys:
     assert {each["run"]: each["state"] for each in as_json(capsys, "runs", "ls")["runs"]}["first"] == "broken-off"
 
 
+@pytest.mark.parametrize("at_s", [1e30, float("inf"), "abc"])
+def test_a_damaged_run_is_one_row_that_says_so(cluster: Cluster, capsys: Any, at_s: object) -> None:
+    made("good", cluster)
+    damaged = made("damaged", cluster)
+    with closing(sqlite3.connect(damaged.ledger, isolation_level=None)) as database:
+        database.execute("INSERT INTO events(at_s, kind, data) VALUES (?, 'run-started', '{}')", (at_s,))
+    rows = {row["run"]: row for row in as_json(capsys, "runs", "ls")["runs"]}
+    assert rows["good"]["state"] == "finished"
+    assert "cannot be read" in rows["damaged"]["state"]
+    assert deepvm(["runs", "ls"]) == 0
+    assert "cannot be" in capsys.readouterr().out
+
+
 def test_show_is_the_runs_report(cluster: Cluster, capsys: Any) -> None:
     made("one", cluster)
     shown = as_json(capsys, "runs", "show", "one")
@@ -102,19 +117,25 @@ def test_stop_asks_the_process_that_supervises_the_run_and_waits_for_its_end(clu
     folder = made("one", cluster)
     assert deepvm(["runs", "stop", "one"]) == 2
     assert "is not running on this machine" in capsys.readouterr().err
-    ledger, asked = Ledger.open(folder.ledger, write=True), []
+    asked: list[float] = []
 
-    def supervise() -> None:
+    def supervise(ledger: Ledger) -> None:
         wait_until(folder.stop_requested, "the request", timeout_s=20.0)
         asked.append(time.monotonic())
         ledger.close()
 
-    thread = threading.Thread(target=supervise)
-    thread.start()
-    assert as_json(capsys, "runs", "stop", "one")["outcome"] == "stopped"
-    assert asked
-    thread.join(20.0)
-    assert not folder.stop_requested(), "a request counts once"
+    for words in (["--json"], []):
+        thread = threading.Thread(target=supervise, args=(Ledger.open(folder.ledger, write=True),))
+        thread.start()
+        assert deepvm(["runs", "stop", "one", *words]) == 0
+        thread.join(20.0)
+        assert not folder.stop_requested(), "a request counts once"
+        shown = capsys.readouterr()
+        if words:
+            assert json.loads(shown.out) == {"run": "one", "outcome": "stopped"}
+        else:
+            assert (shown.out, "run one has ended: continue with deepvm run --resume one" in shown.err) == ("", True)
+    assert len(asked) == 2
 
 
 def test_what_the_market_did_is_exported_and_backtested(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -355,6 +356,62 @@ class TestFilesThatAreNone:
         with pytest.raises(MalformedFile, match=f"event 3 cannot be read: {why}"):
             list(ledger.events())
 
+    @pytest.mark.parametrize(
+        ("at_s", "machine", "why"),
+        [
+            (1e30, None, r"its time is 1e\+30"),
+            (float("inf"), None, "its time is inf"),
+            ("abc", None, "its time is 'abc'"),
+            (b"x", None, "its time is b'x'"),
+            (1.0, b"m", "its machine is b'm'"),
+        ],
+    )
+    def test_an_event_with_another_type_or_time(
+        self, ledger: Ledger, path: Path, at_s: object, machine: object, why: str
+    ) -> None:
+        database = sqlite3.connect(path, timeout=10)
+        with database:
+            database.execute(
+                "INSERT INTO events(at_s, kind, machine, data) VALUES (?, 'step', ?, '{}')", (at_s, machine)
+            )
+        database.close()
+        with pytest.raises(MalformedFile, match=f"event 1 cannot be read: {why}"):
+            list(ledger.events())
+
+    @pytest.mark.parametrize("write", [False, True])
+    @pytest.mark.parametrize(
+        ("table", "instead"),
+        [
+            ("events", "CREATE VIEW events AS WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) "
+             "SELECT id, 1.0 AS at_s, 'step' AS kind, NULL AS machine, '{}' AS data FROM c"),
+            ("facts", "CREATE VIEW facts AS WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) "
+             "SELECT 'a' || id AS name, 'b' AS value FROM c"),
+            ("facts", "CREATE TABLE facts(name TEXT, value AS (zeroblob(1000000000)))"),
+            ("facts", None),
+        ],
+    )  # fmt: skip
+    def test_tables_that_are_none(
+        self, ledger: Ledger, path: Path, table: str, instead: str | None, write: bool
+    ) -> None:
+        ledger.close()
+        database = sqlite3.connect(path)
+        with database:
+            database.execute(f"DROP TABLE {table}")
+            if instead is not None:
+                database.execute(instead)
+        database.close()
+        with pytest.raises(MalformedFile, match=f"its {table} are not a table"):
+            Ledger.open(path, write=write)
+
+    def test_a_lock_that_is_not_a_file(self, ledger: Ledger, path: Path) -> None:
+        ledger.close()
+        lock = path.with_name("ledger.sqlite.lock")
+        lock.unlink()
+        os.mkfifo(lock, 0o600)
+        assert not being_written(path)
+        with pytest.raises(LedgerError, match="is not a regular file"):
+            Ledger.open(path, write=True)
+
 
 def test_the_file_is_what_the_format_says(ledger: Ledger, path: Path) -> None:
     ledger.append([Event(at_s=1.5, kind="step", machine="worker/0", data={"step": 1})])
@@ -371,3 +428,18 @@ def test_the_file_is_what_the_format_says(ledger: Ledger, path: Path) -> None:
     assert (facts["format"], facts["run"]) == ("deepvm-ledger/1", "one")
     assert json.loads(facts["plan"])["format"] == "deepvm-plan/1"
     assert json.loads(facts["cluster"])["machines"][0]["usd_per_hour"] == 0.1578
+
+
+def test_a_ledger_that_was_closed_says_so(ledger: Ledger, path: Path) -> None:
+    ledger.append(steps(1, 1))
+    ledger.close()
+    with pytest.raises(LedgerError) as caught:
+        list(ledger.events())
+    assert str(caught.value) == f"{path} is not open any more: Cannot operate on a closed database."
+
+
+def test_values_inside_of_others_that_are_not_finite_are_missing_too(ledger: Ledger) -> None:
+    nested = {"a": [1.5, math.inf, {"b": -math.inf}], "c": {"d": (math.nan, "text", None, True, 3)}}
+    ledger.append([Event(at_s=1.0, kind="save", machine="worker/0", data=nested)])
+    (found,) = ledger.events()
+    assert found.data == {"a": [1.5, None, {"b": None}], "c": {"d": [None, "text", None, True, 3]}}

@@ -20,7 +20,8 @@ def show(result: Backtests) -> None:
     job, document = result.job, result.to_json()
     due = "no deadline" if job.deadline_h is None else f"deadline {job.deadline_h:g} h"
     size = format_bytes(job.checkpoint_bytes)
-    console.print(f"[bold]{job.machines} machines, {job.work_h:g} h of work, {size} of checkpoint, {due}[/]")
+    machines = "1 machine" if job.machines == 1 else f"{job.machines} machines"
+    console.print(f"[bold]{machines}, {job.work_h:.4g} h of work, {size} of checkpoint, {due}[/]")
     markets = document["markets"]
     for market in markets if len(markets) > 1 else []:
         console.print()
@@ -52,10 +53,10 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
 def _remarks(document: dict[str, Any]) -> list[str]:
     history = document["history"]
     known = "" if history["known_hours"] is None else f", plans knew {history['known_hours']:.0f} h in the median"
-    lines = [f"regret: cost over the oracle's lower bound; history: traces of {history['hours']:.0f} h{known}"]
-    if document["coverage"] is None:
+    lines = [f"regret: cost over the oracle's lower bound; the market has {history['hours']:.0f} h{known}"]
+    if document["history"]["note"] is not None:
         lines.append(f"confidence: {document['history']['note']}")
-    else:
+    elif document["coverage"] is not None:
         lines.append(f"confidence: {document['coverage']:.1%} of the starts kept the promised cost and time")
     lines += document["worse_than"]
     lines += document["notes"]

@@ -97,6 +97,7 @@ class Ledger:
             for row, data in zip(rows, self._parsed(rows), strict=True):
                 number, at_s, found, machine, _ = row
                 try:
+                    _check_types(at_s, machine)
                     event = Event(at_s=at_s, kind=found, machine=machine, data=data)
                 except (ValueError, TypeError, UsageError) as error:
                     raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
@@ -112,13 +113,17 @@ class Ledger:
                 return cast("list[dict[str, Any]]", parsed)
         except (ValueError, TypeError, RecursionError):
             pass
-        for number, *_, data in rows:  # find the malformed one
-            try:
-                if not isinstance(json.loads(data), dict):
-                    raise ValueError(f"its data is {data[:40]}")
-            except (ValueError, TypeError, RecursionError) as error:
-                raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
-        raise MalformedFile(self.path, f"events from {rows[0][0]} on cannot be read")
+        raise next(problem for row in rows if (problem := self._problem(row[0], row[4])) is not None)
+
+    def _problem(self, number: int, text: str) -> MalformedFile | None:
+        """Return what is wrong with an event's data, if anything."""
+        try:
+            if isinstance(json.loads(text), dict):
+                return None
+            why = f"its data is {text[:40]}"
+        except (ValueError, TypeError, RecursionError) as error:
+            why = str(error)
+        return MalformedFile(self.path, f"event {number} cannot be read: {why}")
 
     def close(self) -> None:
         with self._mutex:
@@ -147,6 +152,14 @@ class Ledger:
                 if isinstance(error, sqlite3.OperationalError) and not damaged:
                     raise LedgerError(f"{self.path} cannot be used now: {error}") from None
                 raise MalformedFile(self.path, f"it is damaged ({error})") from None
+
+
+def _check_types(at_s: Any, machine: Any) -> None:
+    """Check what SQLite does not: a column of numbers may have text."""
+    if type(at_s) not in (int, float) or not is_time(at_s):
+        raise ValueError(f"its time is {strict.brief(at_s)}")
+    if machine is not None and type(machine) is not str:
+        raise ValueError(f"its machine is {strict.brief(machine)}")
 
 
 def _row(event: Event) -> tuple[float, str, str | None, str]:

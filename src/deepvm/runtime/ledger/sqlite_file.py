@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -19,12 +20,12 @@ APPLICATION_ID = 0x44564D4C  # "DVML": tells a ledger from other SQLite files
 BUSY_S = 10.0  # readers and the writer block each other for moments only, at a checkpoint of the write-ahead log
 LOCK_S = 2.0  # being_written() holds the lock for microseconds
 
-_TABLES = (
-    "CREATE TABLE facts(name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
-    """CREATE TABLE events(
+_TABLES = {  # to the letter: ``_check_tables`` compares them
+    "facts": "CREATE TABLE facts(name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL)",
+    "events": """CREATE TABLE events(
         id INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, machine TEXT, data TEXT NOT NULL
     )""",
-)
+}
 _FORBIDDEN = (
     "BEFORE UPDATE ON facts",
     "BEFORE DELETE ON facts",
@@ -52,7 +53,7 @@ def create_database(path: Path, facts: Mapping[str, str]) -> None:
         with closing(_connect(path, "mode=rw")) as database:
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("BEGIN IMMEDIATE")
-            for table in _TABLES:
+            for table in _TABLES.values():
                 database.execute(table)
             for number, what in enumerate(_FORBIDDEN):
                 refuse = "BEGIN SELECT RAISE(ABORT, 'a ledger only grows'); END"
@@ -94,12 +95,23 @@ def _checked(path: Path, options: str) -> sqlite3.Connection:
             raise MalformedFile(
                 path, f"its format is {version}, this deepvm reads {VERSION}: use the deepvm that wrote it"
             )
+        _check_tables(path, database)
         # With a write-ahead log, the end of the process loses nothing. A loss of power may lose the last transactions.
         database.execute("PRAGMA synchronous = NORMAL")
     except BaseException:
         database.close()
         raise
     return database
+
+
+def _check_tables(path: Path, database: sqlite3.Connection) -> None:
+    """Refuse a file whose tables are not those of ``create_database``: a view, or a computed column, may have no
+    end."""
+    query = "SELECT type, substr(sql, 1, 1000) FROM sqlite_master WHERE name = ?"
+    for name, wanted in _TABLES.items():
+        found = database.execute(query, (name,)).fetchone()
+        if found is None or found[0] != "table" or found[1] != wanted:
+            raise MalformedFile(path, f"its {name} are not a table as every ledger has it")
 
 
 def _connect(path: Path, options: str) -> sqlite3.Connection:
@@ -117,10 +129,19 @@ def _lock_path(path: Path) -> Path:
     return path.with_name(path.name + ".lock")
 
 
+def _open_lock(path: Path, flags: int) -> int:
+    """Open the lock. OSError if something else is there: opening a FIFO would wait for its other end."""
+    fd = os.open(_lock_path(path), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(f"{_lock_path(path)} is not a regular file")
+    return fd
+
+
 def take_lock(path: Path) -> int:
     """Lock the ledger for its one writer, until the returned descriptor is closed or the process ends."""
     try:
-        fd = os.open(_lock_path(path), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fd = _open_lock(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise LedgerError(f"{path} cannot be written: {error.strerror or error}") from None
     deadline = time.monotonic() + LOCK_S
@@ -138,7 +159,7 @@ def take_lock(path: Path) -> int:
 def being_written(path: Path) -> bool:
     """True if a process has it open for writing now, this one included."""
     try:
-        fd = os.open(_lock_path(path), os.O_RDONLY)
+        fd = _open_lock(path, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -77,8 +77,12 @@ class Gang:
     def begin(self, cluster: Cluster) -> Cluster:
         """Return the cluster in the place where the placement starts it; as it is if the market has none for it."""
         self._planned = next(iter(cluster.gang), None)
+        return self.offered(cluster) or cluster
+
+    def offered(self, cluster: Cluster) -> Cluster | None:
+        """Return the cluster in the place where the placement would start it now; None if it would wait."""
         found = self._best_zone(cluster)
-        return cluster if found is None else in_place(cluster, found)
+        return None if found is None else in_place(cluster, found)
 
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Moved | None:
         """Return the cluster elsewhere, since the market does not have this machine: in another zone of the plan, else

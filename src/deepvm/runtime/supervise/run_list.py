@@ -29,7 +29,7 @@ def all_overviews() -> Iterator[Overview]:
     for found in all_runs():
         try:
             yield _overview(RunFolder.find(found.name))
-        except (DeepvmError, KeyError, TypeError, AttributeError) as error:
+        except (DeepvmError, LookupError, TypeError, AttributeError, ArithmeticError, ValueError, OSError) as error:
             yield Overview(run=found.name, on="?", state=f"cannot be read: {error}", started_s=None, script="")
 
 

@@ -104,7 +104,7 @@ class FileStore(Store):
         with explained(path, missing=_GONE.format(path)):
             if not is_local(path):
                 return None
-            return MappedBytes(view=memoryview(map_file(path, manifest)), complete=True)
+            return MappedBytes(view=memoryview(map_file(path, manifest)))
 
     def writer(self, run: str, step: int, *, size_bytes: int, chunk_bytes: int) -> FileWriter:
         check = UploadCheck(run, step, size_bytes, chunk_bytes)
