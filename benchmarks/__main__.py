@@ -60,7 +60,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, help="repeats, where a benchmark has rounds")
     parser.add_argument("--no-peers", action="store_true", help="leave out peers that need environments of their own")
     parser.add_argument("--only", action="append", default=[], help="a workload of the benchmark; may be repeated")
-    parser.add_argument("--traces", type=Path, help="recorded spot markets, for market; without it, drawn ones")
+    parser.add_argument(
+        "--traces", type=Path, help="recorded spot markets, for market and risk; without it, drawn ones"
+    )
     parser.add_argument("--meaning", choices=("up", "preempted"), default="up", help="what the traces count")
     parser.add_argument("--share", type=float, default=0.5, help="of each trace that is history, for market")
     given = parser.parse_args(arguments)

@@ -16,10 +16,11 @@ from deepvm.calibrate.compute.devices import check_precision, pick_device
 from deepvm.calibrate.compute.power import PowerMeter
 from deepvm.calibrate.compute.steady import doubts, is_steady
 from deepvm.calibrate.compute.stepping import time_steps
+from deepvm.calibrate.profile_file import ProfileFile
 from deepvm.errors import UnknownName, UsageError
 from deepvm.performance.job import Job
 from deepvm.performance.measured import Provenance, Samples
-from deepvm.performance.profile import read_profile
+from deepvm.performance.profile import ComputePoint, read_profile
 from deepvm.runtime.this_machine import here_and_now
 
 QUICK = ComputeSettings(workload="tiny", batches=(1, 2), repeats=2, limit_s=0.05)
@@ -82,6 +83,32 @@ def test_again_measures_what_the_file_has(tmp_path: Path) -> None:
     again = calibrate_compute(replace(settings, again=True))
     assert again.measured == 1
     assert again.profile.compute[0].step_s != first.profile.compute[0].step_s
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(
+    ("workload", "batches"),
+    [("resnet18", (16, 32, 64)), ("resnet50", (1, 2, 4)), ("efficientnet-v2-m", (1, 2)), ("gpt2", (1, 2)),
+     ("tiny", (16, 32, 64))],
+)  # fmt: skip
+def test_batches_unless_given_are_those_of_a_processor(workload: str, batches: tuple[int, ...], tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    file = ProfileFile.open(output, workload=workload)
+    file.add(*(ComputePoint(batch=batch, step_s=Samples((0.5,))) for batch in reversed(batches[:-1])))
+    told: list[tuple[str, int, int]] = []
+
+    def progress(*row: object) -> None:
+        told.append(row)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    settings = ComputeSettings(workload=workload, output=output, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_compute(settings, progress)
+    assert told == [(f"{workload}, batch {batches[-1]}", 0, 1)]
+    file.add(ComputePoint(batch=batches[-1], step_s=Samples((0.5,))))
+    found = calibrate_compute(settings, progress)
+    assert found.measured == 0
+    assert tuple(rating.point.batch for rating in found.ratings) == batches
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +15,12 @@ import torch
 import deepvm
 from deepvm.calibrate.counting import StepCounter
 from deepvm.calibrate.job import profile_model
-from deepvm.calibrate.models import registry
+from deepvm.calibrate.models import registry, transformers_config
 from deepvm.calibrate.models.dry_run import on_meta
 from deepvm.calibrate.models.registry import MODELS, find_model
 from deepvm.cli.app import run
 from deepvm.errors import DeepvmError, MalformedFile, UsageError
+from tests.support.golden import rounded, same_as_file
 
 # torchvision's and Hugging Face's own counts
 PUBLISHED = {
@@ -57,6 +60,25 @@ def test_flops_of_a_step_are_three_times_the_published_forward_pass(name: str, g
     job = profile_model(name, batch=2)
     assert MODELS[name].size == size
     assert job.flops_per_step == pytest.approx(2 * 3 * 2 * giga_products * 1e9, rel=0.03)
+
+
+WHOLE: tuple[dict[str, object], ...] = (
+    *({"name": name} for name in ("resnet18", "resnet50", "efficientnet-v2-m", "vgg16", "vit-b16", "gpt2")),
+    *({"name": name} for name in ("bert-base", "llama-7b")),
+    {"name": "llama3-8b", "precision": "bf16", "parallel": "fsdp"},
+    {"name": "gpt2", "precision": "fp16", "batch": 3, "optimizer": "sgd", "parallel": "fsdp"},
+    {"name": "resnet18", "precision": "bf16", "batch": 2, "optimizer": "adafactor"},
+)  # fmt: skip
+
+
+def test_whole_jobs_of_models_are_what_they_were() -> None:
+    parts = [f"=== {options}\n{json.dumps(profile_model(**options).to_json(), indent=1)}\n" for options in WHOLE]  # type: ignore[arg-type]
+    same_as_file(rounded("".join(parts)), Path(__file__).with_name("drawings") / "jobs-of-models.txt")
+
+
+def test_every_model_has_a_size_and_a_batch() -> None:
+    found = {name: (spec.size, spec.batch, spec.of_text) for name, spec in MODELS.items()}
+    same_as_file(json.dumps(found, indent=0), Path(__file__).with_name("drawings") / "models.txt")
 
 
 def test_depthwise_convolutions_count_once_for_each_channel() -> None:
@@ -224,6 +246,83 @@ def test_a_configuration_that_transformers_refuses_is_one_sentence(change: dict[
     with pytest.raises(MalformedFile, match="transformers cannot") as refused:
         profile_model(config(tmp_path, **change))
     assert "\n" not in str(refused.value)
+
+
+class StandIn(torch.nn.Module):
+    """A model of the stand-in of transformers; the real one is not installed where most tests run."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        if config.refused:
+            raise ValueError("a bad number")
+        self.embedding = torch.nn.Embedding(10, 4)
+
+
+@pytest.fixture
+def transformers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A package like transformers as far as a configuration is read: configurations are their own documents."""
+
+    def for_model(**document: object) -> SimpleNamespace:
+        if document["model_type"] == "unknown":
+            raise ValueError("no such type\nsecond line")
+        return SimpleNamespace(**{"architectures": ["StandIn"], "refused": False, **document})
+
+    module = SimpleNamespace(
+        AutoConfig=SimpleNamespace(for_model=for_model), PreTrainedModel=torch.nn.Module, StandIn=StandIn
+    )
+    monkeypatch.setitem(sys.modules, "transformers", module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("document", "name", "expected"),
+    [
+        ({"vocab_size": 9, "max_position_embeddings": 64}, "x", (64, 1, True)),
+        ({"vocab_size": 9, "n_positions": 32, "_name_or_path": "mine"}, "mine", (32, 1, True)),
+        ({"vocab_size": 9}, "x", (1024, 1, True)),
+        ({"vocab_size": 9, "max_position_embeddings": 10**6}, "x", (8192, 1, True)),
+        ({"image_size": 96}, "x", (96, 8, False)),
+        ({"image_size": [96, 96]}, "x", (224, 8, False)),
+        ({}, "x", (224, 8, False)),
+    ],
+)
+def test_a_configuration_tells_the_size_and_the_kind_of_data(
+    document: dict[str, object], name: str, expected: tuple[int, int, bool], tmp_path: Path,
+    transformers: SimpleNamespace,
+) -> None:  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "x", "auto_map": {"AutoConfig": "evil.py"}, **document}))
+    assert transformers_config.is_config(str(path))
+    found, spec = transformers_config.load_config(str(path))
+    assert (found, (spec.size, spec.batch, spec.of_text)) == (name, expected)
+    made = spec.make()
+    assert isinstance(made, StandIn)
+
+
+def test_code_of_a_configuration_is_never_loaded(tmp_path: Path, transformers: SimpleNamespace) -> None:
+    read: list[object] = []
+    for_model = transformers.AutoConfig.for_model
+    transformers.AutoConfig.for_model = lambda **document: read.append(document) or for_model(**document)
+    transformers_config.load_config(config(tmp_path, auto_map={"AutoConfig": "evil.py"}, model_type="x"))
+    assert len(read) == 1
+    assert "auto_map" not in str(read)
+
+
+def test_a_configuration_that_cannot_be_read_or_made_is_one_sentence(
+    tmp_path: Path, transformers: SimpleNamespace
+) -> None:
+    with pytest.raises(MalformedFile, match=r"transformers cannot read it: no such type$"):
+        transformers_config.load_config(config(tmp_path, model_type="unknown"))
+    _, spec = transformers_config.load_config(config(tmp_path, model_type="x", refused=True))
+    with pytest.raises(MalformedFile, match="transformers cannot make StandIn: a bad number"):
+        spec.make()
+
+
+def test_names_of_files_are_configurations(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert [transformers_config.is_config(name) for name in ("gpt2", "x.json", str(tmp_path / "file"))] == [
+        False, True, True,
+    ]  # fmt: skip
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:

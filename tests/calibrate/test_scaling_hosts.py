@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from deepvm.calibrate.scaling import ScalingSettings, calibrate_scaling
-from deepvm.calibrate.scaling.hosts import examine, parse_hosts
+from deepvm.calibrate.scaling.hosts import Hosts, examine, parse_hosts
+from deepvm.calibrate.scaling.processes import run_group
 from deepvm.calibrate.scaling.worker import own_address
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.performance.measured import Machine, Provenance
@@ -108,6 +109,19 @@ def test_hosts_are_parsed() -> None:
 def test_a_host_meets_the_others_at_the_address_that_ssh_arrived_at() -> None:
     assert own_address({"SSH_CONNECTION": "10.0.0.1 40000 10.0.0.2 22"}) == "10.0.0.2"
     assert own_address({}) == "127.0.0.1"
+
+
+@pytest.mark.timeout(300)
+def test_ranks_of_two_hosts_meet_at_a_port_of_the_first(shell: Path) -> None:
+    hosts = Hosts(names=("h1", "h2"), python=sys.executable, provenance=HERE, device="cpu")
+    ticks: list[int] = []
+    task = {"workload": "tiny", "width": 4, "depth": 1, "batch": 1, "precision": "fp32", "device": "cpu", "repeats": 2,
+            "limit_s": 0.05}  # fmt: skip
+    answer = run_group(task, workers=2, hosts=hosts, tick=lambda: ticks.append(1), silence_s=200.0)
+    assert {*answer} == {"seconds", "settled", "gradient_bytes"}
+    assert len(answer["seconds"]) >= 2
+    assert answer["gradient_bytes"] > 0
+    assert len(ticks) > len(answer["seconds"])  # the meeting, warm-up and timed steps
 
 
 @pytest.mark.chaos

@@ -64,6 +64,46 @@ def test_a_gang_moves_when_its_zone_is_down_and_returns_when_that_is_cheaper_aga
     assert {float(usd) for usd in traces[0].prices} == {0.1}
 
 
+def test_a_gang_that_the_market_keeps_waiting_goes_on_demand_and_no_step_is_lost_by_that(tmp_path: Path) -> None:
+    """The market has no machine from the 25th second on."""
+    speed, deadline_s, work_s = 600, 220.0, 60.0
+    (tmp_path / "market").mkdir()
+    up = [2] * 25 + [0] * 2000
+    document = {"metadata": {"gap_seconds": 600}, "data": up, "prices": [0.1] * len(up)}
+    (tmp_path / "market" / f"{A}_T4_1.json").write_text(json.dumps(document), encoding="utf-8")
+    path = write_plan(tmp_path)
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    best = plan["recommendations"][0]
+    best["conduct"] = {
+        "zones": [A], "at_loss": "wait", "least_workers": 17, "save": "every 10 steps or at notice",
+        "tier": "memory", "replicas": 1, "fallback": "on-demand at the last moment", "fallback_tries": 2,
+    }  # fmt: skip
+    plan["request"] |= {
+        "work_eflops_h": best["performance"] * work_s * speed / 3600, "deadline_s": deadline_s * speed,
+    }  # fmt: skip
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    played = f"market:{tmp_path / 'market'}:meaning=up:speed={speed}"
+    options = ["--steps", str(STEPS), "--preempt", played, "--json"]
+    words = words_for(tmp_path, "run", STEPS, "--step-s", "0.25", options=options)
+    words = [word for word in words if word not in ("--save", "every 10 steps or at notice")]  # the plan's own
+    with running(tmp_path, words, name="run") as run:
+        code, out, err = run.end(600.0)
+    assert code == 0, err
+    report = json.loads(out)
+    assert weights(tmp_path, "run") == undisturbed(tmp_path, STEPS)
+    assert check_repeats(run.events()) == report["steps"]["repeated"] == report["steps"]["lost"]
+    (hired,) = run.events("replanned")
+    assert "goes on demand" in hired.data["changes"][0]
+    asked = [event for event in run.events("machine-asked") if event.machine == "worker/0"]
+    assert [event.data["market"] for event in asked[:2]] == ["spot", "on-demand"]
+    assert [event.data["usd_per_hour"] for event in asked[:2]] == [0.1, asked[0].data["on_demand_usd_per_hour"]]
+    worker = next(role for role in report["bill"]["roles"] if role["role"] == "worker")
+    assert 0 < worker["fallback_usd"] < worker["usd"]
+    with Ledger.open(run.ledger) as ledger:
+        traces = market_traces(ledger.events(), ledger.cluster, 1.0)
+    assert traces[0].up[0] == 2
+
+
 def test_a_plan_without_memory_nodes_keeps_its_checkpoints_in_the_durable_store(tmp_path: Path) -> None:
     path = write_plan(tmp_path)
     plan = json.loads(path.read_text(encoding="utf-8"))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from deepvm.checkpoint.handle import SaveHandle
+from deepvm.checkpoint.handle import SaveHandle, Status
 from deepvm.errors import CheckpointError, UsageError
 
 
@@ -24,6 +24,21 @@ def test_states_only_advance_and_the_end_is_the_end() -> None:
     handle.advance("durable")
     assert handle.state == "failed"
     assert repr(handle) == "SaveHandle(step=7, state='failed', on the disk)"
+
+
+def test_a_new_save_has_moved_nothing_and_a_new_checkpointer_has_saved_nothing() -> None:
+    began = time.perf_counter()
+    found = vars(SaveHandle(7, 2))
+    assert began <= found.pop("began_s") <= time.perf_counter()
+    assert found == {
+        "step": 7, "attempt": 2, "stall_s": 0.0, "size_bytes": 0, "bytes_in_place": 0, "bytes_sent": 0, "bytes_kept": 0,
+        "reason": None, "state": "taken",
+    }  # fmt: skip
+    counted = {name: value for name, value in vars(Status()).items() if value is not None}
+    assert counted == {
+        "taken": 0, "remote": 0, "durable": 0, "skipped": 0, "failed": 0, "stall_s": 0.0, "bytes_sent": 0,
+        "bytes_kept": 0, "staging_bytes": 0, "nodes_down": (), "drift": (),
+    }  # fmt: skip
 
 
 def test_a_state_that_was_reached_or_passed_is_not_waited_for() -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint import Checkpointer, serialized_calls
+from deepvm.errors import CheckpointError
 from deepvm.memnode import MemoryNode
 from deepvm.policy import Retention
 
@@ -136,3 +137,26 @@ def test_closing_within_a_save_leaves_the_save_whole(store: str) -> None:
     ckpt.save(1).wait("remote", WAIT_S)
     ckpt.close()
     assert _steps(store) == [1]
+
+
+def test_a_call_that_never_gets_its_turn_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serialized_calls, "TURN_S", 0.0)
+    turns, held, release = serialized_calls.Turns(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with turns:
+            held.set()
+            release.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    held.wait(60)
+    with pytest.raises(CheckpointError, match="another thread has been in a call of this checkpointer for 0 s"), turns:
+        pass
+    release.set()
+    other.join()
+    with turns:
+        assert turns.nested is False
+        with turns:
+            assert turns.nested is True
+        assert turns.nested is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from deepvm.cli.app import run
+from deepvm.cli.replay import _build
+from deepvm.errors import UsageError
 from deepvm.store.files.store import FileStore
 from tests.support.store.checkpoints import payload, read, safetensors_payload, save
 from tests.support.store.places import FilePlace
@@ -134,3 +137,38 @@ def test_questions_without_an_answer_are_reported_in_a_sentence(kept: Path, ask:
     ):
         found, document = ask(*words)
         assert (found, text in document["error"]["message"]) == (code, True), document
+
+
+@pytest.mark.parametrize(
+    ("spec", "told"),
+    [
+        ("train.py", "--replay 'train.py' does not name a function in a file: write it as train.py:function"),
+        ("train.py:", "does not name a function in a file"),
+        (":build", "does not name a function in a file"),
+        ("missing.py:build", "does not name a function in a file"),
+        ("train.txt:build", "train.txt is not a Python file: write it as train.py:function"),
+        ("train.py:nothing", "train.py has no function nothing: write it"),
+        ("train.py:value", "train.py has no function value"),
+        ("train.py:three", "three in train.py returned tuple: write it"),
+        ("train.py:nested", "nested in train.py returned list"),
+        ("train.py:wrong", "wrong in train.py returned tuple"),
+        ("train.py:still", "still in train.py returned tuple"),
+    ],
+)
+def test_a_replay_needs_a_function_that_returns_state_and_step(
+    spec: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for name in ("train.py", "train.txt"):
+        Path(name).write_text(
+            "value = 7\nstep = lambda: None\ndef build(): return {'a': 1}, step\ndef three(): return {}, step, 1\n"
+            "def nested(): return [{}, step]\ndef wrong(): return [], step\ndef still(): return {}, 3\n"
+        )
+    with pytest.raises(UsageError) as refused:
+        _build(spec)
+    assert told in str(refused.value)
+    state, step = _build("train.py:build")
+    assert (state, step()) == ({"a": 1}, None)
+    assert sys.path[0] == str(tmp_path)
+    monkeypatch.delitem(sys.modules, "train")

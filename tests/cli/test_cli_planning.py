@@ -92,6 +92,16 @@ def test_types_that_a_plan_leaves_out_are_counted_with_the_reason(capsys: pytest
         assert bool(re.search(rf"left out: \d+ .*{reason}", shown)) == bool(words), shown
 
 
+def test_the_memory_that_is_given_wins_over_that_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--budget", "3", "--model", "gpt2", "--batch", "4096"]
+    assert run(words) == 3
+    assert "too little GPU memory" in capsys.readouterr().err
+    assert run([*words, "--min-gpu-memory", "16", "--explain"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GPU memory 16 GB, given" in shown
+    assert "too little GPU memory" not in shown
+
+
 def test_a_quota_whose_raise_would_help_is_explained_with_what_it_buys(capsys: pytest.CaptureFixture[str]) -> None:
     words = "plan --budget 3 --catalog paper-aws-2023 --quota G:spot=16 --explain"
     assert run(words.split()) == 0

@@ -40,6 +40,13 @@ def test_the_terminal_shows_conduct_distribution_and_what_preemption_costs(capsy
         assert part in shown
 
 
+def test_a_plan_on_demand_has_no_history_to_lack(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WORK.split(), "--architecture", "all-on-demand"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "on-demand machines are assumed to be there, and to stay" in shown
+    assert "not enough history" not in shown
+
+
 def test_cost_alone_is_answered_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*WORK.split(), "--json"]) == 0
     assert any("--deadline" in line for line in json.loads(capsys.readouterr().out)["advice"])

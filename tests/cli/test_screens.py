@@ -6,10 +6,6 @@ After a change that is meant, ``SCREENS=write pytest tests/cli/test_screens.py``
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
-import time
-from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 
@@ -23,15 +19,13 @@ from deepvm.cli.app import run
 from deepvm.cli.run.report import show_report
 from deepvm.runtime.ledger.report import make_report
 from deepvm.store.files.store import FileStore
+from tests.cli.conftest import DAY, Screen
 from tests.cli.run.test_run_report import long_story
 from tests.runtime.ledger.test_report import CLUSTER, STORY
 from tests.support.store.checkpoints import payload, safetensors_payload, save
 from tests.support.store.places import FilePlace
 
-SCREENS = Path(__file__).with_name("screens")
-DAY = date(2026, 8, 22)
-
-Screen = Callable[..., None]
+pytestmark = pytest.mark.usefixtures("terminal")
 
 
 def prices(rows: list[tuple[int, int, float, float | None, int]]) -> Prices:
@@ -72,36 +66,6 @@ def small_catalog() -> Catalog:
         quotas=(Quota(families=("G", "VT"), market=Market.SPOT, vcpus=128, region="us-east-1"),),
         notes=("A note in [brackets].",),
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path) -> Iterator[None]:
-    """Paths are relative, so that no line is longer on one machine than on another."""
-    with pytest.MonkeyPatch.context() as patched:
-        for name, value in (("DEEPVM_HOME", "home"), ("COLUMNS", "120"), ("NO_COLOR", "1"), ("TZ", "UTC")):
-            patched.setenv(name, value)
-        patched.setattr(commands, "_today", lambda: DAY)
-        patched.chdir(tmp_path)
-        time.tzset()
-        yield
-    time.tzset()
-
-
-@pytest.fixture
-def screen(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Screen:
-    """Compare what was printed since the last call with a file."""
-
-    def compare(name: str) -> None:
-        shown = capsys.readouterr().out.replace(str(tmp_path), "FOLDER")
-        shown = re.sub(r"[\d.]+ m?s, [\d.]+ [kMG]?B/s", "T s, R B/s", shown)
-        shown = "".join(line.rstrip() + "\n" for line in shown.splitlines())
-        file = SCREENS / f"{name}.txt"
-        if os.environ.get("SCREENS") == "write":
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(shown, encoding="utf-8")
-        assert shown == file.read_text(encoding="utf-8")
-
-    return compare
 
 
 def deepvm(*words: object, code: int = 0) -> None:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import struct
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -15,8 +17,8 @@ from typing import Any
 import pytest
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
+from deepvm.fetch import clock, segment, segment_files, segment_reader, segment_writer
 from deepvm.fetch import pull as pull_module
-from deepvm.fetch import segment, segment_files, segment_reader, segment_writer
 from deepvm.fetch.fetched_store import FetchedStore, fetched_before
 from deepvm.fetch.pull import Unwanted, pull
 from deepvm.fetch.segment import ALIGN_BYTES, PAGE_BYTES, About, Head, State
@@ -562,3 +564,54 @@ def test_a_pull_that_is_stopped_leaves_nothing(path: Path, tmp_path: Path, monke
     finally:
         released.set()
     assert not path.exists()
+
+
+def test_folders_and_files_that_cannot_be_are_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"/file/in cannot be made \(Not a directory\): pass another path with --into"):
+        segment_files.make_folder(tmp_path / "file" / "in")
+    (tmp_path / "loop").symlink_to("loop")
+    with (
+        pytest.raises(AccessDenied, match=r"/loop cannot be opened: Too many levels of symbolic links"),
+        segment_files.open_folder(tmp_path / "loop"),
+    ):
+        pass
+    for missing in ("nothing", "file"):
+        with pytest.raises(FileNotFoundError), segment_files.open_folder(tmp_path / missing):
+            pass
+
+
+def test_a_segment_that_cannot_be_made_is_reported(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(segment_files, "create", full)
+    with pytest.raises(StoreUnavailable, match="/run-a cannot be made: No space left on device"):
+        SegmentWriter(path)
+
+
+def test_a_segment_that_was_cut_off_is_corrupt(path: Path) -> None:
+    filled(path)
+    found = reader(path)
+    into = memoryview(bytearray(len(DATA)))
+    found.read(0, into)
+    assert bytes(into) == DATA
+    os.truncate(path, PAGE_BYTES)
+    with pytest.raises(Corrupt, match="is truncated at"):
+        found.read(0, into)
+    found.close()
+
+
+def test_a_process_that_is_not_there_was_started_at_0_and_this_one_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert clock.started_ticks(2**31 - 1) == 0
+    own = clock.started_ticks()
+    assert own == clock.started_ticks(os.getpid()) > clock.started_ticks(1) >= 0
+    assert clock.process_started_s() == own / os.sysconf("SC_CLK_TCK") <= clock.now_s()
+    monkeypatch.setattr(clock, "started_ticks", lambda: 0)
+    assert own / os.sysconf("SC_CLK_TCK") <= clock.process_started_s() <= clock.now_s()
+
+
+def test_the_package_is_the_command() -> None:
+    words = [sys.executable, "-m", "deepvm.fetch", "--help"]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert found.stdout.startswith("usage: deepvm-fetch")

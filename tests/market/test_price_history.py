@@ -1,14 +1,13 @@
-"""Price histories: changes only, lookups with their age, percentiles, columns of a market, and files that are wrong."""
+"""Price histories: changes only, lookups with their age, percentiles, and files that are wrong."""
 
 from __future__ import annotations
 
 import gzip
 import math
 from dataclasses import replace
-from datetime import date, datetime, timezone
+from datetime import date
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from hypothesis import strategies as st
 from deepvm.catalog import Instance
 from deepvm.errors import MalformedFile, UnknownName, UsageError
 from deepvm.market.history import PriceHistory
-from deepvm.market.market import Market
 from tests.support.small_markets import small_catalog
 
 HEADER = "cloud,type,place,market,date,usd_per_h\n"
@@ -37,17 +35,6 @@ def history(tmp_path: Path) -> PriceHistory:
 
 def day(number: int) -> date:
     return date(2026, 8, number)
-
-
-def market(zones: tuple[str, ...] = ("use1-az1",), *, ticks: int = 8, start_s: float | None = None) -> Market:
-    return Market(
-        zones=zones,
-        tick_s=43200,
-        capacity=np.ones((len(zones), ticks), np.int32),
-        price=np.ones((len(zones), ticks)),
-        on_demand_usd=np.ones(len(zones)),
-        start_s=start_s,
-    )
 
 
 def test_only_changes_are_kept(history: PriceHistory) -> None:
@@ -75,20 +62,9 @@ def test_percentiles_count_every_day_once(history: PriceHistory) -> None:
         history.percentile(101, 3, *spot)
 
 
-def test_a_market_gets_a_column_of_prices_and_keeps_the_last_one_while_not_offered(history: PriceHistory) -> None:
-    start = datetime(2026, 8, 4, tzinfo=timezone.utc)
-    prices = history.prices_for(market(ticks=12), "g4dn.xlarge", start)
-    assert prices[0].tolist() == [0.2, 0.2, *[0.3] * 10]
-    dated = history.prices_for(market(ticks=12, start_s=start.timestamp()), "g4dn.xlarge")
-    assert (dated == prices).all()
-    with pytest.raises(UsageError, match="no start time"):
-        history.prices_for(market(), "g4dn.xlarge")
-    with pytest.raises(UsageError, match="is known on 2026-07-01: the first is of 2026-08-01"):
-        history.prices_for(market(), "g4dn.xlarge", datetime(2026, 7, 1, tzinfo=timezone.utc))
-    with pytest.raises(UsageError, match="in elsewhere or its region"):
-        history.prices_for(market(("elsewhere",)), "g4dn.xlarge", start)
+def test_an_unknown_type_is_refused_with_the_nearest_name(history: PriceHistory) -> None:
     with pytest.raises(UnknownName, match=r"did you mean g4dn\.xlarge"):
-        history.prices_for(market(), "g4dn.xlrge", start)
+        history.keys("g4dn.xlrge")
 
 
 def test_a_written_history_reads_the_same_and_repeats_its_bytes(history: PriceHistory, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from deepvm.paper.figures import draw_sweep, draw_table, draw_transmission
 from deepvm.paper.sweeps import Sweeps
 from deepvm.paper.transmission import make_transmission
 from deepvm.plan import Point
+from tests.support.drawings import recorded
 
 STARTS = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
 POINTS = [
@@ -27,6 +28,23 @@ def test_the_suffix_chooses_the_format(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"sweep{suffix}"
     draw_sweep(POINTS, path, title="three budgets")
     assert path.read_bytes().startswith(STARTS[suffix])
+
+
+@pytest.mark.parametrize(("count", "marker"), [(24, "marker o 4"), (25, "")])
+def test_few_budgets_get_a_dot_each(count: int, marker: str, tmp_path: Path) -> None:
+    points = [Point(policy="noscale", budget_usd=float(usd), count=usd, performance=2.0 * usd) for usd in range(count)]
+    with recorded() as drawings:
+        draw_sweep(points, tmp_path / "f.svg", title="t")
+    assert (marker in drawings["t"]) is True
+    assert ("marker" in drawings["t"]) is bool(marker)
+    assert "performance (relative to the highest)" in drawings["t"]
+
+
+def test_a_sweep_without_any_cluster_says_so(tmp_path: Path) -> None:
+    with recorded() as drawings:
+        draw_sweep([Point(policy="deepvm", budget_usd=1.0)], tmp_path / "f.svg", title="t")
+    assert "axes  (hidden)" in drawings["t"]
+    assert "text 'nothing is feasible at these budgets' #222222 10 normal center" in drawings["t"]
 
 
 def test_a_drawing_names_its_policies_and_its_title(sweeps: Sweeps, tmp_path: Path) -> None:

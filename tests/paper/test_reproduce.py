@@ -17,7 +17,9 @@ from deepvm.paper import Reproduction, reference, reproduce
 from deepvm.paper.clusters import make_rows
 from deepvm.paper.reproduce import _Folder
 from deepvm.paper.sweeps import Sweeps
+from tests.support.golden import rounded, same_as_file
 
+HERE = Path(__file__).parent
 FIGURES = {  # name: width and height, in points
     "table-iv": (988.56, 228.96),
     "figure-3-published": (604.8, 331.2),
@@ -45,6 +47,49 @@ def test_every_figure_is_a_drawing_a_picture_and_a_table(name: str, made: Reprod
     assert picture.startswith(b"\x89PNG")
     assert len(picture) > 10_000
     assert read(made, name)
+
+
+def test_every_figure_shows_what_it_showed(made: Reproduction, drawings: dict[str, str]) -> None:
+    assert len(drawings) == len(FIGURES)
+    text = "".join(f"=== {title}\n{drawn}\n" for title, drawn in drawings.items())
+    same_as_file(text, HERE / "drawings" / "reproduction.txt")
+
+
+def test_tables_and_comparison_are_as_they_were(made: Reproduction) -> None:
+    parts = []
+    for file in sorted(made.out.iterdir()):
+        lines = file.read_text(encoding="utf-8").splitlines() if file.suffix in (".csv", ".md") else []
+        if file.name == "comparison.csv":
+            continue  # it has the rows of comparison.md
+        some = lines if len(lines) < 60 else [lines[0], *lines[5::10]]
+        parts += [f"=== {file.name}, {len(lines)} lines", *some, ""] if lines else [f"=== {file.name}"]
+    same_as_file(rounded("\n".join(parts)), HERE / "drawings" / "tables.txt")
+
+
+@pytest.mark.parametrize("columns", [100, 160])
+def test_the_command_shows_the_comparison(
+    columns: int, made: Reproduction, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Path] = []
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr("deepvm.paper.reproduce", lambda out, progress: told.append(out) or made)
+    assert run(["reproduce"]) == 0
+    assert told == [Path("reproduction")]
+    shown = capsys.readouterr().out.replace(str(made.out), "FOLDER")
+    same_as_file(shown, HERE / "drawings" / f"screen-{columns}.txt")
+
+
+def test_progress_names_each_step_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _Folder(tmp_path, lambda *row: told.append(row))
+    told: list[tuple[str, int, int]] = []
+    folder.report("planning")
+    assert [path.name for path in folder.pictures("optimum")] == ["optimum.svg", "optimum.png"]
+    folder.text("a.txt", "a")
+    folder.report("comparison")
+    assert told == [("planning", 0, 10), ("optimum", 1, 10), ("comparison", 2, 10)]
+    assert [path.name for path in folder.files] == ["optimum.svg", "optimum.png", "a.txt"]
+    with pytest.raises(UsageError, match=r"missing/b\.txt cannot be written"):
+        folder.text("missing/b.txt", "")
 
 
 def test_all_files_are_listed_and_nothing_else_is_written(made: Reproduction) -> None:

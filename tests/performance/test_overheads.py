@@ -107,3 +107,51 @@ def test_a_first_step_counts_on_the_same_instance_only_and_its_own_profile_wins(
 def test_a_start_faster_than_a_template_is_allowed() -> None:
     path, _ = restore_path([profile(start={100: 0.001})], PATH)
     assert path.template_s <= path.import_s < IMPORT_S
+
+
+def test_defaults_are_these_seconds_for_nothing_and_for_a_gigabyte() -> None:
+    found = {name: (overhead([], name, 0).seconds, overhead([], name, 1e9).seconds) for name in OVERHEADS}
+    assert found == {
+        "save_stall": (0.01, 0.01),
+        "save_remote": (0.02, pytest.approx(1.62)),
+        "save_durable": (0.1, pytest.approx(5.1)),
+        "detection": (0.1, 0.1),
+        "regroup": (1.0, 1.0),
+        "start": (1.5, 1.5),
+        "restore": (0.02, pytest.approx(1.62)),
+        "first_step": (0.0, 0.0),
+    }
+    assert overhead([], "start", 5).to_json() == {"name": "start", "seconds": 1.5, "how": "default"}
+
+
+def test_between_and_beyond_three_sizes_the_nearest_two_count() -> None:
+    found = profile(restore={10: 0.1, 100: 1.0, 1000: 4.6}, save_stall={10: 0.2, 100: 0.1})
+    assert at("restore", 100, found) == (1.0, "measured")
+    assert at("restore", 550, found) == (2.8, "interpolated")
+    assert at("restore", 2000, found) == (8.6, "extrapolated")
+    assert at("restore", 5, found) == (0.05, "extrapolated")
+    assert at("save_stall", 55, found) == (0.15, "interpolated")
+    assert at("save_stall", 1000, found) == (0.1, "extrapolated")
+    steep = profile(restore={100: 0.1, 200: 1.0})
+    assert at("restore", 10, steep) == (0.0, "extrapolated")
+    assert at("restore", 300, steep) == (1.9, "extrapolated")
+
+
+def test_one_size_is_a_constant_part_and_one_that_grows() -> None:
+    assert at("restore", 50, profile(restore={100: 0.01})) == (
+        0.01,
+        "extrapolated",
+    )  # the constant is at most all of it
+    assert at("restore", 50, profile(restore={0: 0.5})) == (0.5, "extrapolated")
+    assert at("save_durable", 50, profile(save_durable={100: 1.1})) == (0.6, "extrapolated")
+
+
+def test_a_worker_takes_in_what_was_restored_beyond_the_smallest_state() -> None:
+    def rate(**restores: dict[int, float]) -> float:
+        return restore_path([profile(**restores)], PATH)[0].checksum_bytes_per_s
+
+    assert rate(restore={10: 0.1, 50: 9.0, 110: 0.6}) == pytest.approx(200 * MB)
+    assert rate(restore={100: 0.5}) == pytest.approx(200 * MB)
+    assert rate(restore={10: 0.5, 100: 0.4}) == pytest.approx(250 * MB)
+    assert rate(restore={0: 0.5}) == PATH.checksum_bytes_per_s
+    assert rate(detection={10: 0.5}) == PATH.checksum_bytes_per_s

@@ -130,3 +130,41 @@ def test_figures_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     figures = {"state_bytes": 1e9, "worker_link_bytes_per_s": 1e9, "node_link_bytes_per_s": 1e9, **wrong}
     with pytest.raises(UsageError):
         RestorePath(**figures)
+
+
+def test_a_restore_with_usual_figures_takes_these_seconds() -> None:
+    path = RestorePath(state_bytes=1e9, worker_link_bytes_per_s=1e10, node_link_bytes_per_s=1e10)
+    assert restore_time(path).to_json() == {
+        "detection_s": 0.1,
+        "entry_s": 1.2,
+        "rendezvous_s": 1.0,
+        "model_s": 0.3,
+        "fetch_s": pytest.approx(0.8),  # over two connections of 5 Gbit/s
+        "first_step_s": 0.0,
+        "total_s": pytest.approx(3.4),
+        "rest_s": 0.0,
+        "bound_by": "its connections",
+    }
+    fast = replace(
+        path, template=True, overlapped=True, on_demand=True, first_loss_share=0.25, flow_bytes_per_s=math.inf
+    )
+    assert restore_time(fast).to_json() == {
+        "detection_s": 0.1,
+        "entry_s": 0.02,
+        "rendezvous_s": 1.0,
+        "model_s": 0.3,
+        "fetch_s": pytest.approx(0.03125),
+        "first_step_s": 0.0,
+        "total_s": pytest.approx(1.42),
+        "rest_s": pytest.approx(0.09375),
+        "bound_by": "checksums",
+    }
+
+
+def test_figures_at_their_limits_are_possible() -> None:
+    least = {"state_bytes": 0, "worker_link_bytes_per_s": 1e9, "node_link_bytes_per_s": 1e9, "first_loss_share": 0}
+    path = RestorePath(**least, import_s=0.5, template_s=0.5)
+    nothing = replace(path, detection_s=0, rendezvous_s=0, import_s=0, template_s=0, model_s=0)
+    assert (restore_s(nothing), restore_time(path).entry_s) == (0.0, 0.5)
+    with pytest.raises(UsageError, match=r"template_s is 0\.6 and import_s 0\.5"):
+        replace(path, template_s=0.6)

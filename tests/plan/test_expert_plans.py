@@ -172,7 +172,7 @@ def test_a_market_has_64_gpus_of_a_type_unless_the_user_knows_better() -> None:
     assert best_of(market, gpu="T4").nodes == 64
     assert best_of(replace(market, instances=(gpu("one", eflops=1.0), *machines[1:]))).nodes == 8
     assert best_of(market, market_gpus=200).nodes == 200
-    with pytest.raises(Infeasible, match=r"the deadline or --market-gpus 1, at any price: .* expect more of a market"):
+    with pytest.raises(Infeasible, match=r"no cluster meets --market-gpus 1, at any price: expect more of a market"):
         best_of(
             small_catalog(machines[1:], [(1, 0, 0.1)], [(0, 0, 0.3)]),
             market_gpus=1,
@@ -191,9 +191,15 @@ def test_a_mixed_cluster_has_no_more_of_a_type_than_its_market() -> None:
     assert [(role.instance, role.count) for role in best.roles] == [("good", 4), ("next", 2), ("c", 1)]
 
 
-def test_a_market_has_one_machine_of_any_type_it_sells() -> None:
-    market = small_catalog([gpu("g", accelerator_count=8), cpu("c")], [(1, 0, 0.1)], [(0, 0, 0.5)])
-    assert best_of(market, market_gpus=4).nodes == 1
+def test_a_market_has_one_machine_of_any_type_it_sells_unless_the_user_limits_it() -> None:
+    large = small_catalog([gpu("g", accelerator_count=128), cpu("c")], [(1, 0, 0.1)], [(0, 0, 4.0)])
+    assert best_of(large).nodes == 1
+    market = small_catalog([gpu("g", accelerator_count=8), cpu("c")], [(0, 0, 3.0), (1, 0, 0.1)], [(0, 0, 0.5)])
+    assert best_of(market, market_gpus=17, architectures=("tiering",)).nodes == 2
+    for more in ({}, {"work_eflops_h": 800.0, "objective": "cost"}, {"mixed": True}):
+        for architectures in (("tiering",), ("all-on-demand",)):
+            with pytest.raises(Infeasible, match="--market-gpus 4"):
+                best_of(market, market_gpus=4, architectures=architectures, **more)  # type: ignore[arg-type]
 
 
 # --- what is recommended ----------------------------------------------------------------------------------------

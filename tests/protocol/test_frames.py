@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -172,3 +173,44 @@ def test_a_connection_without_a_thread_leaves_its_place(monkeypatch: pytest.Monk
     wait_until(lambda: failed, "the report")
     assert len(found) == 0
     found.stop()
+
+
+def test_a_connection_that_cannot_be_served_is_reported_and_leaves_its_place() -> None:
+    failed: list[Exception] = []
+
+    def serve(peer: acceptor.Peer) -> None:
+        raise MemoryError("no room")
+
+    found = acceptor.Acceptor(
+        "127.0.0.1:0", serve, connections=1, connections_of_a_host=1, dropped=lambda *_: None, failed=failed.append
+    )
+    found.start()
+    host, port = found.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=10) as client:
+        assert client.recv(1) == b""
+    wait_until(lambda: not len(found), "the end of its place")
+    assert [str(each) for each in failed] == ["no room"]
+    found.stop()
+
+
+def test_places_of_strangers_are_64_and_the_oldest_of_the_busiest_host_goes() -> None:
+    dropped: list[tuple[str, str]] = []
+    found = acceptor.Acceptor(
+        "127.0.0.1:0", lambda peer: None, connections=1, connections_of_a_host=1,
+        dropped=lambda peer, reason: dropped.append((peer.name, reason)), failed=lambda error: None,
+    )  # fmt: skip
+    with ExitStack() as stack:
+        stack.callback(found.stop)
+
+        def enter(host: str, port: int) -> acceptor.Peer:
+            return found.enter(stack.enter_context(socket.socket()), (host, port))
+
+        peers = [enter(f"10.0.0.{2 if port in (5, 6) else 100 + port}", port) for port in range(1, 65)]
+        assert (len(found), dropped) == (64, [])
+        enter("10.0.0.1", 1)
+        assert dropped == [("10.0.0.2:5", acceptor.TOO_MANY_HANDSHAKES)]
+        assert [peer.name for peer in peers if peer.dropped] == ["10.0.0.2:5"]
+        assert len(found) == 64
+        assert "too many connections" in str(found.admit(peers[4]))
+        assert found.admit(peers[5]) is None
+        assert len(found) == 64

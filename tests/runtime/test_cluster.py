@@ -13,7 +13,7 @@ from deepvm.cli.app import run
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.runtime.backends.ec2.placement import region_of
 from deepvm.runtime.backends.ec2.settings import Ec2Settings
-from deepvm.runtime.cluster import load_cluster, scaled
+from deepvm.runtime.cluster import billing_facts, hub_of, load_cluster, scaled
 
 
 @pytest.fixture
@@ -136,3 +136,77 @@ def test_a_plan_that_is_not_json_is_one_sentence(tmp_path: Path, text: str, caps
 def test_a_plan_without_an_end_is_not_read_for_ever() -> None:
     with pytest.raises(MalformedFile, match="at most"):
         load_cluster("/dev/zero")
+
+
+def counted(document: dict[str, Any], count: int) -> dict[str, Any]:
+    """The plan with one role of so many machines."""
+    document["recommendations"][0]["roles"] = [{**document["recommendations"][0]["roles"][0], "count": count}]
+    return document
+
+
+def test_a_cluster_has_ten_thousand_machines_at_most(tmp_path: Path, document: dict[str, Any]) -> None:
+    most = load_cluster(written(tmp_path / "plan.json", counted(document, 10_000)))
+    assert [machine.name for machine in most.machines[::9_999]] == ["worker/0", "worker/9999"]
+    with pytest.raises(MalformedFile, match="count is 10001"):
+        load_cluster(written(tmp_path / "plan.json", counted(document, 10_001)))
+
+
+def test_a_cluster_that_trains_nowhere_is_refused(tmp_path: Path, document: dict[str, Any]) -> None:
+    cluster = load_cluster(written(tmp_path / "plan.json", document))
+    with pytest.raises(UsageError, match="most_trainers is 0: at least one machine must train"):
+        scaled(cluster, most_trainers=0)
+
+
+def test_a_host_runs_anchors_before_workers_and_one_memory_node(tmp_path: Path, document: dict[str, Any]) -> None:
+    worker, memory = document["recommendations"][0]["roles"]
+    anchor = {**worker, "role": "anchor", "market": "on-demand", "usd_per_hour": 0.526}
+    document["recommendations"][0]["roles"] = [
+        {**worker, "count": 2}, {**anchor, "count": 2}, {**memory, "count": 3}, {**worker, "count": 1}
+    ]  # fmt: skip
+    cluster = load_cluster(written(tmp_path / "plan.json", document))
+    names = [machine.name for machine in cluster.machines]
+    assert names == ["worker/0", "worker/1", "anchor/0", "anchor/1", "memory/0", "memory/1", "memory/2", "worker/2"]
+    for most, kept in (
+        (1, ["anchor/0", "memory/0"]),
+        (3, ["worker/0", "anchor/0", "anchor/1", "memory/0"]),
+        (5, ["worker/0", "worker/1", "anchor/0", "anchor/1", "memory/0", "worker/2"]),
+    ):
+        assert [machine.name for machine in scaled(cluster, most_trainers=most).machines] == kept
+    assert scaled(cluster, most_trainers=1).notes == (
+        "the plan has 3 workers, 2 anchors, 3 memory nodes; this host runs 1 anchor, 1 memory node",
+    )
+    assert [machine.name for machine in cluster.gang] == ["worker/0", "worker/1", "worker/2"]
+    assert [machine.name for machine in cluster.trainers] == [
+        "worker/0",
+        "worker/1",
+        "anchor/0",
+        "anchor/1",
+        "worker/2",
+    ]
+    assert [machine.name for machine in cluster.keepers] == ["anchor/0", "anchor/1", "memory/0", "memory/1", "memory/2"]
+    assert hub_of(cluster).name == "anchor/0"
+    assert billing_facts(cluster.machines[2]) == {
+        "role": "anchor",
+        "instance": "g4dn.xlarge",
+        "market": "on-demand",
+        "usd_per_hour": 0.526,
+        "on_demand_usd_per_hour": 0.526,
+        "region": worker["region"],
+        "zone": worker["zone"],
+    }
+
+
+def test_the_hub_needs_a_machine_that_stays(tmp_path: Path, document: dict[str, Any]) -> None:
+    document["recommendations"][0]["roles"].pop()
+    with pytest.raises(UsageError, match="the tiering plan has spot machines only, and the hub needs an on-demand one"):
+        hub_of(load_cluster(written(tmp_path / "plan.json", document)))
+
+
+def test_a_failover_list_has_one_machine_of_each_role(tmp_path: Path, document: dict[str, Any]) -> None:
+    worker, memory = document["recommendations"][0]["roles"]
+    second = {"roles": [{**worker, "instance": "g5.xlarge", "count": 3}, {**memory, "instance": "m5.large"}]}
+    document["failover"] = [second, {"roles": [{**worker, "instance": "p3.2xlarge"}]}]
+    cluster = load_cluster(written(tmp_path / "plan.json", document))
+    assert [(machine.name, machine.instance) for machine in cluster.failover] == [
+        ("worker/0", "g5.xlarge"), ("memory/0", "m5.large"), ("worker/0", "p3.2xlarge")
+    ]  # fmt: skip

@@ -59,7 +59,7 @@ def test_a_plan_says_how_to_run_it_and_the_ledger_keeps_that(tmp_path: Path) -> 
     "wrong",
     [
         "wait", {"at_loss": "panic"}, {"least_workers": 0}, {"zones": "us-east-1a"}, {"save": 5}, {"tier": "tape"},
-        {"fallback": "maybe"}, {"replicas": -1},
+        {"fallback": "maybe"}, {"replicas": -1}, {"fallback_tries": -1},
     ],
 )  # fmt: skip
 def test_a_conduct_that_is_not_one_is_refused(tmp_path: Path, wrong: Any) -> None:
@@ -149,10 +149,24 @@ def test_a_plans_save_policy_that_is_not_valid_is_refused_before_anything_starts
         RunSpec(script=str(script), policy=chosen.policy).check()
 
 
-def test_what_a_run_cannot_do_of_a_plan_is_a_note(tmp_path: Path) -> None:
-    assert cluster_with(tmp_path, CONDUCT).notes == ()
-    (note,) = cluster_with(tmp_path, {**CONDUCT, "fallback": "on-demand at the last moment"}).notes
-    assert "deepvm run cannot" in note
+def test_a_plan_says_whether_it_goes_on_demand_and_what_a_cloud_does_not_do_of_it(tmp_path: Path) -> None:
+    assert Conduct.from_json(CONDUCT).not_followed_in_a_cloud == ()
+    late = Conduct.from_json({**CONDUCT, "fallback": "on-demand at the last moment", "fallback_tries": 4})
+    assert late.fallback_tries == 4
+    (note,) = late.not_followed_in_a_cloud
+    assert "on this machine only" in note
+
+
+def test_a_plan_says_how_long_its_work_takes_and_its_deadline(tmp_path: Path) -> None:
+    path = write_plan(tmp_path)
+    assert (load_cluster(path).work_h, load_cluster(path).deadline_s) == (None, None)
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    plan["request"] |= {"work_eflops_h": 2 * plan["recommendations"][0]["performance"], "deadline_s": 9000.0}
+    path.write_text(json.dumps(plan), encoding="utf-8")
+    cluster = load_cluster(path)
+    assert (cluster.work_h, cluster.deadline_s) == (pytest.approx(2.0), 9000.0)
+    with Ledger.create(tmp_path / "ledger.sqlite", run="r", cluster=cluster) as ledger:
+        assert ledger.cluster == cluster
 
 
 def test_trainers_keep_as_many_replicas_as_the_plan_says_and_memory_nodes_allow() -> None:

@@ -23,6 +23,7 @@ def test_settings_have_what_the_user_asked_for_and_nothing_of_one_start() -> Non
     assert sorted(document) == [
         "after_loss", "args", "bandwidth_bits_per_s", "batch", "cwd", "durable", "isolate", "max_restarts",
         "memory_bytes", "module", "origins", "policy", "preempt", "rank", "replan_threshold", "script", "seed",
+        "steps",
         "workers",
     ]  # fmt: skip
     assert RunSpec.from_settings(document).to_settings() == SPEC.to_settings()

@@ -67,3 +67,10 @@ def test_what_is_measured_now_has_a_date_and_versions() -> None:
 def test_a_package_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PACKAGES", ("no-such-package-at-all", "numpy"))
     assert set(versions()) == {"deepvm", "python", "numpy"}
+
+
+def test_a_gpu_whose_file_cannot_be_read_is_passed_over(host: Path) -> None:
+    (host / "gpus" / "0000:00:00.0" / "information").mkdir(parents=True)
+    gpu(host, 1, "Model: Tesla T4\n")
+    found = this_machine()
+    assert (found.accelerator, found.accelerator_count) == ("T4", 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from deepvm.cli.app import run
-from deepvm.errors import Infeasible, UnknownName, UsageError
+from deepvm.errors import Infeasible, UnknownName
 from deepvm.simulate import backtest, backtests, simulate
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.strategies import NAMES
@@ -31,6 +32,16 @@ def test_every_strategy_has_the_documented_figures(tmp_path: Path) -> None:
     assert 0 <= by_name["planned"]["regret"] < by_name["on-demand"]["regret"]
     assert by_name["oracle"]["regret"] == 0
     assert document["starts"] == 20
+
+
+def test_a_price_of_waiting_is_in_no_cost_and_in_no_bound() -> None:
+    market = bulk_market(1, zones=3)
+    plain, priced = (
+        backtest(market, job, starts=10, strategies=("tiering", "oracle")).to_json()["strategies"]
+        for job in (JOB, replace(JOB, usd_per_hour_of_waiting=30.0))
+    )
+    assert plain == priced
+    assert plain[0]["regret"] >= 0
 
 
 def test_a_seed_repeats_exactly_and_another_one_does_not(tmp_path: Path) -> None:
@@ -94,7 +105,7 @@ def test_a_market_can_be_drawn_without_any_file() -> None:
 )
 def test_traces_that_cannot_show_the_job_are_refused(tmp_path: Path, change: dict[str, float], sentence: str) -> None:
     fields = {"work_h": 12.0, "machines": 8, "deadline_h": 18.0, **change}
-    with pytest.raises(UsageError, match=sentence):
+    with pytest.raises(Infeasible, match=sentence):
         backtests(write_traces(tmp_path), GangJob(**fields), meaning="up")  # type: ignore[arg-type]
 
 
@@ -123,7 +134,8 @@ def test_a_plan_file_gives_machines_and_prices(tmp_path: Path, capsys: pytest.Ca
     assert run(["plan", "--budget", "3", "-o", str(plan), "--json"]) == 0
     workers = json.loads(capsys.readouterr().out)["recommendations"][0]["roles"][0]["count"]
     assert run(["simulate", str(plan), "--work", "6h", "--runs", "5", "--days", "10"]) == 0
-    assert f"{workers} machines, 6 h of work" in capsys.readouterr().out
+    machines = "1 machine" if workers == 1 else f"{workers} machines"
+    assert f"{machines}, 6 h of work" in capsys.readouterr().out
     plan.write_text("{}")
     assert run(["simulate", str(plan)]) == 2
     assert "not a valid plan" in capsys.readouterr().err

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from deepvm.cli.app import run
-from deepvm.errors import Infeasible, UsageError
+from deepvm.errors import Infeasible
 from deepvm.market import PriceHistory, Trace, TraceKind
 from deepvm.market.reference_prices import machine_types, zone_id_region
 from deepvm.performance.measured import Samples
@@ -90,7 +90,7 @@ def test_a_price_file_replaces_what_would_be_assumed_and_says_how_old_it_was(tmp
         backtests(folder, JOB, meaning="up", starts=4, strategies=("on-demand", "planned"), prices=prices)
         for prices in (None, history)
     )
-    assert any("40% of on-demand is assumed" in note for note in assumed.notes)
+    assert any("70% of on-demand is assumed, the median of AWS's GPU types" in note for note in assumed.notes)
     assert any("spot prices of p3.2xlarge" in note and "days old" in note for note in dated.notes)
     assert any("on-demand prices of the price file" in note for note in dated.notes)
     assert dated.joined()[1].cost_usd.mean() < assumed.joined()[1].cost_usd.mean()
@@ -102,10 +102,10 @@ def test_a_budget_sets_the_machines_and_bounds_what_they_cost(tmp_path: Path) ->
     (market,) = result.to_json()["markets"]
     assert market["machines"] == 8  # at $1 and 2 memory nodes
     for row in result.markets[0].rows:
-        if row.outcomes is not None and row.name != "single-anchor":
+        if row.outcomes is not None:
             busy = row.outcomes.hours - row.outcomes.waiting_h
             assert (row.outcomes.spot_usd + row.outcomes.on_demand_usd <= 9.0 * busy * (1 + 1e-9)).all()
-    with pytest.raises(UsageError, match=r"one machine costs \$1\.\d\d/h, the budget leaves \$0\.0"):
+    with pytest.raises(Infeasible, match=r"one machine costs \$1\.\d\d/h, the budget leaves \$0\.0"):
         backtests(folder, JOB, meaning="up", budget_usd=0.5, fill_budget=True)
 
 
@@ -114,8 +114,50 @@ def test_too_few_on_demand_machines_are_not_rented_to_miss_a_deadline() -> None:
     planned = backtest(market, JOB, starts=20, strategies=("planned",), budget_usd=14.0).rows[0].outcomes
     assert planned is not None
     assert planned.on_demand_h.max() == 0  # 4 of 8 machines would take 12 h
-    with pytest.raises(UsageError, match="no on-demand machine can be rented: raise the budget"):
+    with pytest.raises(Infeasible, match=r"the budget pays no on-demand machine at \$3\.00/h: raise the budget"):
         backtest(market, JOB, starts=2, strategies=("on-demand",), budget_usd=2.0)
+
+
+def test_an_anchor_and_its_gang_fit_the_budget_together() -> None:
+    market = bulk_market(4, zones=3, days=12)
+    market = replace(market, price=np.full_like(market.price, 1.0))
+    job, budget_usd = replace(JOB, deadline_h=None), 8.5  # eight on spot, but not seven beside an anchor at $3
+    found = backtest(market, job, starts=10, strategies=("single-anchor",), budget_usd=budget_usd)
+    anchored = found.rows[0].outcomes
+    assert anchored is not None
+    assert anchored.finished.all()
+    speed = anchored.trained_h.mean() / (anchored.hours - anchored.waiting_h).mean()
+    assert speed == pytest.approx(6 / 8, rel=0.1)  # five and the anchor
+    paid = anchored.spot_usd + anchored.keeper_usd
+    assert (paid <= budget_usd * anchored.hours * (1 + 1e-9)).all()
+
+
+def test_sets_that_a_budget_cannot_show_are_left_out_and_the_others_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_traces(tmp_path, machines=1)
+    dear = tmp_path / "availability" / "1-node" / "eight"
+    dear.mkdir(parents=True)
+    for path in (tmp_path / "availability" / "1-node" / "some-set").glob("*.json"):
+        (dear / path.name.replace("_1.json", "_8.json")).write_text(path.read_text())
+    words = ["backtest", "--traces", str(tmp_path), "--meaning", "up", "--work", "6h", "--starts", "4", "--json"]
+    assert run([*words, "--budget", "20"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [market["market"] for market in document["markets"]] == ["availability/1-node/some-set"]
+    assert list(document["left_out"].values()) == ["the budget pays no on-demand machine at $24.48/h: raise the budget"]
+    assert run([*words, "--budget", "1.5"]) == 3
+    assert run([*words, "--budget", "0.3"]) == 3
+
+
+def test_on_demand_prices_of_two_sources_name_their_zones(tmp_path: Path) -> None:
+    folder = without(write_traces(tmp_path, zones=2), "prices")
+    one = next(folder.rglob("us-east-1b*.json"))
+    one.rename(one.with_name("us-west-2b_v100_1.json"))
+    history = PriceHistory.read(price_file(tmp_path))
+    found = backtests(folder, JOB, meaning="up", starts=3, strategies=("durable",), prices=history)
+    title = "availability/16-node/some-set"
+    assert f"{title}: on-demand prices of the price file in us-east-1a" in found.notes
+    assert f"{title}: on-demand at the list price (--on-demand-price replaces it) in us-west-2b" in found.notes
 
 
 def test_a_deadline_that_no_strategy_keeps_names_the_nearest(tmp_path: Path) -> None:
@@ -165,8 +207,27 @@ def test_any_tree_of_traces_is_read_or_refused_in_one_sentence(
     assert "of on-demand is assumed" in capsys.readouterr().out
     nothing = next(folder.rglob("*.json"))
     nothing.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [0] * 500}))
-    assert run(["backtest", "--traces", str(folder), *words]) == 2
+    assert run(["backtest", "--traces", str(folder), *words]) == 3
     assert "it never has a machine" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_plan_whose_machines_no_budget_pays_is_not_feasible(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    assert run(["plan", "--budget", "3", "-o", str(plan)]) == 0
+    assert run(["simulate", str(plan), "--budget", "0.1", "--runs", "3", "--days", "10"]) == 3
+
+
+def test_costs_of_a_row_are_rounded_alike_and_history_counts_without_a_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["backtest", "--traces", str(write_traces(tmp_path)), "--meaning", "up", "--work", "6h", "--workers", "1"]
+    assert run([*words, "--starts", "20", "--strategy", "durable"]) == 0
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if line.lstrip().startswith("durable"))
+    assert {len(cell.partition(".")[2]) for cell in row.replace(" to ", " ").split()[1:4]} == {2}
+    assert "not enough history" not in out
+    assert run([*words, "--starts", "3", "--strategy", "durable", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["history"]["enough"] is True
 
 
 def test_a_plan_gives_its_work_and_deadline_and_both_spellings_do(

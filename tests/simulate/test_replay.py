@@ -12,13 +12,15 @@ from hypothesis import strategies as st
 
 from deepvm.errors import UsageError
 from deepvm.market.market import Market
+from deepvm.policy.fallback import SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Placement, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import Notices
 from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.replay import replay
 from deepvm.simulate.saves import FixedInterval, IntervalsByAge
-from deepvm.simulate.strategy import SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 from tests.support.simulate.markets import bulk_market
 from tests.support.simulate.tick_reference import Run
 
@@ -27,13 +29,19 @@ HOURLY = FixedInterval(interval_h=0.31, stall_h=0.013, remote_h=0.007)
 
 @pytest.mark.parametrize("placement", [Stay(0), CheapestUp(), CheapestUp(ceiling=1.2, way_back=0.9)])
 @pytest.mark.parametrize("least", [None, 2])
+@pytest.mark.parametrize(
+    "notices", [None, Notices(seconds=120.0), Notices(seconds=45.0, share=0.5), Notices(seconds=1500.0)]
+)
 @pytest.mark.parametrize("seed", range(8))
-def test_hops_agree_with_a_walk_over_all_ticks(seed: int, least: int | None, placement: Placement) -> None:
+def test_hops_agree_with_a_walk_over_all_ticks(
+    seed: int, notices: Notices | None, least: int | None, placement: Placement
+) -> None:
     market = bulk_market(seed, zones=1 if isinstance(placement, Stay) else 4)
     job = GangJob(work_h=30.0, machines=8, checkpoint_bytes=6 * 10**9)
     strategy = Strategy(
         name="x", saves=HOURLY, placement=placement, start_h=0.04, restore_h=0.011, move_h=0.023, keeper_usd=0.2,
         least=least, speed=tuple((k / 8) ** 0.9 for k in range(9)), regroup_h=0.005,
+        notices=notices,
     )  # fmt: skip
     starts = np.array([0.0, 17.25, 100.1, 3.3, 250.0])
     found = replay(market, job, strategy, starts)

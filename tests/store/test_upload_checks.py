@@ -145,7 +145,7 @@ def test_facts_are_an_object_with_a_limited_number_of_values() -> None:
 def test_a_document_with_another_value_is_no_manifest(field: str, value: object) -> None:
     document = json.loads(MANIFEST.to_bytes())
     Manifest.from_bytes(json.dumps(document).encode())
-    with pytest.raises(Corrupt):
+    with pytest.raises(Corrupt, match="16 hexadecimal digits for each chunk" if field == "digests" else None):
         Manifest.from_bytes(json.dumps({**document, field: value}).encode())
     with pytest.raises(Corrupt, match="is missing"):
         Manifest.from_bytes(json.dumps({name: v for name, v in document.items() if name != field}).encode())

@@ -16,7 +16,7 @@ CANNOT_NOTICE: dict[tuple[str, str], str] = {
     ("calibrate/models/transformers_config.py", "_images"): _TRANSFORMERS,
     ("calibrate/models/transformers_config.py", "_loss"): _TRANSFORMERS,
     ("catalog/accelerators.py", ""): "figures of vendors: only a second copy of them could differ",
-    ("catalog/gpu_memory.py", ""): "figures of vendors: only a second copy of them could differ",
+    ("catalog/sources/gpu_memory.py", ""): "figures of vendors: only a second copy of them could differ",
     ("catalog/sources/aws_network.py", ""): "figures of vendors: only a second copy of them could differ",
     ("drawing/canvas.py", ""): "how figures look: sizes and colours",
 }
@@ -28,6 +28,16 @@ NO_DIFFERENCE: dict[tuple[str, str, str], str] = {
         "self._pagemap, span, 1, mask=_WRITTEN, inverted=_WRITTEN, any_of=_PRESENT | _SWAPPED, returned=_WPALLOWED",
         "(_PRESENT & _SWAPPED)",
     ): "the kernels that tests run on count a page that is not there as written; others may not",
+    (
+        "checkpoint/determinism/ddp_buckets.py",
+        "return torch.stack([parameter.flatten()[:1].sum().to(device, torch.float32) for parameter in trained]).sum()",
+        "(1 + 1)",
+    ): "any elements will do: the gradients are thrown away, and only the order of their arrival stays",
+    (
+        "checkpoint/determinism/ddp_buckets.py",
+        "return torch.stack([parameter.flatten()[:1].sum().to(device, torch.float32) for parameter in trained]).sum()",
+        "(1 - 1)",
+    ): "any elements will do, also none: a gradient arrives all the same",
     (
         "fetch/command.py",
         "return 0",
@@ -48,6 +58,16 @@ NO_DIFFERENCE: dict[tuple[str, str, str], str] = {
         "_MULTIPLIERS = 48  # points of the Lagrangian bound; more exclude no further programs",
         "(48 + 1)",
     ): "a bound of which more points exclude no further programs",
+    (
+        "plan/search/mixed.py",
+        "_MULTIPLIERS = 48  # points of the Lagrangian bound; more exclude no further programs",
+        "(48 - 1)",
+    ): "a bound of which fewer points exclude a program less, which is then solved in vain",
+    (
+        "runtime/agent/__main__.py",
+        "return 0  # a worker, whose script has ended",
+        "None",
+    ): "a process that exits with None has the exit code 0",
     (
         "runtime/backends/ec2/launcher.py",
         "start_id: str = field(default_factory=lambda: secrets.token_hex(8))",

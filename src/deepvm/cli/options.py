@@ -117,7 +117,7 @@ def _request_options(
         "step_s": None if step_time is None else parse_seconds(step_time),
     }
     make: Callable[..., Request] = Request if profiled is None else partial(Request.for_job, profiled)
-    market = load_market(catalog or [DEFAULT], None if as_of is None else as_of.date(), price)
+    loaded = load_catalogs(catalog or [DEFAULT], None if as_of is None else as_of.date(), price)
     profiles = tuple(read_profile(path) for path in profile or ())
     base = make(
         **{name: value for name, value in figures.items() if value is not None},
@@ -126,14 +126,14 @@ def _request_options(
         checkpoint_every_s=parse_seconds(checkpoint_every),
         global_batch=global_batch,
         profiles=profiles,
-        ratings=rate_machines(market, profiles) if profiles else None,
+        ratings=rate_machines(loaded, profiles) if profiles else None,
     )
-    return market, replace(
+    return loaded, replace(
         base,
         objective=objective,
-        work_eflops_h=None if work is None else parse_work(market, work, base),
+        work_eflops_h=None if work is None else parse_work(loaded, work, base),
         deadline_s=None if deadline is None else parse_seconds(deadline),
-        architectures=tuple(architecture or default_architectures(market)),
+        architectures=tuple(architecture or default_architectures(loaded)),
         region=tuple(region or ()),
         zone=tuple(zone or ()),
         gpu=tuple(gpu or ()),
@@ -146,7 +146,7 @@ def _request_options(
         local_zones=local_zones,
         market_gpus=market_gpus,
         losses_per_h=losses_per_hour,
-        quotas=with_quotas(market, quota),
+        quotas=with_quotas(loaded, quota),
         curve=cast(Any, curve),
         saturation=cast(Any, saturation),
     )
@@ -174,12 +174,12 @@ def load_job(path: Path | None, model: str | None, parallel: str | None, of_mode
     return profile_model(model or "", **chosen)
 
 
-def default_architectures(market: Catalog) -> tuple[str, ...]:
+def default_architectures(catalog: Catalog) -> tuple[str, ...]:
     """Of several clouds, some have no spot market: their machines take part on demand."""
-    return (*PAPER_ARCHITECTURES, *(["all-on-demand"] if market.clouds else []))
+    return (*PAPER_ARCHITECTURES, *(["all-on-demand"] if catalog.clouds else []))
 
 
-def load_market(names: list[str], day: date | None, price: str | None) -> Catalog:
+def load_catalogs(names: list[str], day: date | None, price: str | None) -> Catalog:
     """Load catalogues with their newest prices, those of a day, or a percentile of recent ones; join them."""
     if day is None and price is None:
         return joined([catalogues.load(name) for name in names])
@@ -205,8 +205,8 @@ def _percentile(text: str) -> float:
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options above to a command, which then gets ``market`` and ``request`` (with budget 0)."""
-    return takes(_request_options, "market", "request")(command)
+    """Add the options above to a command, which then gets ``catalog`` and ``request`` (with budget 0)."""
+    return takes(_request_options, "catalog", "request")(command)
 
 
 def parse_work(catalog: Catalog, text: str, job: Request) -> float:

@@ -56,8 +56,9 @@ def command(
     meaning: Annotated[str | None, _risk("What the traces count: up or preempted.")] = None,
     risk: Annotated[bool, _risk("Draw how cost and time of the first plan are distributed.", "--risk")] = False,
     figure: Annotated[Path | None, _risk("Draw that into a file (.svg, .png, .pdf).")] = None,
+    notices: Annotated[float, _risk("Share of the losses that the cloud announces in time.")] = 0.0,
     seed: Annotated[int, _risk("Draws the built-in market.")] = 0,
-    market: Catalog,
+    catalog: Catalog,
     request: Request,
 ) -> None:
     """Plan the best cluster for a budget out of spot and on-demand machines."""
@@ -66,16 +67,17 @@ def command(
     request = replace(
         request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed,
         confidence=0.95 if confidence is None else confidence, market=cast(Any, spot_market), seed=seed,
+        notices=notices,
         usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
     )  # fmt: skip
-    if (risk or figure is not None) and not request.under_market(market):
+    if (risk or figure is not None) and not request.under_market(catalog):
         raise UsageError("--risk and --figure need a spot market: give --work, and not --market none")
     recorded = _traces(traces, meaning)
-    today = datetime.now(timezone.utc).date()
+    today = _today()
     with LateBar("searching") as bar:  # mixed clusters and explanations over a whole cloud take seconds
-        plan = planning.plan(market, request, traces=recorded, progress=bar)
-        front = planning.pareto(market, request) if pareto else None
-        reasons = planning.explain(market, plan, today) if explain else None
+        plan = planning.plan(catalog, request, traces=recorded, progress=bar)
+        front = planning.pareto(catalog, request) if pareto else None
+        reasons = planning.explain(catalog, plan, today) if explain else None
 
     document = plan.to_json()
     if front is not None:
@@ -105,6 +107,10 @@ def command(
     for path in (output, figure):
         if path is not None:
             console.print(escape(f"\nwritten to {path}"), style="dim", soft_wrap=True)
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()
 
 
 def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, ...]] | None:

@@ -32,7 +32,7 @@ def command(
     figure: Annotated[Path | None, typer.Option(help="Draw performance over budget (.svg, .png, .pdf).")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the points to a CSV file.")] = None,
     as_json: JsonFlag = False,
-    market: Catalog,
+    catalog: Catalog,
     request: Request,
 ) -> None:
     """Compare the policies over a range of budgets."""
@@ -40,7 +40,7 @@ def command(
     for name in policies:
         replace(request, policy=name)  # refuse an unknown name before the search
     at_usd = planning.budgets(parse_usd(first), parse_usd(last), parse_usd(step))
-    points = planning.sweep(market, request, at_usd, policies)
+    points = planning.sweep(catalog, request, at_usd, policies)
     if output is not None:
         text = io.StringIO(newline="")
         _write_csv(points, text)
@@ -48,7 +48,7 @@ def command(
     if figure is not None:
         from deepvm.paper.figures import draw_sweep
 
-        draw_sweep(points, figure, title=f"{market.name}, by {request.objective}")
+        draw_sweep(points, figure, title=f"{catalog.name}, by {request.objective}")
     if as_json:
         print_json({"points": [point.to_json() for point in points]})
     elif console.is_terminal or output is not None or figure is not None:

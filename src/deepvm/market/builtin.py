@@ -100,7 +100,7 @@ def builtin_history(accelerator: str | None) -> History:
     rows = classes_of(accelerator)
     origins = "; ".join(dict.fromkeys(row.history.origin for row in rows))
     guess = any(row.history.guess for row in rows)
-    borrowed = f"no traces of {accelerator}: those of other accelerators, " if guess and accelerator else ""
+    borrowed = f"other accelerators, as there are no traces of {accelerator}: " if guess and accelerator else ""
     return History(
         days=max(row.history.days for row in rows),
         zones=sum(row.history.zones for row in rows),

@@ -16,7 +16,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 
@@ -27,7 +27,6 @@ from deepvm import strict_json as strict
 from deepvm.catalog.model import LEAST_USD, MOST_USD, Catalog
 from deepvm.catalog.model import Market as Side
 from deepvm.errors import MalformedFile, UnknownName, UsageError
-from deepvm.market.market import Market
 from deepvm.market.trace import region_of
 
 Floats = NDArray[np.float64]
@@ -205,34 +204,6 @@ class PriceHistory:
         prices = self.daily(key, date.fromordinal(first), date.fromordinal(last))
         known = prices[np.isfinite(prices)]
         return float(np.percentile(known, share)) if known.size else None
-
-    def prices_for(self, market: Market, type_: str, start: datetime | None = None) -> Floats:
-        """Return [zone, tick] for a market, in dollars an hour. ``start`` is needed if the market has no date.
-
-        Where a type is not offered, its last price is kept: the capacity tells that there is none."""
-        self.keys(type_)
-        begin = start or (None if market.start_s is None else datetime.fromtimestamp(market.start_s, tz=timezone.utc))
-        if begin is None:
-            raise UsageError("the market has no start time, so its prices cannot be looked up: give a start")
-        begin_s = begin.replace(tzinfo=begin.tzinfo or timezone.utc).timestamp()
-        ticks = (np.floor((begin_s + np.arange(market.ticks) * market.tick_s) / 86400)).astype(np.int64)
-        epoch = date(1970, 1, 1).toordinal()
-        rows = [self._column(type_, zone, ticks + epoch) for zone in market.zones]
-        return np.stack(rows)
-
-    def _column(self, type_: str, zone: str, ticks: NDArray[np.int64]) -> Floats:
-        key = self.key(type_, zone, "spot")
-        if key is None:
-            raise UsageError(f"the price history has no spot price of {type_} in {zone} or its region")
-        days, usd = self.changes[key]
-        known = np.isfinite(usd)
-        days, usd = days[known], usd[known]
-        if not days.size or ticks[0] < days[0]:
-            first = f"the first is of {date.fromordinal(int(days[0]))}" if days.size else "it was never offered"
-            raise UsageError(
-                f"no spot price of {type_} in {zone} is known on {date.fromordinal(int(ticks[0]))}: {first}"
-            )
-        return np.asarray(usd[np.searchsorted(days, ticks, side="right") - 1])
 
 
 def _side(market: str) -> str:

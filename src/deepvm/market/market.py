@@ -9,14 +9,12 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from deepvm.catalog.clouds.traffic import between_regions_usd_per_gb, between_zones_usd_per_gb, cloud_of_zone
 from deepvm.errors import UsageError
 from deepvm.market.trace import Counts, Floats, Trace, TraceKind, region_of
 
 MOST_TICKS = 5_000_000
-CROSS_ZONE_USD_PER_GB = 0.02  # AWS: $0.01 out of a zone and $0.01 into the other
-CROSS_REGION_USD_PER_GB = 0.02  # between most regions of AWS; Google Cloud 0.02 within a continent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +31,6 @@ class Market:
     accelerator: str | None = None
     start_s: float | None = None  # of the first tick, in seconds since 1970
     priced: bool = True  # False if prices were not in the data
-    cross_zone_usd_per_gb: float = CROSS_ZONE_USD_PER_GB
-    cross_region_usd_per_gb: float = CROSS_REGION_USD_PER_GB
 
     def __post_init__(self) -> None:
         shape = (len(self.zones), self.capacity.shape[1] if self.capacity.ndim == 2 else -1)
@@ -58,18 +54,9 @@ class Market:
         return self.ticks * self.tick_h
 
     @cached_property
-    def regions(self) -> NDArray[np.int64]:
-        """By zone: the number of its region."""
-        names = [region_of(zone) for zone in self.zones]
-        return np.array([sorted(set(names)).index(name) for name in names])
-
-    @cached_property
     def move_usd_per_gb(self) -> Floats:
         """[from, to]: what a gigabyte between two zones costs."""
-        same_region = self.regions[:, None] == self.regions[None, :]
-        usd = np.where(same_region, self.cross_zone_usd_per_gb, self.cross_region_usd_per_gb)
-        np.fill_diagonal(usd, 0.0)
-        return usd
+        return np.array([[move_usd_per_gb(old, new) for new in self.zones] for old in self.zones])
 
     @cached_property
     def paid(self) -> Floats:
@@ -77,6 +64,12 @@ class Market:
         sums = np.zeros((len(self.zones), self.ticks + 1))
         np.cumsum(self.price * self.tick_h, axis=1, out=sums[:, 1:])
         return sums
+
+    @cached_property
+    def first_day_usd(self) -> float:
+        """One spot machine in the cheapest zone, over the first day: by this, a budget decides the size of gangs."""
+        day = max(1, round(24 / self.tick_h))
+        return float(self.price[:, :day].mean(axis=1).min())
 
     def only(self, zones: Sequence[int]) -> Market:
         """Return the market of these zones alone."""
@@ -104,6 +97,16 @@ class Market:
                 f"a market of {self.hours:g} h cannot last {least_h:g} h: that is over {MOST_TICKS:,} ticks"
             )
         return replace(self, capacity=np.tile(self.capacity, copies), price=np.tile(self.price, copies))
+
+
+def move_usd_per_gb(old: str | None, new: str | None) -> float:
+    """Return what a gigabyte from one zone to another costs, by their names. Unknown zones are in different regions."""
+    if old is not None and old == new:
+        return 0.0
+    cloud = cloud_of_zone(old)
+    if old is not None and new is not None and region_of(old) == region_of(new):
+        return between_zones_usd_per_gb(cloud)
+    return between_regions_usd_per_gb(cloud)
 
 
 def market_of(
@@ -180,7 +183,7 @@ def _price(trace: Trace, spot_usd: float | Mapping[str, float] | None) -> Floats
         return np.asarray(trace.prices[np.maximum(np.maximum.accumulate(filled), int(np.argmax(known)))])
     usd = spot_usd.get(trace.zone) if isinstance(spot_usd, Mapping) else spot_usd
     if usd is None:
-        raise UsageError(f"the trace of {trace.zone} has no prices: give --spot-price, or --prices with a file of them")
+        raise UsageError(f"the trace of {trace.zone} has no prices: give spot_usd")
     return float(usd)
 
 

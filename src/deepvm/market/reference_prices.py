@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 
-SPOT_SHARE = 0.4  # of the on-demand price, where a trace has no spot prices either
+# Of the on-demand price, where a trace has no spot prices either: the median of the 22 GPU types of the built-in
+# catalogue aws-2026-08 that have both prices; half of them are between 53 % and 88 %.
+SPOT_SHARE = 0.7
+SPOT_SHARE_SOURCE = "the median of AWS's GPU types in August 2026"
 
 # USD an hour of one accelerator, or of the machine where the name is one's.
 _AWS = {

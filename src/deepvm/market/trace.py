@@ -7,7 +7,7 @@ for "preempted". A loader has to be given the meaning; the data do not show it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from enum import Enum
 from pathlib import Path
@@ -78,7 +78,10 @@ class Trace:
 
 
 def region_of(zone: str) -> str:
-    """Return a zone's region: us-east-1 for us-east-1c, us-central1 for us-central1-a, use1 for use1-az4."""
+    """Return a zone's region: us-east-1 for us-east-1c, us-central1 for us-central1-a, use1 for use1-az4, eastus for
+    eastus/2."""
+    if match := re.fullmatch(r"(.+)/\d+", zone):
+        return match[1]
     if match := re.fullmatch(r"([a-z]+\d+)-az\d+", zone):
         return match[1]
     if match := re.fullmatch(r"([a-z]+-[a-z]+-\d+)[a-z]", zone):
@@ -214,13 +217,3 @@ def _machines_of(path: Path) -> int | None:
         if match := re.fullmatch(r"(\d+)-node", part):
             return int(match[1])
     return None
-
-
-def cut(trace: Trace, first: int, last: int) -> Trace:
-    """Return the ticks from ``first`` up to ``last``."""
-    start = trace.start
-    if start is not None:
-        start = datetime.fromtimestamp(start.timestamp() + first * trace.gap_s, tz=start.tzinfo)
-    prices = None if trace.prices is None else trace.prices[first:last]
-    first_s = trace.first_s + first * trace.gap_s
-    return replace(trace, up=trace.up[first:last], prices=prices, start=start, first_s=first_s)

@@ -1,4 +1,4 @@
-"""Job, budget and catalogue in, ranked plans out. Pure: no clock, no file, no random numbers. Commands call it."""
+"""Job, budget and catalogue in, ranked plans out. Pure: no clock, no file, no global random numbers."""
 
 from deepvm.plan.explain import Explanation, explain
 from deepvm.plan.pareto import pareto

@@ -106,8 +106,7 @@ def _binding(board: Board) -> str:
     if np.isfinite(most_gpus):
         expected = f"--market-gpus {most_gpus:g}"
         without.append((expected, "expect more of a market", replace(request, market_gpus=ANY_NUMBER)))
-    if request.max_nodes < MOST_NODES:
-        without.append((f"--max-nodes {request.max_nodes}", "allow more", replace(request, max_nodes=MOST_NODES)))
+    without.append((f"--max-nodes {request.max_nodes}", "allow more", replace(request, max_nodes=MOST_NODES)))
     found = [(what, remedy) for what, remedy, loosened in without if _feasible(board, loosened)]
     if found:
         return (

@@ -49,6 +49,11 @@ class JobFacts:
             return math.inf
         return max(1.0, math.ceil(self.sharded_bytes / room)) if self.sharded_bytes else 1.0
 
+    def with_given_memory(self) -> JobFacts:
+        """Return the job with the memory that the user gave for each GPU, which wins over the job's own."""
+        origins = {**self.origins, "gpu_memory_bytes": "given"}
+        return replace(self, whole_bytes=None, sharded_bytes=0, origins=origins)
+
     @property
     def memory_bytes(self) -> int | None:
         return None if self.whole_bytes is None else self.whole_bytes + self.sharded_bytes

@@ -64,6 +64,7 @@ class Request:
     usd_per_hour_of_waiting: float = 0.0  # what an hour until the end is worth, for the objective cost
     market: Literal["auto", "built-in", "none"] = "auto"  # of spot machines; none: they stay
     seed: int = 0  # of the built-in market's draws
+    notices: float = 0.0  # share of the losses that the cloud announces in time; nobody promises any
     job: JobFacts | None = None  # its GPU memory, and the origins of the figures above
 
     architectures: tuple[str, ...] = PAPER_ARCHITECTURES
@@ -100,6 +101,8 @@ class Request:
         ):
             if value not in known:
                 raise UnknownName(kind, value, known)
+        if self.min_gpu_memory_gb is not None and self.job is not None:
+            object.__setattr__(self, "job", self.job.with_given_memory())
         for name in self.vendors:
             if name not in (ANY_VENDOR, *makers()):
                 raise UnknownName("vendor of GPUs", name, (ANY_VENDOR, *makers()))
@@ -129,6 +132,8 @@ class Request:
             raise UsageError("a deadline needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours")
         if not 0 < self.confidence < 1:
             raise UsageError(f"the confidence is {self.confidence:g}: it must be between 0 and 1, such as 0.95")
+        if not 0 <= self.notices <= 1:
+            raise UsageError(f"notices is {self.notices:g}: it is a share of the losses, from 0 to 1")
         if not (math.isfinite(self.usd_per_hour_of_waiting) and self.usd_per_hour_of_waiting >= 0):
             raise UsageError(
                 f"an hour of waiting is worth {self.usd_per_hour_of_waiting:g} dollars: "

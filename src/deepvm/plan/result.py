@@ -16,6 +16,7 @@ from deepvm.plan.request import Request
 from deepvm.plan.search.board import LeftOut
 
 if TYPE_CHECKING:
+    from deepvm.plan.rehearsal.written import Replay
     from deepvm.plan.risk.conduct import Conduct, Expected
     from deepvm.plan.risk.search import Found
 
@@ -96,6 +97,7 @@ class Recommendation:
     restore: RestoreForecast | None = None  # None if no machine of the cluster keeps checkpoints
     expected: Expected | None = None  # under a market
     conduct: Conduct | None = None  # with which that is expected
+    replay: Replay | None = None  # what else a replay of it needs
     traffic_usd_per_hour: float = 0.0  # between zones, in ``hourly_usd``
     memory_failure_per_day: float | None = None  # the chance that a memory node fails; None without memory nodes
 
@@ -111,6 +113,7 @@ class Recommendation:
             **json_fields(self, "curves network estimates restore traffic_usd_per_hour memory_failure_per_day"),
             **({} if self.expected is None else {"expected": self.expected.to_json()}),
             **({} if self.conduct is None else {"conduct": self.conduct.to_json()}),
+            **({} if self.replay is None else {"replay": self.replay.to_json()}),
         }
 
 

@@ -52,12 +52,12 @@ def sweep(
     catalog: Catalog, request: Request, at_usd: Sequence[float], policies: Sequence[str] = POLICIES
 ) -> list[Point]:
     """Return the points by policy, then by budget as passed. The request's own budget and policy are ignored."""
+    if not at_usd:
+        return []
     return [
         point
         for policy in policies
-        for point in _sweep_policy(
-            catalog, replace(request, policy=policy, budget_usd=max(at_usd, default=0.0)), at_usd
-        )
+        for point in _sweep_policy(catalog, replace(request, policy=policy, budget_usd=max(at_usd)), at_usd)
     ]
 
 

@@ -1,5 +1,5 @@
-"""Decisions as small pure values: when to save, what to keep, what to do at a notice or a loss. Checkpointer, nodes and
-hub use them."""
+"""Decisions as small pure values: when to save, what to keep, what to do at a notice or a loss, where to train.
+Checkpointer, nodes, hub, supervisor and simulator use them."""
 
 from deepvm.policy.loss import AfterLoss, parse_after_loss
 from deepvm.policy.notice import NoticeDecision, NoticePolicy, at_notice

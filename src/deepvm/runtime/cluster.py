@@ -18,6 +18,7 @@ T = TypeVar("T")
 MOST_PLAN_BYTES = 64 * 2**20
 MOST_MACHINES = 10_000
 MOST_ROWS = 100_000
+MOST_S, MOST_WORK = 1e12, 1e18
 _NAME = 200  # characters
 
 
@@ -57,6 +58,8 @@ class Cluster:
     catalog: str
     checkpoint_bytes: int | None
     restore_s: float | None  # the plan's forecast of how long training stands still after a loss
+    work_h: float | None = None  # the plan's forecast of how long the whole work takes without any loss
+    deadline_s: float | None = None  # from the start of the run
     notes: tuple[str, ...] = ()  # how it differs from the plan
     conduct: Conduct | None = None  # what the plan says about the run
     failover: tuple[Machine, ...] = ()  # one of each role of the plan's failover list, in its order
@@ -127,7 +130,8 @@ def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
             checkpoint_bytes=_optional(strict.integer, request.get("checkpoint_bytes"), "checkpoint_bytes", 0, 2**62),
             restore_s=_optional(strict.number, restore.get("on_demand_total_s"), "on_demand_total_s", 0, 1e9),
             failover=tuple(_failover(document)),
-            notes=() if conduct is None else conduct.not_followed,
+            work_h=_work_h(request, chosen),
+            deadline_s=_optional(strict.number, request.get("deadline_s"), "deadline_s", 0, MOST_S),
             conduct=conduct,
             plan=document,
         )
@@ -145,6 +149,12 @@ def _recommendation(document: Mapping[str, Any], path: Path | str, rank: int) ->
         ranks = ", ".join(map(str, list(ranked)[:20])) or "none"
         raise UsageError(f"{path} has no plan of rank {rank}: choose one of {ranks}")
     return dict(ranked[rank])
+
+
+def _work_h(request: Mapping[str, Any], chosen: Mapping[str, Any]) -> float | None:
+    work = _optional(strict.number, request.get("work_eflops_h"), "work_eflops_h", 0, MOST_WORK)
+    performance = _optional(strict.number, chosen.get("performance"), "performance", 0, MOST_WORK)
+    return work / performance if work is not None and performance else None
 
 
 def _machines(document: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[Machine, ...]:

@@ -10,7 +10,7 @@ from deepvm import strict_json as strict
 AtLoss = Literal["wait", "shrink"]
 Tier = Literal["memory", "durable", "anchor"]
 Fallback = Literal["none", "on-demand at the last moment"]
-_TEXT, _MOST_ZONES, _MOST_MACHINES = 500, 1000, 10_000
+_TEXT, _MOST_ZONES, _MOST_MACHINES, _MOST_TRIES = 500, 1000, 10_000, 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +25,7 @@ class Conduct:
     tier: Tier | None = None
     replicas: int = 1  # of each checkpoint in memory nodes
     fallback: Fallback = "none"
+    fallback_tries: int = 0  # of spot machines, while time is left, once on-demand ones had to be rented
 
     @staticmethod
     def from_json(document: Any) -> Conduct:
@@ -41,16 +42,18 @@ class Conduct:
             replicas=max(1, strict.integer(table.get("replicas", 1), "replicas", 0, _MOST_MACHINES)),
             tier=_choice(table.get("tier"), "tier", Tier),
             fallback=_choice(table.get("fallback"), "fallback", Fallback) or "none",
+            fallback_tries=strict.integer(table.get("fallback_tries", 0), "fallback_tries", 0, _MOST_TRIES),
         )
 
     @property
-    def not_followed(self) -> tuple[str, ...]:
-        """Return sentences about what a run cannot do of it."""
+    def not_followed_in_a_cloud(self) -> tuple[str, ...]:
+        """Return sentences about what a run in a cloud does not do of it."""
         if self.fallback == "none":
             return ()
         return (
-            "the plan rents on demand at the last moment before its deadline. deepvm run cannot: it does not know how "
-            "much work is left. Watch the deadline, and start a plan with on-demand machines in time",
+            "the plan goes on demand at the last moment before its deadline, and deepvm run does that on this machine "
+            "only: in a cloud it does not see how many steps are done, so watch the deadline, and start a plan with "
+            "on-demand machines in time",
         )
 
     @property

@@ -51,6 +51,7 @@ class RunSpec:
     max_restarts: int = 3  # of workers that fail by themselves
     isolate: bool = False
     bandwidth_bits_per_s: int | None = None
+    steps: int | None = None  # of the whole training, for a plan's deadline; None: the plan's hours
     replan_threshold: float | None = None  # move if what is best is better by more than this share; None: never
     origins: Mapping[str, str] = field(default_factory=dict)  # who chose a policy: command line, plan or default
     run: str = ""
@@ -73,6 +74,8 @@ class RunSpec:
             raise UsageError(f"unknown batch policy {self.batch!r}: choose {' or '.join(BATCH_POLICIES)}")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers is {self.workers}: at least one machine must train")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"steps is {self.steps}: training has at least one step")
         if self.bandwidth_bits_per_s is not None and not self.isolate:
             raise UsageError("--bandwidth needs isolated machines: add --isolate")
         if self.durable is not None:
@@ -165,6 +168,7 @@ _SETTINGS: Mapping[str, Callable[[Any, str], Any]] = {
     "max_restarts": _whole(0, 2**62),
     "isolate": strict.flag,
     "bandwidth_bits_per_s": _optional(strict.integer, 1, 2**62),
+    "steps": _optional(strict.integer, 1, 2**62),
     "replan_threshold": _optional(strict.number, 0, 1e9),
     "origins": _origins,
 }  # what a run's folder has, by field

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from deepvm.market.builtin import History, history_of
 from deepvm.market.market import Market
+from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.placement import CheapestUp
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.risk import Risk, risks_of, spread_starts
 from deepvm.simulate.strategies import TRIES, Maker
-from deepvm.simulate.strategy import SafetyNet, Strategy
+from deepvm.simulate.strategy import Strategy
 
 Floats = NDArray[np.float64]
 STARTS = 120  # of the past, for each candidate

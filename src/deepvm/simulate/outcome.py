@@ -41,6 +41,12 @@ class Outcomes:
             **{name: np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__}
         )
 
+    def for_starts(self, count: int) -> Outcomes:
+        """Return this many runs: the same one for each, if there is one for all of them, as of on-demand machines."""
+        if len(self.hours) == count:
+            return self
+        return Outcomes(**{name: np.resize(getattr(self, name), count) for name in self.__dataclass_fields__})
+
     def missed(self, deadline_h: float | None) -> NDArray[np.bool_]:
         """True for runs that did not end, or ended after the deadline."""
         late = np.zeros(len(self.hours), bool) if deadline_h is None else self.hours > deadline_h * (1 + 1e-9)

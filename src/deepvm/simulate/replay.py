@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from deepvm.errors import UsageError
+from deepvm.errors import Infeasible, UsageError
 from deepvm.market.market import Market
 from deepvm.policy.placement import WAIT
 from deepvm.simulate.job import GangJob
@@ -42,7 +42,8 @@ class Tables:
         machines = np.minimum(market.capacity, most).astype(np.int64)
         machines[machines < least] = 0
         up = market.capacity >= least
-        speed = strategy.speeds(job)[machines]
+        speeds = strategy.speeds(job)
+        speed = speeds[machines] / speeds[-1]
         with np.errstate(divide="ignore", invalid="ignore"):
             usd = np.where(up & (speed > 0), market.price * machines / (max(1, most) * speed), market.price)
         choice = np.append(strategy.placement.choose(up, usd), WAIT).astype(np.int64)
@@ -82,6 +83,7 @@ class _Replay:
         self.market, self.job, self.strategy, self.starts = market, job, strategy, starts
         self.tables, self.speeds = tables, strategy.speeds(job)
         self.end_h = market.hours
+        self.notice_h = 0.0 if strategy.notices is None else strategy.notices.hours
         count = len(starts)
         self.now = starts.copy()
         self.done = np.zeros(count)  # work that is safe
@@ -93,7 +95,8 @@ class _Replay:
         rented, self.on_demand_speed = strategy.on_demand(job)
         self.on_demand_usd = float(market.on_demand_usd.min()) * rented
         if strategy.on_demand_only and not self.on_demand_speed:
-            raise UsageError("no on-demand machine can be rented: raise the budget")
+            usd = float(market.on_demand_usd.min())
+            raise Infeasible(f"the budget pays no on-demand machine at ${usd:.2f}/h: raise the budget")
 
     def run(self) -> Outcomes:
         running = np.arange(len(self.starts))
@@ -139,11 +142,11 @@ class _Replay:
 
     def _hire_h(self, runs: Ints, spot_is_up: NDArray[np.bool_]) -> Floats:
         """Return when each run rents on-demand machines if no spot machine comes before, on the market's clock."""
-        fallback, done = self.strategy.fallback, self.done[runs]
+        fallback = self.strategy.fallback
         if fallback is None:
             return np.full(len(runs), np.inf)
-        from_h, must_h = (when(done, self.job, self.strategy) for when in (fallback.from_h, fallback.must_h))
-        return np.asarray(self.starts[runs] + np.where(spot_is_up, must_h, from_h))
+        rest = self.strategy.rest(self.done[runs], self.job)
+        return np.asarray(self.starts[runs] + np.where(spot_is_up, fallback.must_h(rest), fallback.from_h(rest)))
 
     def _spot(self, runs: Ints, begin: Floats, tick: Ints) -> None:
         market, saves, tables = self.market, self.strategy.saves, self.tables
@@ -165,13 +168,15 @@ class _Replay:
         speed = self.speeds[machines]
         trains_h = self._ready_h(runs, begin, moved)
         elapsed = event_h - trains_h
+        at_end = event_h >= self.end_h - _INSTANT_H  # the trace ends, and not the machines
+        told = self._told(zone, event) & ~in_order & ~at_end
+        elapsed = np.where(told, np.maximum(0.0, elapsed - self.notice_h), elapsed)
         needed = saves.needed((self.job.work_h - self.done[runs]) / speed)
         ends = needed <= elapsed + _INSTANT_H
         stop_h = np.where(ends, trains_h + needed, event_h)
         self._pay_spot(runs, zone, machines, begin, stop_h)
         trained = np.where(ends, self.job.work_h - self.done[runs], saves.trained(elapsed) * speed)
-        kept = np.where(ends | in_order, trained, saves.safe(elapsed) * speed)
-        at_end = event_h >= self.end_h - _INSTANT_H  # the trace ends, and not the machines
+        kept = np.where(ends | in_order, trained, self._survives(told, elapsed) * speed)
         self.columns["trained"][runs] += trained
         self.columns["lost"][runs] += np.where(at_end, 0.0, trained - kept)
         self.losses[runs] += ~ends & ~in_order & ~at_end
@@ -179,6 +184,17 @@ class _Replay:
         self.done[runs] += kept
         self.finished[runs] = ends
         self.now[runs] = stop_h
+
+    def _told(self, zone: Ints, event: Ints) -> NDArray[np.bool_]:
+        """Return which losses are announced."""
+        notices = self.strategy.notices
+        return np.zeros(len(event), bool) if notices is None else notices.announced(zone, event)
+
+    def _survives(self, told: NDArray[np.bool_], elapsed: Floats) -> Floats:
+        """Return the training time whose work survives a loss, or its notice, after this time."""
+        saves, notices = self.strategy.saves, self.strategy.notices
+        safe = saves.safe(elapsed)
+        return safe if notices is None or not told.any() else np.where(told, notices.kept(saves, elapsed), safe)
 
     def _arrive(self, runs: Ints, zone: Ints) -> NDArray[np.bool_]:
         """Bring the checkpoint to the zone; return which runs had to."""
@@ -219,7 +235,8 @@ class _Replay:
         if fallback is not None and fallback.returns:
             hired = np.maximum(spot_h, trains_h + self.strategy.start_h)  # long enough to be worth it
             done = self.done[runs] + saves.trained(hired - trains_h) * speed
-            ahead = self.starts[runs] + fallback.stay_h(done, self.job, self.strategy) > hired + self.strategy.margin_h
+            stay_h = fallback.stay_h(self.strategy.rest(done, self.job))
+            ahead = self.starts[runs] + stay_h > hired + self.strategy.margin_h
             returns = (hired < stop_h - _INSTANT_H) & ahead & (hired < self.end_h)
             stop_h = np.where(returns, hired, stop_h)
         trained = np.where(returns, saves.trained(stop_h - trains_h) * speed, self.job.work_h - self.done[runs])

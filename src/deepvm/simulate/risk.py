@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from deepvm.errors import UsageError
 from deepvm.market.builtin import History, history_of
 from deepvm.market.market import Market
+from deepvm.policy.fallback import SafetyNet
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.outcome import Outcomes, summary
 from deepvm.simulate.replay import Tables, replay
-from deepvm.simulate.strategy import SafetyNet, Strategy
+from deepvm.simulate.strategy import Strategy
 
 Floats = NDArray[np.float64]
 STARTS = 200

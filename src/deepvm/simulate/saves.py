@@ -35,6 +35,15 @@ class SaveTimes(Protocol):
         """Return the time that this much work takes, saves included."""
         ...
 
+    def age_h(self, elapsed_h: ArrayLike) -> Floats:
+        """Return how long ago the newest save began; inf if none has."""
+        ...
+
+    @property
+    def save_h(self) -> float:
+        """The time from the beginning of a save until it is safe; inf if there are no saves."""
+        ...
+
     @property
     def worst_loss_h(self) -> float:
         """The most time that one loss repeats."""
@@ -43,7 +52,9 @@ class SaveTimes(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NeverSave:
-    """Without checkpoints: a loss loses everything."""
+    """Without checkpoints: a loss loses everything, but for a save at its notice, if ``save_h`` is finite."""
+
+    save_h: float = math.inf
 
     def trained(self, elapsed_h: ArrayLike) -> Floats:
         return np.maximum(0.0, np.asarray(elapsed_h, dtype=np.float64))
@@ -53,6 +64,9 @@ class NeverSave:
 
     def needed(self, work_h: ArrayLike) -> Floats:
         return np.asarray(work_h, dtype=np.float64)
+
+    def age_h(self, elapsed_h: ArrayLike) -> Floats:
+        return np.full_like(np.asarray(elapsed_h, dtype=np.float64), np.inf)
 
     @property
     def worst_loss_h(self) -> float:
@@ -88,6 +102,15 @@ class FixedInterval:
         work = np.asarray(work_h, dtype=np.float64)
         saves = np.maximum(0.0, np.ceil(work / self.interval_h - _ROUNDING) - 1.0)  # none at the end
         return np.asarray(work + saves * self.stall_h)
+
+    def age_h(self, elapsed_h: ArrayLike) -> Floats:
+        since = np.asarray(elapsed_h, dtype=np.float64) - self.interval_h  # the first save began
+        whole = np.floor(since / (self.interval_h + self.stall_h) + _ROUNDING)
+        return np.where(whole >= 0, since - whole * (self.interval_h + self.stall_h), np.inf)
+
+    @property
+    def save_h(self) -> float:
+        return self.stall_h + self.remote_h
 
     @property
     def worst_loss_h(self) -> float:
@@ -137,6 +160,17 @@ class IntervalsByAge:
         k = np.clip(np.searchsorted(self._work, work, side="left") - 1, 0, len(self._work) - 1)
         beyond = self._elapsed[-1] + self._rest.needed(np.maximum(0.0, work - self._work[-1]))
         return np.where(work > self._work[-1], beyond, work + k * self.stall_h)
+
+    def age_h(self, elapsed_h: ArrayLike) -> Floats:
+        elapsed = np.asarray(elapsed_h, dtype=np.float64)
+        begun = self._elapsed[:-1] + self.interval_h
+        k = np.searchsorted(begun, elapsed + _ROUNDING, side="right") - 1
+        inside = np.where(k >= 0, elapsed - begun[np.maximum(0, k)], np.inf)
+        return np.minimum(inside, self._rest.age_h(elapsed - self._elapsed[-1]))
+
+    @property
+    def save_h(self) -> float:
+        return self.stall_h + self.remote_h
 
     @property
     def worst_loss_h(self) -> float:
@@ -205,6 +239,15 @@ class PolicySaves:
 
     def needed(self, work_h: ArrayLike) -> Floats:
         return np.asarray(self._finished[np.clip(self._steps(work_h), 0, len(self._finished) - 1)])
+
+    def age_h(self, elapsed_h: ArrayLike) -> Floats:
+        elapsed = np.asarray(elapsed_h, dtype=np.float64)
+        last = np.searchsorted(self._safe[1:] - self.save_h, elapsed + _ROUNDING, side="right")
+        return np.where(last > 0, elapsed - (self._safe[last] - self.save_h), np.inf)
+
+    @property
+    def save_h(self) -> float:
+        return self.stall_h + self.remote_h
 
     @property
     def worst_loss_h(self) -> float:

@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass, replace
 
 from deepvm.performance.checks import check_number
+from deepvm.policy.fallback import Fallback, SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
-from deepvm.simulate.strategy import Fallback, SafetyNet, Strategy, UniformProgress
+from deepvm.simulate.strategy import Strategy
 
 NAMES = (
     "on-demand",
@@ -43,10 +45,13 @@ class Rates:
     cross_zone_bytes_per_s: float = 0.6e9  # one flow between zones: 5 Gbit/s
     memory_node_usd: float = 0.2268  # an hour: c6in.xlarge on demand
     memory_node_bytes: float = 6e9  # checkpoints that such a node keeps
+    notices: float = 0.0  # share of the losses that are announced; traces do not tell
+    notice_s: float = 0.0  # from a notice to the loss, such as ``deepvm.catalog.clouds.notices`` has
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             check_number(name, getattr(self, name), at_least=0)
+        check_number("notices", self.notices, at_most=1)
 
     def memory_nodes(self, checkpoint_bytes: int, buffers: int = 2) -> int:
         return max(1, math.ceil(checkpoint_bytes * buffers / self.memory_node_bytes))
@@ -61,6 +66,7 @@ class Maker:
     losses_per_h: float
     on_demand_usd: float  # an hour of one machine
     budget_usd: float | None = None  # the most that the gang and what keeps its checkpoints may cost an hour
+    spot_usd: float | None = None  # an hour of one machine, by which the budget decides how many it pays
 
     def named(self, name: str, zone: int = 0) -> Strategy:
         """Return a strategy of NAMES; those that stay train in ``zone``."""
@@ -96,12 +102,24 @@ class Maker:
         return self._strategy("durable", self._saves(rates.durable_stall_s, transfer_s), placement, restore_s, fallback)
 
     def anchor(self, placement: Stay | CheapestUp) -> Strategy:
-        """One on-demand machine of the gang keeps the checkpoints, and bills through outages."""
-        rates, size = self.rates, self.job.checkpoint_bytes
-        return self._strategy(
+        """One on-demand machine of the gang keeps the checkpoints, and bills through outages.
+
+        It trains with fewer spot machines than the job's gang if the budget pays no more of them beside the anchor."""
+        rates, size, wanted = self.rates, self.job.checkpoint_bytes, self.job.machines
+        spot = self._paid_beside(self.on_demand_usd, wanted - 1)
+        made = self._strategy(
             "single-anchor", self._saves(rates.stall_s, size / rates.memory_bytes_per_s), placement,
-            size / rates.restore_bytes_per_s, keeper_usd=self.on_demand_usd, spot_machines=self.job.machines - 1,
+            size / rates.restore_bytes_per_s, keeper_usd=self.on_demand_usd, spot_machines=spot,
         )  # fmt: skip
+        if spot == wanted - 1:
+            return made
+        return replace(made, speed=tuple(n / spot * (spot + 1) / wanted for n in range(spot + 1)))
+
+    def _paid_beside(self, keeper_usd: float, most: int) -> int:
+        """Return how many spot machines the budget pays beside what keeps the checkpoints, at least one of ``most``."""
+        if self.budget_usd is None or not self.spot_usd or most < 1:
+            return most
+        return min(most, max(1, int((self.budget_usd - keeper_usd) / self.spot_usd + 1e-9)))
 
     def _saves(self, stall_s: float, transfer_s: float) -> SaveTimes:
         """Return the interval of Young and Daly for the gang's losses, long enough for one save to be sent."""
@@ -120,6 +138,7 @@ class Maker:
         keeper_usd: float = 0.0,
         spot_machines: int | None = None,
     ) -> Strategy:
+        rates = self.rates
         made = Strategy(
             name=name,
             saves=saves,
@@ -127,9 +146,10 @@ class Maker:
             fallback=fallback,
             spot_machines=spot_machines,
             keeper_usd=keeper_usd,
-            start_h=self.rates.start_s / 3600,
+            start_h=rates.start_s / 3600,
             restore_h=restore_s / 3600,
-            regroup_h=self.rates.regroup_s / 3600,
+            regroup_h=rates.regroup_s / 3600,
+            notices=Notices(seconds=rates.notice_s, share=rates.notices) if rates.notices else None,
         )
         if self.budget_usd is None:
             return made

@@ -3,88 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.errors import UsageError
 from deepvm.performance.checks import check_number
+from deepvm.policy.fallback import Fallback, Rest, margin_h
 from deepvm.policy.placement import Placement, Stay
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import NeverSave, SaveTimes
 
 Floats = NDArray[np.float64]
-
-
-class Fallback(Protocol):
-    """When a gang rents on-demand machines. All times are since the start, for this much work done."""
-
-    @property
-    def returns(self) -> bool:
-        """True if it returns to spot machines, once they are up."""
-        ...
-
-    def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        """Return the time from which on-demand machines are used while no spot machines are up."""
-        ...
-
-    def must_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        """Return the time from which they are used even if spot machines are up."""
-        ...
-
-    def stay_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        """Return the time from which it does not return to spot machines any more, but for a margin."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SafetyNet:
-    """On-demand machines so late that the deadline can just be kept.
-
-    ``tries`` is how often spot machines may then be tried once more. On-demand machines are rented so much earlier, and
-    returned as soon as spot machines are up. Without tries, they are kept to the end."""
-
-    tries: int = 0
-
-    @property
-    def returns(self) -> bool:
-        return self.tries > 0
-
-    def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        last_h = self.must_h(done_h, job, strategy)
-        return last_h if not self.tries else np.maximum(0.0, last_h - self.tries * strategy.margin_h)
-
-    def must_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        _, speed = strategy.on_demand(job)
-        if job.deadline_h is None or speed <= 0:
-            return np.full_like(done_h, np.inf)
-        if job.work_h / speed > job.deadline_h:  # too few on-demand machines to keep it: they would only cost
-            return np.full_like(done_h, np.inf)
-        rest_h = strategy.saves.needed((job.work_h - done_h) / speed)
-        return np.maximum(0.0, job.deadline_h - rest_h - strategy.margin_h)
-
-    def stay_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        return self.must_h(done_h, job, strategy)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UniformProgress:
-    """Can't Be Late (NSDI 2024): on-demand machines while the work done is behind a straight line to the deadline."""
-
-    returns: bool = True
-
-    def from_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        last_h = self.must_h(done_h, job, strategy)
-        if job.deadline_h is None or not np.isfinite(last_h).any():
-            return last_h
-        return np.minimum(last_h, done_h / job.work_h * job.deadline_h)
-
-    def must_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        return SafetyNet().must_h(done_h, job, strategy)
-
-    def stay_h(self, done_h: Floats, job: GangJob, strategy: Strategy) -> Floats:
-        return self.from_h(done_h, job, strategy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,13 +28,16 @@ class Strategy:
     fallback: Fallback | None = None
     spot_machines: int | None = None  # of the job's machines; the others, an anchor, are in ``keeper_usd``
     least: int | None = None  # spot machines with which it still trains; None: it waits for all of them
-    speed: tuple[float, ...] | None = None  # by spot machines from 0 to all, over that of all; None: in proportion
+    speed: tuple[float, ...] | None = (
+        None  # by spot machines from 0 to all, over that of the job's gang; None: in proportion
+    )
     regroup_h: float = 10 / 3600  # when machines come or go while others stay
     keeper_usd: float = 0.0  # an hour, of machines that stay: memory nodes or an anchor
     start_h: float = 120 / 3600  # from a machine's launch to its first step, without the restore
     restore_h: float = 0.0  # of a checkpoint in the same zone
     move_h: float = 0.0  # more, if the checkpoint comes from another zone
     on_demand_only: bool = False
+    notices: Notices | None = None  # of losses; None: a loss repeats the work since the last save
     on_demand_machines: int | None = None  # that it rents at most, such as what a budget pays; None: as many as on spot
 
     def __post_init__(self) -> None:
@@ -116,12 +50,15 @@ class Strategy:
         return job.machines if self.spot_machines is None else self.spot_machines
 
     def speeds(self, job: GangJob) -> Floats:
-        """Return the speed by number of spot machines, over that of all."""
+        """Return the speed by number of spot machines, over that of the job's gang."""
         count = self.spot(job)
         if self.speed is None:
             return np.arange(count + 1) / max(1, count) if count else np.ones(1)
-        if len(self.speed) != count + 1 or self.speed[-1] != 1.0 or min(self.speed) < 0:
-            raise UsageError(f"speed has {len(self.speed)} figures: it needs {count + 1}, the last of them 1")
+        if len(self.speed) != count + 1 or not 0 < self.speed[-1] <= 1 or min(self.speed) < 0:
+            raise UsageError(
+                f"speed has {len(self.speed)} figures, the last of them {self.speed[-1]:g}: "
+                f"it needs {count + 1}, the last of them above 0 and at most 1"
+            )
         return np.asarray(self.speed, dtype=np.float64)
 
     def on_demand(self, job: GangJob) -> tuple[int, float]:
@@ -132,6 +69,16 @@ class Strategy:
 
     @property
     def margin_h(self) -> float:
-        """The time before the last moment at which on-demand machines start: one more spell may be lost in vain."""
-        lost = self.saves.worst_loss_h
-        return 2 * (self.start_h + self.restore_h) + self.move_h + (lost if np.isfinite(lost) else 0.0)
+        """The time before the last moment at which on-demand machines start."""
+        return margin_h(
+            start_h=self.start_h, restore_h=self.restore_h, move_h=self.move_h, worst_loss_h=self.saves.worst_loss_h
+        )
+
+    def rest(self, done_h: Floats, job: GangJob) -> Rest:
+        """Return what is left of the job after this much work, for the fallback."""
+        _, speed = self.on_demand(job)
+        needed_h = self.saves.needed((job.work_h - done_h) / speed) if speed > 0 else np.full_like(done_h, np.inf)
+        return Rest(
+            work_h=job.work_h, done_h=done_h, deadline_h=job.deadline_h, speed=speed, needed_h=needed_h,
+            margin_h=self.margin_h,
+        )  # fmt: skip

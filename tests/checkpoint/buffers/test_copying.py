@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.buffers.copying import SMALL_BYTES, Copier
+from deepvm.checkpoint.buffers import copying
+from deepvm.checkpoint.buffers.copying import SMALL_BYTES, SMALL_COUNT, Copier, is_small
 from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.errors import CheckpointError
@@ -157,3 +158,29 @@ def test_a_copy_after_one_that_was_interrupted_is_whole_when_it_returns() -> Non
         returned.set()
     finally:
         copier.close()
+
+
+def test_a_copy_that_does_not_end_aborts_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "COPY_S", 0.0)
+    copier, begun, release = Copier(2), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        begun.set()
+        release.wait(60)
+
+    work = copier.start([hang])
+    begun.wait(60)
+    with pytest.raises(CheckpointError, match="a copy of the state did not end within 0 s: the save is aborted"):
+        copier.finish(work)
+    release.set()
+    copier.close()
+
+
+def test_tensors_are_small_below_the_limits_and_only_plain_ones() -> None:
+    count = min(SMALL_COUNT, SMALL_BYTES)
+    assert is_small(torch.empty(count - 1, dtype=torch.uint8)) is True
+    assert is_small(torch.empty(count, dtype=torch.uint8)) is False
+    assert is_small(torch.empty(SMALL_BYTES // 8 - 1, dtype=torch.float64)) is (SMALL_BYTES // 8 - 1 < SMALL_COUNT)
+    assert is_small(torch.empty(SMALL_BYTES // 8, dtype=torch.float64)) is False
+    assert is_small(torch.empty(1, dtype=torch.complex64)) is False
+    assert is_small(torch.nn.Parameter(torch.empty(1))) is False

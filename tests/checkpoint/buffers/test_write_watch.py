@@ -9,11 +9,14 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.buffers import write_watch
 from deepvm.checkpoint.buffers.write_watch import WriteWatch, collapse, plain_memory, shared_watch
 from deepvm.checkpoint.snapshot.live_pages import LivePages, whole_pages, within
 from tests.support.checkpoint.huge_memory import HUGE, in_huge_pages, watched
@@ -195,3 +198,59 @@ def test_where_the_kernel_refuses_it_is_reported_once_and_the_state_is_copied(tm
     assert done.stdout.endswith("saved as it was\n"), done.stdout + done.stderr
     assert done.stdout.count("save() copies the whole state before it returns") == 1
     assert "Operation not permitted" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [(None, 0), ("many", 0), ("0", 0), ("2097152", 2**21), ("33554432", 2**25), ("67108864", 0)]
+)
+def test_huge_pages_count_up_to_a_useful_size(
+    text: str | None, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_watch, "_PMD_SIZE", tmp_path / "size")
+    if text is not None:
+        (tmp_path / "size").write_text(text)
+    assert write_watch.huge_page_bytes() == size
+
+
+@pytest.mark.parametrize("refused", ["scan", "pagemap"])
+def test_a_kernel_that_refuses_a_part_keeps_no_descriptor_open(refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = [os.open("/dev/null", os.O_RDONLY)]
+    real = os.open
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError("no")
+
+    def remember(*words: Any) -> int:
+        opened.append(real(*words))
+        return opened[-1]
+
+    monkeypatch.setattr(write_watch, "_userfaultfd", lambda: opened[0])
+    monkeypatch.setattr(write_watch, "_scan", refuse)
+    monkeypatch.setattr(write_watch.os, "open", refuse if refused == "pagemap" else remember)
+    with pytest.raises(OSError, match="no"):
+        WriteWatch()
+    monkeypatch.undo()
+    assert len(opened) == (2 if refused == "scan" else 1)
+    for fd in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_a_watch_without_answers_knows_no_huge_pages_and_a_forked_process_opens_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError("no")
+
+    monkeypatch.setattr(write_watch, "_scan", refuse)
+    watch = WriteWatch.__new__(WriteWatch)
+    watch._pagemap = -1
+    assert watch.huge(0, PAGE) == []
+    closed: list[str] = []
+    parents: Any = SimpleNamespace(pid=-1, close=lambda: closed.append("parent's"))
+    own: Any = SimpleNamespace(pid=os.getpid())
+    monkeypatch.setattr(write_watch, "_shared", [parents])
+    monkeypatch.setattr(write_watch, "_open", lambda: own)
+    assert shared_watch() is own
+    assert shared_watch() is own
+    assert closed == ["parent's"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,57 @@ def test_flags_threads_and_the_environment_are_set_and_listed() -> None:
     assert "generators: Python, torch" in text
     assert f"{CUBLAS}=:4096:8" in text
     assert all(row in text for row in (*made.done, *made.not_done))
+
+
+HASHES = (
+    "PYTHONHASHSEED: Python reads it when it starts; without it the order of sets of strings differs between "
+    "processes. Start with PYTHONHASHSEED=0"
+)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_whole_report_of_a_process_that_is_ready_and_of_one_that_is_not(
+    ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seeding, "_environment_at_start", lambda: {"PYTHONHASHSEED": "0"} if ready else {})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1" if ready else "7")
+    monkeypatch.setattr(seeding, "cuda_in_use", lambda: not ready)
+    if not ready:
+        monkeypatch.delitem(sys.modules, "numpy")
+    found = str(deterministic(9, threads=1 if ready else 2)).splitlines()
+    kernels = [
+        "  set      torch.use_deterministic_algorithms: operations that cannot repeat themselves raise an error",
+        "  set      cuDNN: deterministic, no benchmark",
+        *(["  set      oneDNN: deterministic"] * hasattr(torch.backends.mkldnn, "deterministic")),
+    ]
+    if ready:
+        assert found == [
+            "seed 9",
+            "  set      generators: Python, torch, NumPy",
+            *kernels,
+            "  set      CUBLAS_WORKSPACE_CONFIG=:4096:8",
+            "  set      1 thread: a resumed run needs as many",
+            "  set      PYTHONHASHSEED=0, since Python was started",
+        ]
+    else:
+        assert CUBLAS not in os.environ
+        assert found == [
+            "seed 9",
+            "  set      generators: Python, torch",
+            *kernels,
+            "  set      2 threads: a resumed run needs as many",
+            "  NOT set  NumPy's generator: numpy is not imported yet; numpy.random.seed(seed) when it is",
+            "  NOT set  CUBLAS_WORKSPACE_CONFIG: CUDA was used before; call deterministic() first, or start with it",
+            "  NOT set  OMP_NUM_THREADS is 7: libraries beside torch may use another number; start with "
+            "OMP_NUM_THREADS=2",
+            f"  NOT set  {HASHES}",
+        ]
+
+
+def test_generators_of_a_loader_follow_the_seed_and_their_number() -> None:
+    made = deterministic(9)
+    assert [made.generator(number).initial_seed() for number in range(3)] == [9, 10, 11]
+    assert made.generator().initial_seed() == 9
 
 
 def test_an_operation_that_cannot_repeat_itself_raises() -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from safetensors import safe_open
 from torch.utils.data import DataLoader, TensorDataset
 
 from deepvm.checkpoint import Checkpointer
@@ -75,6 +77,23 @@ def test_a_generator_of_another_kind_is_reported_and_the_others_are_set() -> Non
     assert "torch's generator cannot be set" in of_torch
     assert "PCG64" in of_numpy
     assert random.random() == expected
+
+
+def test_a_generator_of_another_python_or_without_numpy_is_reported_and_the_others_are_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken = rng_state.take()
+    expected, before = torch.rand(()).item(), random.getstate()
+    random.random()
+    after = random.getstate()
+    taken["python"] = {**taken["python"], "version": 2}
+    monkeypatch.setitem(sys.modules, "numpy.random", None)
+    assert rng_state.put(taken) == [
+        "Python's generator was saved with version 2, not 3",
+        "NumPy's generator cannot be set: NumPy is not installed",
+    ]
+    assert before != after == random.getstate()
+    assert torch.rand(()).item() == expected
 
 
 def test_generators_of_gpus_that_are_not_here_are_reported_and_the_others_are_set(
@@ -347,6 +366,40 @@ def test_another_version_or_device_is_reported(name: str, value: Any) -> None:
     assert run_environment.differences(now, now) == []
     (reason,) = run_environment.differences({**now, name: value}, now)
     assert (value[1] if isinstance(value, list) else str(value)) in reason
+
+
+def test_what_is_saved_of_determinism_has_a_version(tmp_path: Path) -> None:
+    with Checkpointer({"step": 1}, str(tmp_path), run="parts") as ckpt:
+        ckpt.save(1).wait("remote", 20)
+    with safe_open(tmp_path / "parts" / "step-000000000001.safetensors", "pt") as file:
+        (skeleton,) = json.loads(file.metadata()["skeleton"])
+    found = skeleton["deepvm.determinism"]
+    assert found["version"] == 1
+
+
+def test_every_difference_is_one_sentence_and_what_is_not_known_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = {"world_size": 2, "numpy": "2.0", "devices": ["cpu AVX2"], "omp_num_threads": None, "torch": "2.7"}
+    saved = {
+        "world_size": 3,
+        "numpy": None,
+        "devices": ["cpu AVX2", "cuda A100"],
+        "omp_num_threads": "4",
+        "python": "3",
+    }
+    assert run_environment.differences(saved, now) == [
+        "the number of ranks was 3 and is 2: batches, sums over ranks and generators are not those of the saved run",
+        "OMP_NUM_THREADS was 4 and is not set: other libraries add up in another order; start with OMP_NUM_THREADS=4",
+        "devices was cpu AVX2, cuda A100 and is cpu AVX2: their kernels round in another way",
+    ]
+    assert run_environment.differences({"numpy": "1.0"}, {"numpy": None}) == []
+
+    def mixed() -> str:
+        raise RuntimeError("old and new flags were mixed")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    taken = run_environment.take(5, with_cuda=True)
+    assert (taken["matmul_precision"], taken["world_size"]) == ("mixed", 5)
+    assert taken["devices"] == [f"cpu {torch.backends.cpu.get_cpu_capability()}"]
 
 
 def test_a_piece_that_nothing_takes_is_reported(url: str) -> None:

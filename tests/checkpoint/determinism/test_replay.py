@@ -15,10 +15,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from typer.testing import CliRunner
 
 from deepvm.checkpoint import Checkpointer, resumable
+from deepvm.checkpoint.determinism.replay import write_witness
+from deepvm.checkpoint.restore.newest import restore_newest
 from deepvm.cli.app import make_app
-from deepvm.errors import CheckpointError, UsageError
+from deepvm.errors import CheckpointError, StoreError, UsageError
 from deepvm.memnode import Limits, MemoryNode
 from deepvm.policy import EverySteps, Retention
+from deepvm.store.files.store import FileStore
 from deepvm.store.urls import open_store
 from tests.support.checkpoint import rank_processes
 from tests.support.checkpoint.rank_processes import run_ranks
@@ -300,3 +303,20 @@ def test_the_command_line_proves_and_disproves_offline(tmp_path: Path) -> None:
     assert "checkpoint rm" not in bad.stdout  # the bytes are good
     for spec in ("good.py", "good.py:missing", "none.py:build", "good.py:nothing"):
         assert verify(spec).exit_code == 2 or isinstance(verify(spec).exception, UsageError)
+
+
+def test_a_witness_that_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "w" / "step-000000000003.json").mkdir(parents=True)
+    with closing(FileStore(tmp_path)) as store:
+        with pytest.raises(StoreError):
+            write_witness(store, "w", 3, bytes(100), 64)
+        assert [path.name for path in (tmp_path / "w").iterdir() if "tmp" in path.name] == []
+        write_witness(store, "w", 4, bytes(100), 64)
+        assert store.manifest("w", 4).size_bytes == 100
+
+
+def test_a_step_that_no_store_has_is_named(tmp_path: Path) -> None:
+    with closing(FileStore(tmp_path)) as store:
+        assert restore_newest([store], "r", {"n": 1}) is None
+        with pytest.raises(CheckpointError, match="step 5 of run r"):
+            restore_newest([store], "r", {"n": 1}, step=5)

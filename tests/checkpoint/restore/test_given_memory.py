@@ -64,6 +64,15 @@ def test_parameters_keep_what_was_received_for_them(store: str) -> None:
     assert [a == b for a, b in zip(before, addresses(model), strict=True)] == [False, True, False]
 
 
+def test_a_parameter_that_takes_the_received_memory_is_not_written_again(store: str) -> None:
+    saved, model = Two(0), Two(1)
+    save(store, model=saved)
+    before, versions = addresses(model), [p._version for p in model.parameters()]
+    restore(store, model=model)
+    for parameter, address, version in zip(model.parameters(), before, versions, strict=True):
+        assert (parameter.data_ptr() == address) == (parameter._version > version)
+
+
 def test_a_view_an_array_and_shared_memory_see_the_new_bytes(store: str) -> None:
     saved, model = Two(0), Two(1)
     save(store, model=saved)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer, resumable
-from deepvm.checkpoint.restore.pending_parameter import PendingParameter
+from deepvm.checkpoint.restore.pending import PendingParameter
 from deepvm.errors import CheckpointError, StoreUnavailable
 from deepvm.memnode import MemoryNode
 from deepvm.store.base import Manifest
@@ -290,12 +292,97 @@ def test_the_optimizers_settings_are_there_at_once_and_its_state_when_it_is_aske
     with Checkpointer(again.state, store) as ckpt:
         ckpt.restore(lazy=True)
         assert again.optimizer.param_groups[0]["lr"] == work.optimizer.param_groups[0]["lr"]
-        assert not again.optimizer.state
         again.loss(2).backward()
         again.optimizer.param_groups[0]["lr"] = 0.125  # a schedule of the user's own
         threading.Timer(0.2, store.let_go).start()
         assert again.optimizer.state_dict()["state"].keys() == work.optimizer.state_dict()["state"].keys()
         assert again.optimizer.param_groups[0]["lr"] == 0.125
+
+
+def _reset_momentum(work: Work) -> None:
+    for values in work.optimizer.state.values():
+        values["exp_avg"].zero_()
+
+
+def _set_one_state(work: Work) -> None:
+    weight = work.model.last.weight
+    state = work.optimizer.state[weight]
+    work.optimizer.state[weight] = {name: torch.full_like(value, 0.5) for name, value in state.items()}
+
+
+def _load_another_state(work: Work) -> None:
+    other = Work(seed=5)
+    other.step(7)
+    work.optimizer.load_state_dict(other.optimizer.state_dict())
+
+
+def _keep_a_copy(work: Work) -> None:
+    kept = copy.deepcopy(work.optimizer.state_dict()["state"])
+    assert kept.keys() == copy.deepcopy(work.optimizer).state_dict()["state"].keys()
+    assert len(work.optimizer.state) == len(kept)
+
+
+@pytest.mark.parametrize("change", [_reset_momentum, _set_one_state, _load_another_state, _keep_a_copy])
+def test_a_change_of_the_optimizers_state_before_the_first_step_is_a_change_of_what_was_restored(
+    saved: tuple[Work, Path], change: Callable[[Work], None]
+) -> None:
+    lazy, eager = Work(seed=1), Work(seed=1)
+    for work in (lazy, eager):
+        with Checkpointer(work.state, Gated(saved[1])) as ckpt:
+            ckpt.restore(lazy=work is lazy)
+            change(work)
+            work.step(2)
+            ckpt.finish_restore()
+        assert type(work.optimizer.state) is defaultdict
+    assert lazy.truth() == eager.truth()
+
+
+def test_a_swapped_parameter_takes_its_bytes_along(saved: tuple[Work, Path]) -> None:
+    work, place = saved
+    for store in (Gated(place), str(place)):
+        again = Work(seed=1)
+        with Checkpointer(again.state, store) as ckpt:
+            ckpt.restore(lazy=True)
+            expert, last = again.model.expert.weight, again.model.last.weight
+            torch.utils.swap_tensors(expert, last)
+            assert torch.equal(expert, work.model.last.weight)
+            assert torch.equal(last, work.model.expert.weight)
+            ckpt.finish_restore()
+        assert torch.equal(expert, work.model.last.weight)
+        assert torch.equal(last, work.model.expert.weight)
+
+
+def test_bytes_on_their_way_into_a_parameter_that_was_swapped_for_another_go_nowhere_else(
+    saved: tuple[Work, Path],
+) -> None:
+    for store in (Gated(saved[1]), str(saved[1])):
+        again = Work(seed=1)
+        with Checkpointer(again.state, store) as ckpt:
+            ckpt.restore(lazy=True)
+            torch.utils.swap_tensors(again.model.expert.weight, torch.nn.Parameter(torch.full((256, 256), 5.0)))
+            others = [torch.full((256, 256), 3.0) for _ in range(8)]
+            ckpt.finish_restore()
+        assert (again.model.expert.weight == 5.0).all()
+        assert all((other == 3.0).all() for other in others)
+
+
+def test_a_process_that_was_forked_meanwhile_is_refused_at_once(saved: tuple[Work, Path]) -> None:
+    again = Work(seed=1)
+    with Checkpointer(again.state, Gated(saved[1])) as ckpt:
+        ckpt.restore(lazy=True)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                again.model.expert.weight.sum()
+            except CheckpointError as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading, "rb") as answer:
+            assert b"call finish_restore() before starting processes" in answer.read()
+        os.waitpid(child, 0)
 
 
 def test_what_others_keep_stays_theirs_when_the_optimizers_state_has_come(tmp_path: Path) -> None:

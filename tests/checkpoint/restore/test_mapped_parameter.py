@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from deepvm.checkpoint import Checkpointer
+from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.errors import CheckpointError
 
 WAIT_S = 10.0
@@ -165,3 +166,68 @@ def test_damaged_bytes_are_not_mapped(saved: tuple[Work, Path]) -> None:
 
     with pytest.raises(CheckpointError, match="not what was saved"):
         use()
+
+
+def _averaged(work: Work) -> object:
+    backup = work.weight.data
+    work.weight.data = torch.full_like(work.weight, 5.0)
+    return backup
+
+
+def _halved(work: Work) -> object:
+    before = work.model.state_dict()
+    work.model.half()
+    return before
+
+
+def _grown(work: Work) -> object:
+    before = work.model.state_dict()
+    work.weight.data = torch.full((512, 256), 5.0)
+    return before
+
+
+def _turned(work: Work) -> object:
+    work.weight.data = work.weight.data.t()
+    return None
+
+
+@pytest.mark.parametrize("change", [_averaged, _halved, _grown, _turned])
+def test_what_the_user_put_into_a_parameter_stays_there(
+    saved: tuple[Work, Path], change: Callable[[Work], object]
+) -> None:
+    work, place = saved
+    again = Work(0.0)
+    with restored(place, again) as ckpt:
+        assert torch.equal(again.forward(), work.forward())
+        kept = change(again)
+        put = again.weight.detach().clone()
+        ckpt.finish_restore()
+        assert again.weight.dtype is put.dtype
+        assert torch.equal(again.weight, put)
+    old = kept["weight"] if isinstance(kept, dict) else kept
+    if isinstance(old, torch.Tensor):
+        assert torch.equal(old.reshape(256, 256), work.weight)
+
+
+@pytest.mark.parametrize("viewed", [False, True])
+def test_a_parameter_goes_back_to_its_own_memory_unless_there_is_a_view(viewed: bool) -> None:
+    parameter, memory = torch.nn.Parameter(torch.zeros(4)), torch.ones(4)
+    own = parameter.data_ptr()
+    mapped = MappedParameter(parameter, memory)
+    mapped.begin()
+    assert mapped.begun
+    assert parameter.data_ptr() == memory.data_ptr() != own
+    views = [parameter.data[:2]] if viewed else []
+    assert mapped.end() is not viewed
+    assert parameter.data_ptr() == (memory.data_ptr() if viewed else own)
+    assert parameter.tolist() == [1.0] * 4
+    assert len(views) == viewed
+
+
+def test_a_parameter_that_was_not_used_yet_is_copied() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(4))
+    own = parameter.data_ptr()
+    mapped = MappedParameter(parameter, torch.ones(4))
+    assert not mapped.begun
+    assert mapped.end() is True
+    assert (parameter.data_ptr(), parameter.tolist()) == (own, [1.0] * 4)

@@ -103,6 +103,37 @@ def test_only_what_is_asked_for_is_restored(url: str, lazy: bool) -> None:
     assert set(found.skipped) == {"model.head.weight", "model.head.bias", "optimizer", "epoch"}
 
 
+class Versioned(torch.nn.Linear):
+    """Has a version of its own, as BatchNorm has, and loads itself."""
+
+    _version = 7
+    found: Any = None
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        self.found = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)  # type: ignore[misc]
+
+
+def test_a_part_that_is_restored_learns_the_version_that_it_was_saved_with(url: str, lazy: bool) -> None:
+    saved, state = made(1, extra=Versioned(2, 2)), made(2, extra=Versioned(2, 2))
+    save(url, saved)
+    head = copy_of(state["model"].head)
+    restore(url, state, exclude=("model.head",), lazy=lazy)
+    assert state["model"].extra.found == 7
+    assert has(state["model"].extra, copy_of(saved["model"].extra))
+    assert has(state["model"].body, copy_of(saved["model"].body))
+    assert has(state["model"].head, head)
+
+
+def test_a_tensor_is_restored_into_one_of_another_type(url: str, lazy: bool) -> None:
+    save(url, {"x": torch.tensor([1.5, 2.5, 3.5])})
+    state = {"x": torch.zeros(3, dtype=torch.float64)}
+    before = state["x"]
+    restore(url, state, lazy=lazy)
+    assert state["x"] is before
+    assert before.tolist() == [1.5, 2.5, 3.5]
+
+
 def test_without_strict_what_both_have_is_restored_and_the_rest_is_reported(url: str, lazy: bool) -> None:
     saved, live = made(1, old=torch.nn.Linear(1, 1)), made(2, new=torch.nn.Linear(1, 1))
     save(url, saved)

@@ -186,6 +186,34 @@ def test_other_ranks_wait_for_the_commit_of_their_very_attempt(nodes: list[Memor
     assert time.monotonic() - began >= 0.19
 
 
+def test_values_that_do_not_arrive_in_time_fail_the_save(nodes: list[MemoryNode], rank_of: RankOf) -> None:
+    rank = rank_of(nodes, world_size=2, replicas=2)
+    rank.client.connect()
+    with pytest.raises(StoreUnavailable):
+        rank.client.exchange(rank.upload(1), "mine", time.monotonic())
+    other = rank_of(nodes, rank=1, world_size=2, replicas=2)
+    assert other.client.exchange(rank.upload(1), "another's", soon()) == []
+    assert rank.client.exchange(rank.upload(1), "mine", soon()) == ["mine", "another's"]
+
+
+def test_a_lost_connection_is_dropped_and_a_node_that_hangs_is_dialled_anew(
+    nodes: list[MemoryNode], rank_of: RankOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = rank_of(nodes, replicas=2)
+    rank.client.connect()
+    same: Callable[[Any], Any] = lambda connection: connection  # noqa: E731
+    first, second = (rank.client.call(node.address, same) for node in nodes)
+    assert rank.client.call(nodes[0].address, same) is first
+    monkeypatch.setattr(rank.store.health, "is_hung", lambda node: node == nodes[0].address)
+    third = rank.client.call(nodes[0].address, same)
+    assert third is not first
+    rank.client.abort(9)
+    assert rank.client.call(nodes[1].address, same) is second, "a refusal leaves the connection"
+    second.interrupt()
+    rank.client.abort(9)
+    assert rank.client.call(nodes[1].address, same) is not second
+
+
 def test_all_nodes_lost_is_the_reason_of_the_last(nodes: list[MemoryNode], rank_of: RankOf) -> None:
     rank = rank_of(nodes)
     for node in nodes:

@@ -82,6 +82,15 @@ def test_after_a_restore_nothing_is_asked_and_superseded_steps_go_at_the_first_c
     assert commit(steps, store, 22, attempt=6) == []
 
 
+def test_before_any_restore_each_commit_is_a_step_of_this_branch() -> None:
+    store = Steps()
+    steps = order(store, keep=2)
+    assert [commit(steps, store, step, attempt=1) for step in (1, 2, 3)] == [[], [], []]
+    assert store.held == [2, 3]
+    assert commit(steps, store, 9, attempt=2) == []
+    assert store.held == [3, 9]
+
+
 def test_superseded_steps_that_cannot_be_deleted_are_tried_again() -> None:
     store = Steps(10, 20, 30)
     steps = order(store, keep=9)

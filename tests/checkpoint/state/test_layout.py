@@ -164,7 +164,9 @@ def in_rows() -> torch.Tensor:
         return torch.eye(3).to_sparse_csr()
 
 
-@pytest.mark.parametrize("make", [quantized, in_rows, lambda: torch.eye(2).to_sparse()])
+@pytest.mark.parametrize(
+    "make", [quantized, in_rows, lambda: torch.eye(2).to_sparse(), lambda: torch.empty(2, dtype=torch.bits16)]
+)
 def test_layouts_and_types_without_plain_bytes_are_refused(make: Any) -> None:
     with pytest.raises(CheckpointError, match="cannot be saved"):
         to_storable(make())

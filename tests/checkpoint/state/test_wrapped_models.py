@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from deepvm.checkpoint import Checkpointer
-from deepvm.checkpoint.state.unwrapping import matched
+from deepvm.checkpoint.state.unwrapping import clean_names, matched, without_wrappers
 from deepvm.errors import CheckpointError
 
 WAIT_S = 20.0
@@ -162,6 +162,17 @@ def test_a_models_own_wrapper_is_left_out_where_names_differ_by_nothing_else(tmp
     model = net(3)
     restore(tmp_path / "a", model=model)
     assert same(truth, model)
+
+
+def test_a_wrapped_part_that_a_model_has_twice_is_seen_through_at_both_places() -> None:
+    model = torch.nn.Module()
+    model.a = model.b = DataParallel(torch.nn.Linear(2, 2))
+    found = without_wrappers(model, model.state_dict())
+    assert list(found) == ["a.weight", "a.bias", "b.weight", "b.bias"]
+    assert found["a.weight"].data_ptr() == found["b.weight"].data_ptr() == model.a.module.weight.data_ptr()
+    assert clean_names(model, ["a", "b.module", "c"]) == {"a": "a", "b.module": "b", "c": "c"}
+    assert without_wrappers(model, 5) == 5
+    assert without_wrappers(model, {5: 6}) == {5: 6}
 
 
 def test_names_that_two_saved_tensors_could_be_for_are_not_guessed() -> None:

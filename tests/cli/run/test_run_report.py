@@ -69,6 +69,30 @@ def test_a_restore_is_shown_with_its_step_and_its_place_as_far_as_they_are_known
     assert rows == [["1:00", "1,234", "2", "s", "file:///a"], ["2:05", "?", "?", "?"]]
 
 
+def test_time_on_demand_has_a_row_of_its_own_beside_the_deadline_that_it_kept(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    conduct = {"fallback": "on-demand at the last moment", "deadline_s": 36 * 3600.0}
+    hired = {"market": "on-demand", "usd_per_hour": 0.526, "on_demand_usd_per_hour": 0.526}
+    events = [
+        Event(at_s=0, kind="run-started", data={"conduct": conduct}),
+        Event(at_s=0, kind="machine-up", machine="worker/0"),
+        Event(at_s=3600, kind="machine-down", machine="worker/0", data={"why": "preempted"}),
+        Event(at_s=7200, kind="machine-up", machine="worker/0", data=hired),
+        Event(at_s=9000, kind="run-ended", data={"outcome": "finished"}),
+    ]
+    report = make_report(events, CLUSTER, run="r")
+    (worker,) = report.bill.roles
+    assert (worker.fallback_s, worker.fallback_usd) == (1800.0, pytest.approx(0.263))
+    assert worker.usd == pytest.approx(0.1578 + 0.263)
+    show_report(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if "of it" in line] == [
+        ["of", "it", "on", "demand", "30", "min", "$0.2630"]
+    ]  # fmt: skip
+    assert any("36 h; on-demand at the last moment (the plan's)" in line for line in lines)
+
+
 @pytest.mark.parametrize("columns", [80, 60])
 @pytest.mark.parametrize("rounds", [0, 1, 40])
 def test_no_line_is_wider_than_the_terminal(

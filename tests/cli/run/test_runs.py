@@ -117,19 +117,25 @@ def test_stop_asks_the_process_that_supervises_the_run_and_waits_for_its_end(clu
     folder = made("one", cluster)
     assert deepvm(["runs", "stop", "one"]) == 2
     assert "is not running on this machine" in capsys.readouterr().err
-    ledger, asked = Ledger.open(folder.ledger, write=True), []
+    asked: list[float] = []
 
-    def supervise() -> None:
+    def supervise(ledger: Ledger) -> None:
         wait_until(folder.stop_requested, "the request", timeout_s=20.0)
         asked.append(time.monotonic())
         ledger.close()
 
-    thread = threading.Thread(target=supervise)
-    thread.start()
-    assert as_json(capsys, "runs", "stop", "one")["outcome"] == "stopped"
-    assert asked
-    thread.join(20.0)
-    assert not folder.stop_requested(), "a request counts once"
+    for words in (["--json"], []):
+        thread = threading.Thread(target=supervise, args=(Ledger.open(folder.ledger, write=True),))
+        thread.start()
+        assert deepvm(["runs", "stop", "one", *words]) == 0
+        thread.join(20.0)
+        assert not folder.stop_requested(), "a request counts once"
+        shown = capsys.readouterr()
+        if words:
+            assert json.loads(shown.out) == {"run": "one", "outcome": "stopped"}
+        else:
+            assert (shown.out, "run one has ended: continue with deepvm run --resume one" in shown.err) == ("", True)
+    assert len(asked) == 2
 
 
 def test_what_the_market_did_is_exported_and_backtested(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:
@@ -143,6 +149,12 @@ def test_what_the_market_did_is_exported_and_backtested(cluster: Cluster, capsys
     outcome = as_json(capsys, "backtest", "--traces", str(tmp_path / "traces"), *words)
     assert "strategies" in json.dumps(outcome)
     assert deepvm(["runs", "export", "one", "--trace", str(tmp_path / "traces"), "--tick", "soon"]) == 2
+    capsys.readouterr()
+    assert deepvm(["runs", "export", "one", "--trace", str(tmp_path / "more"), "--tick", "1min"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(str(tmp_path / "more"))
+    assert first.endswith(f": 2 machines in us-east-1, {row['hours'] * 60:.3g} min")
+    assert second == f"read them with deepvm backtest --traces {tmp_path / 'more'} --meaning up"
 
 
 def test_a_run_without_spot_machines_has_nothing_to_export(cluster: Cluster, capsys: Any, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from deepvm.errors import DeepvmError
+from deepvm.memnode import MemoryNode
 from deepvm.memnode.monitoring import metrics
 from deepvm.memnode.monitoring.metrics import MetricsServer
 from deepvm.protocol.addresses import split_address
@@ -35,6 +37,30 @@ def test_strangers_that_hold_connections_open_keep_no_scraper_out_and_take_few_p
         assert threads() <= 2 * metrics._CONNECTIONS
         with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=10) as answer:
             assert b"deepvm_memory_node_runs 3" in answer.read()
+
+
+def test_a_port_in_use_is_reported_and_a_closed_one_is_free_again(server: MetricsServer) -> None:
+    with pytest.raises(DeepvmError, match=f"metrics cannot be served on {server.address}: Address already in use"):
+        MetricsServer(server.address, dict)
+    server.close()
+    other = MetricsServer(server.address, dict)
+    other.close()  # though it never started
+    node = MemoryNode(capacity_bytes=2**20, block_bytes=2**16, metrics=server.address)
+    node.start()
+    with pytest.raises(DeepvmError, match="Address already in use"):
+        MetricsServer(server.address, dict)
+    node.stop()
+    MetricsServer(server.address, dict).close()
+
+
+def test_while_dropped_connections_take_all_places_a_new_one_is_closed_at_once(server: MetricsServer) -> None:
+    inside = server._server
+    inside._dropped.update(range(metrics._CONNECTIONS))  # type: ignore[arg-type]
+    with socket.create_connection(split_address(server.address), timeout=10) as stranger:
+        assert stranger.recv(1) == b""
+    inside._dropped.clear()
+    with urllib.request.urlopen(f"http://{server.address}/healthz", timeout=10) as answer:
+        assert answer.read() == b"ok\n"
 
 
 def test_a_connection_has_one_deadline_however_it_drips(server: MetricsServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,20 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import deepvm
-from deepvm.errors import AccessDenied, StoreError, StoreUnavailable, UsageError
-from deepvm.memnode.peer_rule import PeerRule
+from deepvm.errors import AccessDenied, NotFound, StoreError, StoreUnavailable, UsageError
+from deepvm.memnode.peer_rule import PeerRule, _resolve
+from deepvm.memnode.writeback.peers import Peers
 from deepvm.protocol import frames
 from deepvm.protocol.acceptor import Acceptor, Peer
 from deepvm.protocol.frames import Kind
+from deepvm.store.base import Manifest
 from deepvm.store.memory.store import MemoryStore
 from tests.support.certificates import make_certificate
 from tests.support.memnode.client import BLOCK, Client, NodeProcess, chunks_of, content, manifest_of
@@ -310,6 +313,33 @@ def test_named_peers_are_the_only_ones() -> None:
         rule.check("10.0.0.9:7070")
     with pytest.raises(UsageError, match="is not a network"):
         PeerRule("10.0.0.8", ["10.0.0.0/99"])
+
+
+def test_a_host_that_cannot_be_resolved_is_reported() -> None:
+    with pytest.raises(StoreUnavailable, match=r"the host 'a\.\.b' cannot be resolved"):
+        _resolve("a..b", 7070)
+
+
+def test_a_node_that_failed_is_not_dialled_again_for_the_same_checkpoint() -> None:
+    run: Any = SimpleNamespace(name="run", verifier="")
+    peers = Peers(run, PeerRule("127.0.0.1"), token=None, tls=None)
+    with socket.socket() as closed:  # nothing listens there
+        closed.bind(("127.0.0.1", 0))
+        nodes = ("127.0.0.1:7070", f"127.0.0.1:{closed.getsockname()[1]}")
+        _fetch_in_vain(peers, manifest_of(content(1, 2 * BLOCK), "run", 1, nodes=nodes, replicas=1))
+    peers.close()
+
+
+def _fetch_in_vain(peers: Peers, manifest: Manifest) -> None:
+    into = memoryview(bytearray(BLOCK))
+    raised = []
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=manifest.nodes[1]) as problem:
+            peers.fetch(manifest, 1, into)
+        raised.append(problem.value)
+    assert raised[0] is raised[1]
+    with pytest.raises(NotFound, match="no node has chunk 0 of step 1"):
+        peers.fetch(manifest, 0, into)
 
 
 def test_connections_that_ask_nothing_lock_no_client_out(start_node: Any, connect: Any) -> None:

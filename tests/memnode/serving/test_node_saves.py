@@ -10,6 +10,7 @@ import pytest
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreError, StoreUnavailable
 from deepvm.memnode import MemoryNode
+from deepvm.memnode.storage import run as run_module
 from deepvm.protocol.frames import MOST_PUT, Kind, ProtocolError
 from deepvm.store.base import Manifest
 from tests.support.memnode.client import BLOCK, Client, chunks_of, content, digest_of, manifest_of
@@ -521,6 +522,67 @@ def test_a_repair_waits_for_saves_and_takes_its_old_place(node: MemoryNode, clie
     assert list(client.steps()) == [3]  # the repaired one is the older of the two
 
 
+def test_of_many_steps_the_newest_600_are_listed(node: MemoryNode, client: Client) -> None:
+    client.save(1, content(1, SIZE))
+    run = node.runs.find("run")
+    assert run is not None
+    for step in range(2, 652):
+        run.checkpoints[step] = run.checkpoints[1]
+    assert list(client.steps()) == list(range(52, 652))
+    for step in range(2, 652):
+        del run.checkpoints[step]
+    assert list(client.steps()) == [1]
+
+
+class Elsewhere:
+    """A copy that fails when it is read."""
+
+    whole = True
+
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
+
+    def has(self, chunk: int) -> bool:
+        return True
+
+    def read(self, chunk: int, into: memoryview) -> None:
+        raise self._problem
+
+
+def test_what_is_not_in_memory_is_neither_mended_nor_served_if_its_copy_fails(
+    start_node: Callable[..., MemoryNode], connect: Callable[..., Client]
+) -> None:
+    node = start_node(capacity_bytes=5 * BLOCK)
+    data = content(1, 2 * BLOCK)
+    client = connect(node.address, "run")
+    client.save(1, data)
+    run = node.runs.find("run")
+    assert run is not None
+    checkpoint = run.checkpoints[1]
+    taken = [node.arena.take(reserved=False) for _ in range(3)]
+    with pytest.raises(StoreUnavailable, match="no block is free: try again"):
+        client.ask(Kind.MEND, {"step": 1, "chunk": 1}, data[BLOCK:])
+    for block in taken:
+        node.arena.drop(block)
+    checkpoint.evict()
+    with pytest.raises(NotFound, match="chunk 1 of step 1 is not in memory here"):
+        client.ask(Kind.MEND, {"step": 1, "chunk": 1}, data[BLOCK:])
+    with pytest.raises(NotFound, match="step 1 has no chunk 1 here"):
+        client.get(1, 1)
+    block = node.arena.take(reserved=False)
+    with pytest.raises(NotFound, match="step 1 has no chunk 1 here"):
+        checkpoint.read(1, block)
+    assert checkpoint.mend(1, block) is False
+    node.arena.drop(block)
+    for problem, shown in ((NotFound("gone"), NotFound), (Corrupt("bad"), Corrupt), (StoreError("odd"), StoreError)):
+        checkpoint.copy = Elsewhere(problem)
+        with pytest.raises(shown, match=f"^{problem}$") as raised:
+            client.get(1, 1)
+        assert raised.type is shown
+    checkpoint.copy = None
+    assert node.arena.used == 0
+
+
 def test_a_damaged_chunk_is_mended_with_its_own_bytes_only(node: MemoryNode, connect: Callable[..., Client]) -> None:
     data = content(1, SIZE)
     connect(node.address, "run").save(1, data)
@@ -540,3 +602,36 @@ def test_a_damaged_chunk_is_mended_with_its_own_bytes_only(node: MemoryNode, con
     client.ask(Kind.MEND, {"step": 1, "chunk": 2}, chunks_of(data)[2])
     assert client.read(1) == data
     assert clean(node)
+
+
+def test_who_begins_beside_another_waits_and_is_refused_in_the_end(
+    node: MemoryNode, connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(node.address, "run")
+    run = node.runs.find("run")
+    assert run is not None
+    monkeypatch.setattr(run_module, "_BEGIN_S", 0.0)
+    with run._beginning, pytest.raises(StoreUnavailable, match="others have been beginning an upload of run 'run'"):
+        client.begin(1, SIZE)
+    client.begin(1, SIZE)
+    client.ask(Kind.ABORT, {"step": 1})
+    assert clean(node)
+
+
+def test_a_session_that_is_over_while_it_reserves_room_gets_none(
+    node: MemoryNode, connect: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect(node.address, "run", session="s1")
+    run = node.runs.find("run")
+    assert run is not None
+    reserve = run._reserve
+
+    def overtaken(*words: Any) -> int:
+        reserved = reserve(*words)
+        run.claim("s2")
+        return reserved
+
+    monkeypatch.setattr(run, "_reserve", overtaken)
+    with pytest.raises(AccessDenied, match="a newer session writes run 'run' now; session 's1' is over"):
+        client.begin(1, SIZE)
+    assert (node.arena.reserved, run.uploads) == (0, {})

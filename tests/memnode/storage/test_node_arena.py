@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from deepvm.errors import UsageError
 from deepvm.memnode import MemoryNode
+from deepvm.memnode.settings import Settings
 from deepvm.memnode.storage.arena import Arena, ArenaFull
+from deepvm.protocol import frames
 from deepvm.protocol.placement import Share
 from tests.support.memnode.client import BLOCK
 from tests.support.waiting import wait_until
@@ -123,6 +126,7 @@ def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, rep
         ({"spill": "/does/not/exist"}, "/does/not does not exist"),
         ({"listen": "here"}, "is not a valid address"),
         ({"listen": "::1:70"}, "ambiguous"),
+        ({"token": ""}, "the token is empty: put some random text into its file"),
         ({"tls_cert": "a"}, "both a certificate and its key"),
         ({"durable": "memory://127.0.0.1:1"}, "not durable"),
     ],
@@ -130,6 +134,45 @@ def test_shares_cover_every_chunk_as_often_as_there_are_replicas(nodes: int, rep
 def test_settings_that_cannot_be_met_are_refused_in_a_sentence(fields: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         MemoryNode(**{"capacity_bytes": 64 * BLOCK, "block_bytes": BLOCK, **fields})
+
+
+def test_settings_at_their_limits_are_taken() -> None:
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for capacity_bytes in (BLOCK, machine_bytes):
+        assert Settings(capacity_bytes=capacity_bytes, block_bytes=BLOCK, buffers=1).capacity_bytes == capacity_bytes
+    for capacity_bytes in (BLOCK - 1, machine_bytes + 1):
+        with pytest.raises(UsageError, match="a capacity of"):
+            Settings(capacity_bytes=capacity_bytes, block_bytes=BLOCK)
+    for block_bytes in (frames.LEAST_BLOCK_BYTES, frames.MOST_BLOCK_BYTES):
+        assert Settings(capacity_bytes=2**30, block_bytes=block_bytes).block_bytes == block_bytes
+    for block_bytes in (frames.LEAST_BLOCK_BYTES - 4096, frames.MOST_BLOCK_BYTES + 4096, BLOCK + 1):
+        with pytest.raises(UsageError, match=f"block_bytes is {block_bytes}: it must be a multiple of 4096"):
+            Settings(capacity_bytes=2**30, block_bytes=block_bytes)
+
+
+def test_a_node_that_cannot_be_made_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Arena] = []
+
+    def make(capacity_bytes: int, block_bytes: int) -> Arena:
+        made.append(Arena(capacity_bytes, block_bytes))
+        return made[-1]
+
+    monkeypatch.setattr("deepvm.memnode.server.Arena", make)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"the spill directory .*/file cannot be written"):
+        MemoryNode(capacity_bytes=64 * BLOCK, block_bytes=BLOCK, spill=tmp_path / "file")
+    with pytest.raises(ValueError, match="released"):
+        made[0].view(0, 1)
+
+
+def test_more_memory_than_there_are_addresses_and_more_than_a_block_are_refused() -> None:
+    with pytest.raises(UsageError, match="of memory cannot be mapped"):
+        Arena(2**62, BLOCK)
+    arena = Arena(2 * BLOCK, BLOCK)
+    assert [arena.view(block, BLOCK).nbytes for block in (0, 1)] == [BLOCK, BLOCK]
+    with pytest.raises(ValueError, match=f"{BLOCK + 1} bytes of a block of {BLOCK}"):
+        arena.view(0, BLOCK + 1)
+    arena.close()
 
 
 def test_a_node_starts_nothing_before_start_and_can_be_stopped_without_it(tmp_path: Path) -> None:

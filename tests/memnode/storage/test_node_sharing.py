@@ -89,6 +89,19 @@ def test_whoever_knows_only_digests_gets_nothing(node: MemoryNode, connect: Conn
     assert (used(node), node.arena.reserved) == (8, 0)
 
 
+@pytest.mark.parametrize(("wrong", "shared"), [(7, [0]), (8, [])])
+def test_after_eight_wrong_proofs_a_connection_shares_nothing_more(
+    wrong: int, shared: list[int], node: MemoryNode, connect: Connect
+) -> None:
+    data = content(1, BLOCK)
+    connect(node.address, "first").save(1, data)
+    other = connect(node.address, "second")
+    other.begin(1, BLOCK)
+    for _ in range(wrong):
+        assert other.link_with(1, {0: digest_of(data)}, [bytes(32)]) == []
+    assert other.link(1, {0: data}) == shared
+
+
 def test_a_proof_is_of_no_use_on_another_connection(node: MemoryNode, connect: Connect) -> None:
     connect(node.address, "first").save(1, BASE)
     one, other = connect(node.address, "second"), connect(node.address, "second")

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from deepvm.errors import Corrupt
 from deepvm.memnode.errors import RequestRefused
 from deepvm.memnode.storage import upload as upload_module
 from deepvm.memnode.storage.arena import Arena
 from deepvm.memnode.storage.budgets import KeptDocuments
 from deepvm.memnode.storage.upload import Begin, Upload
 from deepvm.protocol.placement import Share
-from tests.support.memnode.client import BLOCK
+from tests.support.memnode.client import BLOCK, content, manifest_of
 from tests.support.waiting import wait_until
 
 CHUNKS = 3
@@ -91,6 +92,54 @@ def test_blocks_that_were_filled_for_it_are_counted_and_shared_ones_are_not(uplo
     upload.share(1, kept, 11)
     assert upload.taken == 1
     upload.end(RequestRefused("failed", "the test is over"))
+
+
+class OnDisk:
+    """A checkpoint whose first chunk is in memory; the others are on a disk."""
+
+    def __init__(self, arena: Arena, *, readable: bool) -> None:
+        self._arena, self._readable = arena, readable
+        self.step, self.manifest = 3, manifest_of(content(1, CHUNKS * BLOCK), "run", 3)
+        self.block = arena.take(reserved=False)
+
+    def has(self, chunk: int) -> bool:
+        return True
+
+    def hold(self, chunk: int) -> int | None:
+        if chunk:
+            return None
+        self._arena.hold(self.block)
+        return self.block
+
+    def read(self, chunk: int, block: int) -> None:
+        if not self._readable:
+            raise Corrupt("damaged")
+
+
+@pytest.mark.parametrize("readable", [True, False])
+def test_kept_chunks_are_read_back_from_the_disk_all_or_none(readable: bool) -> None:
+    arena = Arena((CHUNKS + 2) * BLOCK, BLOCK)
+    arena.reserve(CHUNKS)
+    begin = Begin(step=7, size_bytes=CHUNKS * BLOCK, layout="", rank=0, world_size=1, share=Share())
+    upload = Upload(arena, begin, KeptDocuments(2**20), session="s", reserved=CHUNKS, room_s=0.0)
+    before: Any = OnDisk(arena, readable=readable)
+    digests = list(before.manifest.digests)
+    if readable:
+        upload.keep(before, [0, 1], digests[:2])
+        assert (upload.receiving, sorted(upload.blocks)) == (0, [0, 1])
+        assert upload.seal([0, 1], 0.0, _stays) == digests[:2]
+        assert (arena.used, arena.reserved) == (2, 1)
+    else:
+        with pytest.raises(RequestRefused, match="1 of 2 chunks are not kept of step 3"):
+            upload.keep(before, [0, 1], digests[:2])
+        with pytest.raises(RequestRefused, match="2 of 3 chunks are not kept of step 3"):
+            upload.keep(before, [0, 1, 2], [digests[0], 5, 6])
+        assert (upload.receiving, upload.blocks) == (0, {})
+        assert (arena.used, arena.reserved) == (1, CHUNKS)
+    upload.end(RequestRefused("failed", "the test is over"))
+    arena.drop(before.block)
+    assert (arena.used, arena.reserved) == (0, 0)
+    arena.close()
 
 
 def test_a_block_that_is_cancelled_is_room_for_its_chunk_again_until_the_upload_has_ended(upload: Upload) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import pytest
 
 from deepvm.errors import AccessDenied
 from deepvm.memnode.monitoring.log import Log
+from deepvm.memnode.writeback.spill import Spill
 from deepvm.protocol.frames import Kind
 from deepvm.store.files.store import FileStore
 from tests.support.memnode.client import BLOCK, Client, chunks_of, content, digest_of, manifest_of
@@ -78,6 +80,24 @@ def test_a_session_that_could_not_be_written_down_is_written_before_its_first_sp
         connect(start_node(spill=small_disk).address, "run", session="old")
 
 
+def test_a_disk_that_does_not_answer_is_not_taken_for_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spill = Spill(tmp_path / "spill", keep=2, log=Log(None))
+    assert spill.is_lost() is False
+    (tmp_path / "spill").rename(tmp_path / "moved")
+    assert spill.is_lost() is True
+    monkeypatch.setattr("deepvm.memnode.writeback.spill.os.stat", _broken)
+    assert spill.is_lost() is False
+    monkeypatch.undo()
+    (tmp_path / "spill").mkdir()
+    (tmp_path / "spill" / ".lock").write_text("")
+    assert spill.is_lost() is True
+    spill.close()
+
+
+def _broken(_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def test_what_was_not_loaded_is_never_pruned_nor_written_over(start_node: Any, connect: Any, tmp_path: Path) -> None:
     first = start_node(spill=tmp_path)
     save_and_spill(connect(first.address, "lost"), 1, content(1, SIZE))
@@ -98,6 +118,10 @@ def test_what_was_not_loaded_is_never_pruned_nor_written_over(start_node: Any, c
     assert kept.read_bytes() == content(1, SIZE)
     assert kept.with_suffix(".json").exists()
     assert (tmp_path / "half" / f"{STEP_1}.safetensors").read_bytes() == content(1, SIZE)
+    node.stop()
+    (tmp_path / "lost" / "run.json").unlink()
+    save_and_spill(connect(start_node(spill=tmp_path).address, "lost", key="a third"), 9, content(1, SIZE))
+    assert sorted(path.name for path in (tmp_path / ".set-aside").iterdir()) == ["lost-1", "lost-2"]
     events = [json.loads(line) for line in told.getvalue().splitlines()]
     assert any(event["event"] == "set aside" and event["run"] == "lost" for event in events)
     assert any(event["level"] == "error" and event.get("run") == "half" and event["step"] == 1 for event in events)

@@ -21,7 +21,7 @@ from deepvm.performance import (
     curve_from_spec,
     inside_gbytes_per_s,
 )
-from deepvm.performance.cluster.interconnect import EFA, NVLINK, PCIE, TCP
+from deepvm.performance.cluster.interconnect import EFA, INSIDE, NVLINK, PCIE, TCP
 
 WIDE = np.unique(np.geomspace(1, 10_000, 60).round())
 GIB = 2**30
@@ -193,3 +193,12 @@ def test_a_cluster_curve_is_read_back_and_never_overflows() -> None:
         ClusterAllReduce(compute_s=1, gradient_bytes=1, gpus=0, inside_gbytes_per_s=1, sustained_gbps=1)
     with pytest.raises(UsageError, match="above 0"):
         inside_gbytes_per_s(NVLINK, 0)
+
+
+def test_links_inside_of_machines_have_these_shares_and_latencies() -> None:
+    assert {name: (kind.name, kind.efficiency, kind.latency_s) for name, kind in INSIDE.items()} == {
+        "nvlink": ("NVLink", 0.77, 1e-6),
+        "infinity-fabric": ("Infinity Fabric", 0.77, 1e-6),
+        "pcie": ("PCIe", 0.44, 3e-6),
+    }
+    assert inside_gbytes_per_s(INSIDE["infinity-fabric"], 896) == pytest.approx(344.96)

@@ -52,3 +52,10 @@ def test_a_machine_that_ends_by_itself_tells_how(ignored: list[Any]) -> None:
 @pytest.mark.parametrize("error", [SystemExit(143), SignalException(), ValueError("on the way out")])
 def test_a_run_that_the_hub_stopped_has_ended_well(error: BaseException) -> None:
     assert ended(error, stopped=True) == 0
+
+
+def test_the_first_signal_ends_a_machine_and_later_ones_do_not_interrupt_its_cleanup(ignored: list[Any]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        agent._leave_once(signal.SIGTERM, None)
+    assert caught.value.code == 143
+    assert ignored == [(number, signal.SIG_IGN) for number in agent.ENDED_BY]

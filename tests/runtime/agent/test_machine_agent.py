@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from deepvm.fetch.segment import PATH_VARIABLE
 from deepvm.runtime.agent.__main__ import ENDED_BY, MachineAgent, _parser, main
+from deepvm.runtime.agent.prefetch import segment_of
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.workers.template import Template
 
@@ -115,3 +117,33 @@ def test_what_cannot_be_done_ends_the_process_with_a_sentence_and_a_code(
     said = capsys.readouterr().err
     assert said.startswith("deepvm: ")
     assert "smoke" in said
+
+
+@pytest.mark.parametrize(("role", "begun"), [("worker", [("10.0.0.9:7070",)]), ("anchor", []), ("memory", [])])
+def test_a_worker_prefetches_from_the_runs_stores_while_it_imports_torch(
+    made: Made, monkeypatch: pytest.MonkeyPatch, role: str, begun: list[tuple[str, ...]]
+) -> None:
+    monkeypatch.setattr(StandIn, "stores", ("10.0.0.9:7070",))
+    agent, found = made(role), list[tuple[str, ...]]()
+    monkeypatch.setattr(agent._prefetcher, "begin", found.append)
+    monkeypatch.setattr(Template, "fork_here", lambda **_: None)
+    agent.fork_template()
+    assert found == begun
+
+
+def test_a_trainer_gets_these_variables(made: Made, tmp_path: Path) -> None:
+    agent = made(durable="file:///kept", replicas=2, policy="every 10 steps", planned_world_size=4, batch="global:64")
+    agent.save_now.write_text("{}")
+    assert agent._environment(("10.0.0.8:7070", "10.0.0.9:7070")) == {
+        "DEEPVM_STORE": "memory://10.0.0.8:7070,10.0.0.9:7070?replicas=2 file:///kept",
+        "DEEPVM_RUN": "r",
+        "DEEPVM_POLICY": "every 10 steps",
+        "DEEPVM_BATCH": "global:64",
+        "DEEPVM_PLANNED_WORLD_SIZE": "4",
+        "DEEPVM_EVENTS": str(agent.events),
+        "DEEPVM_NOTICE_FILE": str(agent.save_now),
+        "DEEPVM_TOKEN": "t" * 32,
+        PATH_VARIABLE: str(segment_of(tmp_path)),
+    }
+    assert not agent.save_now.exists()
+    assert agent._environment(())["DEEPVM_STORE"] == "file:///kept"

@@ -165,3 +165,40 @@ def test_who_keeps_checkpoints_elsewhere_now_breaks_a_group_that_trains() -> Non
     for name in NAMES:
         membership.join(name, 1.0)
     assert membership.form(1.0) is not None
+
+
+def test_a_machine_that_is_lost_while_it_waits_is_in_no_round() -> None:
+    membership = group("shrink")
+    for name in NAMES:
+        membership.join(name, 0.0)
+    assert not membership.lose("worker/1")
+    assert membership.joined == ("worker/0", "worker/2")
+    found = membership.form(START_S)
+    assert found is not None
+    assert (found.number, found.members) == (1, ("worker/0", "worker/2"))
+
+
+def test_survivors_have_their_time_to_return_and_not_more() -> None:
+    membership = formed("shrink")
+    assert membership.fail("worker/2")
+    membership.join("worker/2", 50.0)
+    assert membership.form(50.0 + RETURN_S - 0.01) is None
+    found = membership.form(50.0 + RETURN_S)
+    assert found is not None
+    assert found.members == ("worker/2",)
+
+
+def test_a_round_is_broken_once_and_never_after_its_end() -> None:
+    membership = formed()
+    assert not membership.fail("worker/9")
+    assert membership.move("memory/0")
+    assert membership.broken_by == "memory/0"
+    assert not membership.lose("worker/0"), "it is broken already"
+    done = formed()
+    for name in NAMES:
+        assert not done.over
+        done.finish(name)
+    assert done.over
+    assert not done.move("memory/0")
+    assert not done.lose("worker/1")
+    assert done.training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -427,3 +428,18 @@ def test_the_file_is_what_the_format_says(ledger: Ledger, path: Path) -> None:
     assert (facts["format"], facts["run"]) == ("deepvm-ledger/1", "one")
     assert json.loads(facts["plan"])["format"] == "deepvm-plan/1"
     assert json.loads(facts["cluster"])["machines"][0]["usd_per_hour"] == 0.1578
+
+
+def test_a_ledger_that_was_closed_says_so(ledger: Ledger, path: Path) -> None:
+    ledger.append(steps(1, 1))
+    ledger.close()
+    with pytest.raises(LedgerError) as caught:
+        list(ledger.events())
+    assert str(caught.value) == f"{path} is not open any more: Cannot operate on a closed database."
+
+
+def test_values_inside_of_others_that_are_not_finite_are_missing_too(ledger: Ledger) -> None:
+    nested = {"a": [1.5, math.inf, {"b": -math.inf}], "c": {"d": (math.nan, "text", None, True, 3)}}
+    ledger.append([Event(at_s=1.0, kind="save", machine="worker/0", data=nested)])
+    (found,) = ledger.events()
+    assert found.data == {"a": [1.5, None, {"b": None}], "c": {"d": [None, "text", None, True, 3]}}

@@ -114,3 +114,34 @@ def test_what_is_written_is_what_the_simulator_reads(tmp_path: Path) -> None:
     )  # fmt: skip
     assert np.array_equal(read.up, found.up)
     assert market_of([read], on_demand_usd=0.5).price.tolist() == [[0.16] * 5]
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "tick_s", "ticks"),
+    [(0.5, 1.0, 1), (3600, 1.0, 3600), (3601, 10.0, 360), (86400, 10.0, 8640), (86401, 60.0, 1440)],
+)
+def test_the_longer_a_record_the_longer_its_ticks(lasted_s: float, tick_s: float, ticks: int) -> None:
+    (found,) = traces_of(asked(0.0, "worker/0"), event(lasted_s, "step", step=1), tick_s=None)
+    assert (found.gap_s, found.up.tolist()) == (tick_s, [1] * ticks)
+
+
+def test_a_record_of_more_ticks_than_a_trace_may_have_is_refused() -> None:
+    run = (asked(0.0, "worker/0"), event(5.0, "step", step=1))
+    with pytest.raises(UsageError, match=r"5 s in ticks of 5e-07 s are more than 5,000,000 ticks: give longer"):
+        traces_of(*run, tick_s=5e-7)
+
+
+def test_machines_of_a_ledger_that_the_plan_lacks_are_known_by_what_events_say() -> None:
+    facts = {"instance": "p3.2xlarge", "market": "spot", "usd_per_hour": 0.9}
+    stranger = Event(at_s=BEGIN_S, kind="machine-asked", machine="worker/7", data=facts)
+    bare = Event(at_s=BEGIN_S + 1, kind="machine-up", machine="worker/8", data={"market": "spot"})
+    known = Event(at_s=BEGIN_S + 1, kind="machine-asked", machine="worker/1", data={})
+    by_region = Event(at_s=BEGIN_S + 1, kind="machine-asked", machine="worker/0", data={"region": "us-east-1"})
+    found = traces_of(stranger, bare, known, by_region, event(4.0, "save", step=1))
+    assert [(one.zone, one.accelerator, one.machines, one.up.tolist()) for one in found] == [
+        ("unknown", "p3.2xlarge", 1, [1, 1, 1, 1]),
+        ("unknown", "machine", 1, [1, 1, 1]),
+        ("unknown", "T4", 1, [1, 1, 1]),
+        ("us-east-1", "T4", 1, [1, 1, 1]),
+    ]
+    assert found[1].prices is None

@@ -129,11 +129,12 @@ def test_the_whole_story_as_json() -> None:
                 {
                     "role": "worker", "machines": 2, "hires": 3, "machine_s": 58.0,
                     "usd": pytest.approx((30 + 17) * 0.0001 + 11 * 0.0002),
-                    "on_demand_usd": pytest.approx((30 + 17) * 0.0002 + 11 * 0.0004),
+                    "on_demand_usd": pytest.approx((30 + 17) * 0.0002 + 11 * 0.0004), "fallback_s": 0.0,
+                    "fallback_usd": 0.0,
                 },
                 {
                     "role": "memory", "machines": 1, "hires": 1, "machine_s": 30.0, "usd": pytest.approx(0.0015),
-                    "on_demand_usd": pytest.approx(0.0015),
+                    "on_demand_usd": pytest.approx(0.0015), "fallback_s": 0.0, "fallback_usd": 0.0,
                 },
             ],
             "machine_s": 88.0,

@@ -515,3 +515,12 @@ class _Again(Gce):
 def _until_asked_again(service: Cloud, times: int = 6) -> None:
     enough = len(service.asked) + times
     wait_until(lambda: len(service.asked) >= enough, f"{times} more questions")
+
+
+def test_a_notice_that_cannot_be_is_refused() -> None:
+    with pytest.raises(UsageError, match="at_s of a notice is nan: it must be finite"):
+        Notice(action="terminate", at_s=math.nan, source="aws")
+    with pytest.raises(UsageError, match="unknown action of a notice 'sleep': it must be one of "):
+        Notice(action="sleep", at_s=None, source="aws")  # type: ignore[arg-type]
+    assert Notice(action="stop", at_s=None, source="aws").seconds_left(5.0) is None
+    assert [Notice(action="stop", at_s=9.0, source="aws").seconds_left(now_s) for now_s in (5.0, 10.0)] == [4.0, 0.0]

@@ -472,3 +472,13 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
     assert said[-1] == "memory/0 is down (lost)"
     cloud_run.end("r1")
     assert sky.alive == {}
+
+
+def test_a_module_is_not_run_on_machines_of_a_cloud(here: Path) -> None:
+    with pytest.raises(DeepvmError) as caught:
+        cloud_run.run_cloud(
+            "ec2", load_cluster("plan.json", rank=RANK), RunSpec(script="json.tool", module=True), "r1",
+            options=(), dry_run=True, show=print,
+        )  # fmt: skip
+    assert str(caught.value) == "-m json.tool: machines of a cloud get a script, not a module; write -- train.py"
+    assert not (here / "runs").exists()

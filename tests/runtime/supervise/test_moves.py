@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -12,6 +14,8 @@ from typing import Any
 import pytest
 
 from deepvm.events import Event
+from deepvm.policy import parse_policy
+from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.loss import AfterLoss
 from deepvm.runtime.backends.base import Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
@@ -19,11 +23,14 @@ from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.hub.client import HubClient
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.ledger import Ledger
+from deepvm.runtime.ledger.market_record import market_traces
+from deepvm.runtime.ledger.report import make_report
 from deepvm.runtime.run_spec import RunSpec
-from deepvm.runtime.supervise.fault_injection import Faults
+from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
 from deepvm.runtime.supervise.gang import Gang
 from deepvm.runtime.supervise.local_supervisor import Supervisor
 from deepvm.runtime.supervise.machine_requests import MachineRequests
+from deepvm.runtime.supervise.moves.last_moment import Deadline, LastMoment
 from deepvm.runtime.supervise.replan import Replanned, Replanner
 from tests.support.runtime.machines import machine
 from tests.support.waiting import wait_until
@@ -46,6 +53,7 @@ class Market:
         self.links: dict[str, HubClient] = {}
         self._hub, self._changes = hub, list[Change]()
         self._stopped: set[str] = set()  # by the hub
+        self.polls = 0
 
     def zones(self, instance: str) -> tuple[str, ...]:
         return tuple(self.rows)
@@ -54,11 +62,13 @@ class Market:
         return self.rows[zone][0]
 
     def quote(self, machine: Machine) -> Machine:
-        return replace(machine, usd_per_hour=self.rows[machine.zone][1]) if machine.zone in self.rows else machine
+        if machine.market != "spot" or machine.zone not in self.rows:
+            return machine
+        return replace(machine, usd_per_hour=self.rows[machine.zone][1])
 
     def up(self, machines: Sequence[Machine]) -> None:
         for each in machines:
-            if each.zone is not None and not self.rows[each.zone][0]:
+            if each.market == "spot" and each.zone is not None and not self.rows[each.zone][0]:
                 raise NoCapacity(each, "sold out")
             self.requested.append((each.name, each.zone))
             self._stopped.discard(each.name)
@@ -81,6 +91,7 @@ class Market:
         return link
 
     def poll(self) -> Sequence[Change]:
+        self.polls += 1
         for name in [name for name in self.links if name in self._stopped]:
             self._end(name, "ended")
         changes, self._changes = self._changes, []
@@ -88,6 +99,12 @@ class Market:
 
     def preempt(self, name: str, *, notice_s: float) -> None:
         self._end(name, "preempted")
+
+    def take(self, *names: str) -> None:
+        """Preempt machines at the same moment."""
+        for name in names:
+            self.links.pop(name).close()
+        self._changes += [Change(machine=name, state="down", why="preempted") for name in names]
 
     def down(self, names: Sequence[str] | None = None, *, within_s: float = 10.0) -> None:
         for name in list(self.links) if names is None else names:
@@ -102,9 +119,9 @@ class Market:
         formed = self._hub.round
         return formed is not None and formed.number >= rounds
 
-    def steps(self, step: int) -> None:
+    def steps(self, step: int, *, later_s: float = 0.0) -> None:
         """A trainer reports a finished step."""
-        event = Event.now("step", step=step, seconds=0.1, world_size=2)
+        event = Event.now("step", at_s=time.time() + later_s, step=step, seconds=0.1, world_size=2)
         self.links["worker/0"].send("event", line=event.to_line())
         wait_until(lambda: self._hub.progress.step == step, f"step {step}", timeout_s=WAIT_S)
 
@@ -120,14 +137,24 @@ def hub() -> Iterator[Hub]:
 
 
 @contextmanager
-def supervised(folder: Path, hub: Hub, *, threshold: float | None) -> Iterator[tuple[Market, list[Event]]]:
+def supervised(
+    folder: Path, hub: Hub, *, threshold: float | None, clock_h: list[float] | None = None, faults: str = ""
+) -> Iterator[tuple[Market, list[Event]]]:
     """A supervisor in a thread of its own. The events of its ledger are there at the end."""
     market, events = Market(hub), list[Event]()
     gang = Gang(market, AfterLoss(), threshold=threshold)
+    last_moment = None
+    if clock_h is not None:
+        last_moment = LastMoment(
+            Deadline(hours=10.0, work_h=1.0, steps=None, still_h=0.01), SafetyNet(tries=1),
+            saves=parse_policy("every 5 steps"), elapsed_s=lambda: clock_h[0] * 3600, offered=gang.offered,
+        )  # fmt: skip
     with Ledger.create(folder / "ledger.sqlite", run="r", cluster=CLUSTER) as ledger:
         supervisor = Supervisor(
-            gang.begin(CLUSTER), backend=market, hub=hub, ledger=ledger, faults=Faults(iter(()), []),
+            gang.begin(CLUSTER), backend=market, hub=hub, ledger=ledger,
+            faults=parse_faults(faults, CLUSTER.machines, 0) if faults else Faults(iter(()), []),
             replanner=Replanner(gang=gang), quote=market.quote, retry_s=0.05, reconsider_s=0.05,
+            last_moment=last_moment,
         )  # fmt: skip
         thread = threading.Thread(target=supervisor.follow)
         thread.start()
@@ -186,6 +213,85 @@ def test_survivors_follow_a_machine_that_is_granted_in_another_zone(tmp_path: Pa
     refused = [event for event in events if event.kind == "machine-refused"]
     assert [(event.machine, event.data["zone"]) for event in refused] == [("worker/1", A)], "once, however often"
     assert len([event for event in events if event.kind == "replanned"]) == 1
+
+
+def test_a_gang_goes_on_demand_before_its_deadline_and_returns_when_spot_machines_are_up(
+    tmp_path: Path, hub: Hub
+) -> None:
+    clock_h = [0.0]
+    with supervised(tmp_path, hub, threshold=0.3, clock_h=clock_h) as (market, events):
+        wait_until(lambda: market.group(1), "the first group", timeout_s=WAIT_S)
+        market.steps(1)
+        market.steps(2)
+        market.rows = {A: (0, 0.1), B: (0, 0.16)}
+        market.preempt("worker/0", notice_s=0.0)
+        market.preempt("worker/1", notice_s=0.0)
+        wait_until(lambda: hub.round is None, "the loss", timeout_s=WAIT_S)
+        asked = len(market.requested)
+        clock_h[0] = 9.0  # of ten hours; the work takes one
+        wait_until(lambda: market.group(2), "the group on demand", timeout_s=WAIT_S)
+        assert sorted(market.requested[asked:]) == [("worker/0", A), ("worker/1", A)]
+        clock_h[0] = 2.0
+        market.steps(1)
+        market.rows[B] = (2, 0.16)
+        market.steps(2, later_s=100.0)  # on demand for long enough
+        wait_until(lambda: market.group(3), "the group on spot machines", timeout_s=WAIT_S)
+        assert hub.progress.saved_step == 2, "all ranks save before they return"
+        market.finish()
+        assert hub.finished.wait(WAIT_S)
+    there, back = (event.data["changes"] for event in events if event.kind == "replanned")
+    assert "the gang of 2 goes on demand in us-east-1a" in there[0]
+    assert "the gang of 2 returns to spot machines in us-east-1b" in back[0]
+    report = make_report(events, CLUSTER, run="r")
+    assert report.changes == (*there, *back)
+    worker = report.bill.roles[0]
+    assert worker.hires == 6
+    assert 0 < worker.fallback_s < worker.machine_s
+    assert worker.fallback_usd == pytest.approx(worker.fallback_s / 3600 * 0.53)
+    assert "fallback_s" in json.dumps(report.to_json())
+    asked = [event for event in events if event.kind == "machine-asked" and event.machine == "worker/0"]
+    assert [(event.data["market"], event.data["usd_per_hour"]) for event in asked] == [
+        ("spot", 0.1), ("on-demand", 0.53), ("spot", 0.16)
+    ]  # fmt: skip
+    traces = market_traces(events, CLUSTER, 0.001)
+    assert all(trace.zone in (A, B) for trace in traces)
+    assert traces[0].up[-1] == 0, "machines on demand are none of the market's"
+
+
+def test_at_a_loss_after_the_last_moment_no_spot_machine_is_tried_any_more(tmp_path: Path, hub: Hub) -> None:
+    clock_h = [0.0]
+    with supervised(tmp_path, hub, threshold=None, clock_h=clock_h) as (market, events):
+        wait_until(lambda: market.group(1), "the first group", timeout_s=WAIT_S)
+        clock_h[0] = 9.5
+        seen = market.polls
+        wait_until(lambda: market.polls > seen + 2, "a look at the clock", timeout_s=WAIT_S)
+        assert len(market.requested) == 3, "a gang that is whole stays"
+        market.take("worker/0", "worker/1")
+        wait_until(lambda: market.group(2), "the group on demand", timeout_s=WAIT_S)
+        market.finish()
+        assert hub.finished.wait(WAIT_S)
+    assert market.requested[3:] == [("worker/0", A), ("worker/1", A)], "each of them once"
+    (moved,) = (event.data["changes"] for event in events if event.kind == "replanned")
+    assert "spot machines are up, but one more loss would break it" in moved[0]
+    asked = [event.data["market"] for event in events if event.kind == "machine-asked"]
+    assert asked == ["spot", "spot", "on-demand", "on-demand", "on-demand"]
+
+
+def test_no_market_takes_a_machine_that_is_on_demand(tmp_path: Path, hub: Hub) -> None:
+    clock_h = [9.0]
+    with supervised(tmp_path, hub, threshold=None, clock_h=clock_h, faults="at:step:2:worker/1:notice=0s") as (
+        market, events,
+    ):  # fmt: skip
+        wait_until(lambda: market.group(1), "the group", timeout_s=WAIT_S)
+        for step in range(1, 5):
+            market.steps(step)
+        seen = market.polls
+        wait_until(lambda: market.polls > seen + 2, "a fault that would be due", timeout_s=WAIT_S)
+        market.finish()
+        assert hub.finished.wait(WAIT_S)
+    asked = [event.data["market"] for event in events if event.kind == "machine-asked"]
+    assert asked == ["on-demand"] * 3, "the deadline was near from the start"
+    assert not [event for event in events if event.data.get("why") == "preempted"]
 
 
 def test_a_cluster_without_machines_that_keep_checkpoints_forms_a_group_all_the_same() -> None:

@@ -12,7 +12,7 @@ from deepvm.performance.measured import Machine as MeasuredMachine
 from deepvm.performance.measured import Provenance, Samples
 from deepvm.performance.profile import OverheadPoint, Profile
 from deepvm.runtime.cluster import Cluster, Machine, load_cluster, scaled
-from deepvm.runtime.supervise.replan import Replanner
+from deepvm.runtime.supervise.replan import BACKOFF_S, MOST_BACKOFF_S, Replanner
 from tests.support.runtime.whole_runs import write_plan
 
 
@@ -97,6 +97,38 @@ def test_the_failover_list_of_the_plan_comes_first_in_its_order(cluster: Cluster
     found = replanner.instead_of(cluster, named(cluster, "memory/0"), "sold out")
     assert found is not None
     assert named(found[0], "memory/0").instance == "m6i.2xlarge"
+
+
+def test_a_type_that_was_refused_is_asked_for_again_after_a_wait_that_doubles(cluster: Cluster) -> None:
+    now_s = [0.0]
+    replanner = Replanner(clock=lambda: now_s[0])
+    cluster = listed(cluster, ("p2.xlarge", 0.27), ("g3.4xlarge", 0.34))
+    lost = named(cluster, "worker/1")
+
+    def instead() -> str | None:
+        found = replanner.instead_of(cluster, lost, "sold out")
+        return None if found is None else named(found[0], "worker/1").instance
+
+    assert instead() == "p2.xlarge"
+    replanner.refused(replace(lost, instance="p2.xlarge"))
+    assert instead() == "g3.4xlarge"
+    now_s[0] = BACKOFF_S - 1
+    assert instead() == "g3.4xlarge"
+    now_s[0] = BACKOFF_S
+    assert instead() == "p2.xlarge"
+    replanner.refused(replace(lost, instance="p2.xlarge"))
+    now_s[0] += 2 * BACKOFF_S - 1
+    assert instead() == "g3.4xlarge", "refused twice in a row"
+    now_s[0] += 1
+    assert instead() == "p2.xlarge"
+    now_s[0] += 100 * MOST_BACKOFF_S
+    replanner.refused(replace(lost, instance="p2.xlarge"))
+    now_s[0] += BACKOFF_S
+    assert instead() == "p2.xlarge", "an old refusal no longer counts"
+    for _ in range(20):
+        replanner.refused(replace(lost, instance="p2.xlarge"))
+        now_s[0] += MOST_BACKOFF_S
+        assert instead() == "p2.xlarge"
 
 
 def test_a_failover_in_another_region_is_for_gangs_that_move_as_a_whole(cluster: Cluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import torch
 
 from deepvm.errors import TemplateError
 from deepvm.runtime import Template
-from deepvm.runtime.workers import fork_safety
+from deepvm.runtime.workers import fd_messages, fork_safety
 from tests.support import ROOT
 from tests.support.processes import gone
 from tests.support.runtime import template_jobs
@@ -299,22 +300,27 @@ def test_a_template_that_dies_while_it_imports_is_reported(tmp_path: Path) -> No
 # --- forked off the process that owns it -----------------------------------------------------------------------------
 
 OWNER = """
-import json, os, sys, threading
+import json, os, sys, threading, time
 from deepvm.runtime import Template
 
 secret = os.open(os.devnull, os.O_RDONLY)
 told = lambda: print("in the fork", flush=True)
+began = time.monotonic()
 template = Template.fork_here(preload=["decimal"], first_path=sys.argv[2], in_fork=told)
 if template is None:
     print("the worker leaves through the front door", flush=True)
     sys.exit(5)
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # the owner may have threads now
+def streams(pid):
+    return [os.readlink(f"/proc/{pid}/fd/{number}") for number in range(3)]
+
 with template:
+    print("streams", streams(template.pid) == streams("self"), flush=True)
     path, run = sys.argv[1], "deepvm.runtime.workers.forked_worker:run_script"
     with open(path, "w") as file:
         file.write("import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd'))), __name__, sys.argv)")
     codes = [template.start(run, [path, ["a"], False]).wait(timeout_s=30) for _ in range(2)]
-    print(codes, template.import_s > 0, flush=True)
+    print(codes, 0 < template.import_s <= time.monotonic() - began, flush=True)
     os.kill(template.pid, 9)
     template._process.wait(10)
     print(template.start(run, [path, ["b"], False]).wait(timeout_s=60), flush=True)
@@ -323,15 +329,82 @@ with template:
 
 def test_a_template_forked_off_its_owner_is_one_import_for_both_and_its_workers_are_as_fresh(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", OWNER, str(tmp_path / "script.py"), HERE], capture_output=True, text=True, timeout=90
-    )
+        [sys.executable, "-W", "always::ResourceWarning", "-c", OWNER, str(tmp_path / "script.py"), HERE],
+        capture_output=True, text=True, timeout=90,
+    )  # fmt: skip
     lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
+    assert "unclosed <socket" not in done.stderr
     assert lines.count("in the fork") == 1
     workers = [line for line in lines if "__main__" in line]
     assert len(workers) == 3  # the third of a template that was started again after it died
     assert all(str(tmp_path / "script.py") in line for line in workers)
     assert workers[0].startswith("[0, 1, 2, 3]")  # 3 is the listing itself: nothing of the owner's
     assert "[5, 5] True" in lines
+    assert "streams True" in lines
     assert lines.count("the worker leaves through the front door") == 2
     assert lines[-1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b'{"refused": "the template left 1 more thread running"}\n', "the template left 1 more thread running"),
+        (b"", "the template died, or forked no worker within 30 s"),
+    ],
+)
+def test_a_template_that_forks_no_worker_says_why(answer: bytes, problem: str) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(PATIENCE_S)
+    process: Any = subprocess.Popen(["sleep", "60"])
+
+    def answers() -> None:
+        message, descriptors = fd_messages.receive(theirs, 4) or ({}, [])
+        asked.append(message)
+        if answer:
+            os.write(descriptors[-1], answer)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    asked: list[dict[str, Any]] = []
+    with theirs, Template(preload=[], forked=(ours, process)) as template, ThreadPoolExecutor(1) as pool:
+        told = pool.submit(answers)
+        with pytest.raises(TemplateError) as caught:
+            template.start("a:b", [1, "two"], env=template.env, cwd="/")
+        told.result(PATIENCE_S)
+        process.kill()
+    assert str(caught.value) == problem
+    assert asked == [{"do": "start", "target": "a:b", "args": [1, "two"], "env": template.env, "cwd": "/"}]
+
+
+RUN = "deepvm.runtime.workers.forked_worker:run_script"
+SEES = "import json, os, sys; print(json.dumps([sys.path[0], __name__, sys.argv, os.path.realpath(__file__)]))"
+
+
+def test_a_script_and_a_module_see_themselves_as_under_python(template: Template, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "scripts", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    script = folder / "sees.py"
+    script.write_text(SEES)
+    code, out, _ = streamed(template, tmp_path, RUN, str(script), ["a", "b"], False, cwd=str(elsewhere))
+    assert (code, json.loads(out)) == (0, [str(folder), "__main__", [str(script), "a", "b"], str(script)])
+    code, out, _ = streamed(template, tmp_path, RUN, "sees", ["c"], True, cwd=str(folder))
+    assert (code, json.loads(out)) == (0, [str(folder), "__main__", [str(script), "c"], str(script)])
+    code, out, err = streamed(template, tmp_path, RUN, "absent.py", [], False, cwd=str(folder))
+    assert (code, out) == (2, "")
+    assert err.startswith(f"can't open file '{folder}/absent.py': ")
+
+
+def test_a_worker_has_its_owners_streams_and_directory_unless_others_are_given(
+    template: Template, tmp_path: Path
+) -> None:
+    script = tmp_path / "compares.py"
+    script.write_text(
+        "import os, sys\n"
+        "found = [os.getcwd(), *(os.readlink(f'/proc/self/fd/{number}') for number in range(3))]\n"
+        "sys.exit(0 if found == sys.argv[1:] else f'{found}, not {sys.argv[1:]}')\n"
+    )
+    own = [os.readlink(f"/proc/self/fd/{number}") for number in range(3)]
+    worker = template.start(RUN, [str(script), [os.getcwd(), *own], False], env=template.env)
+    assert worker.wait(timeout_s=PATIENCE_S) == 0

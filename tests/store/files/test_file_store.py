@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from deepvm.errors import AccessDenied, Corrupt, NotFound, StoreUnavailable
+from deepvm.store.files import mapping
+from deepvm.store.files import store as store_module
 from deepvm.store.files.staged_file import StagedFile
 from deepvm.store.files.store import FileStore
 from tests.support import ROOT
@@ -62,6 +64,47 @@ def test_a_step_saved_again_is_there_after_a_kill_at_any_point(tmp_path: Path, c
         assert read(store) == (new if calls else old)
         store.delete("run-a", 1)
         assert store.steps("run-a") == []
+
+
+def test_what_is_on_the_disk_at_each_moment_of_a_publication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[list[str]] = []
+    real = store_module.sync_directory
+
+    def sync(directory: Path) -> None:
+        real(directory)
+        seen.append(sorted(path.suffix for path in directory.iterdir() if path.name.startswith("step-")))
+
+    monkeypatch.setattr(store_module, "sync_directory", sync)
+    with contextlib.closing(FileStore(tmp_path)) as store:
+        for seed in (1, 2):
+            seen.clear()
+            save(store, payload(CHUNK, seed))
+            both = [".json", ".safetensors"]
+            assert seen[-3:] == ([[], [], both] if seed == 1 else [both, [".safetensors"], both])
+
+
+def test_a_file_is_local_by_the_type_of_its_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = Path("/proc/self/status")
+    assert mapping.is_local(kernels)
+    monkeypatch.setattr(mapping, "_FAR", {0x9FA0})  # of the kernel's own files
+    assert not mapping.is_local(kernels)
+    assert mapping.is_local(Path("/sys"))
+    assert not mapping.is_local(tmp_path / "nothing")
+
+
+def test_a_file_that_is_cut_off_is_not_mapped(tmp_path: Path) -> None:
+    data = payload(2 * CHUNK)
+    with contextlib.closing(FileStore(tmp_path)) as store:
+        save(store, data)
+        manifest = store.manifest("run-a", 1)
+        path = tmp_path / "run-a" / "step-000000000001.safetensors"
+        with contextlib.closing(mapping.map_file(path, manifest)) as mapped:
+            assert mapped[:] == data
+            mapped[:4] = b"mine"
+        assert path.read_bytes() == data
+        os.truncate(path, 2 * CHUNK - 1)
+        with pytest.raises(Corrupt, match=f"{2 * CHUNK - 1}"):
+            mapping.map_file(path, manifest)
 
 
 def test_safetensors_opens_what_is_kept(tmp_path: Path) -> None:

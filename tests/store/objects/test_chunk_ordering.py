@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -43,6 +45,33 @@ def test_whoever_brings_more_than_the_budget_waits_for_the_stream() -> None:
     fourth.join(10)
     assert not fourth.is_alive()
     chunks.stop(StoreError("done"))
+
+
+def test_chunks_up_to_the_budget_are_held_and_those_above_it_wait_or_are_spilled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunks = OrderedStream(6, budget_bytes=30, stall_s=0.0)  # whoever has to wait fails at once
+    for chunk in range(3):
+        chunks.add(chunk, bytes(10))
+    with pytest.raises(StoreUnavailable, match="the upload took none of 30 B within 0 s"):
+        chunks.add(3, b"x")
+    for twice in (0, 2):
+        with pytest.raises(StoreError, match=f"chunk {twice} was put twice"):
+            chunks.add(twice, b"")
+    chunks = OrderedStream(6, budget_bytes=30, stall_s=0.0)
+    monkeypatch.setattr(ordered_stream, "tempfile", SimpleNamespace(gettempdir=lambda: "/full", TemporaryFile=_full))
+    for chunk in range(1, 4):
+        chunks.add(chunk, bytes(10))
+    with pytest.raises(StoreUnavailable, match=r"/full has no room for chunks that arrived early \(No space left"):
+        chunks.add(4, b"x")
+    chunks.add(0, bytes(100))  # the next one always has room
+    assert chunks.taken == 0
+    assert next(chunks.stream()) == bytes(100)
+    assert chunks.taken == 1
+
+
+def _full(**_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_stream_that_takes_nothing_is_reported() -> None:

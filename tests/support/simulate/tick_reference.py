@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepvm.market.market import Market
+from deepvm.policy.notice import at_notice
 from deepvm.policy.placement import WAIT
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.saves import FixedInterval
@@ -40,7 +43,11 @@ class Run:
     losses: int = 0
     moves: int = 0
     finished: bool = False
+    count: NDArray[np.int64] = field(default_factory=lambda: np.zeros((1, 1), np.int64))  # [zone, tick]: machines
+    leave: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((1, 1), bool))
     speed: float = 1.0
+    told_at: float = math.inf  # when the loss of this spell is announced
+    stopped: bool = False  # since the save at that notice
 
     def go(self) -> Run:
         self.now = self.start_h
@@ -49,16 +56,17 @@ class Run:
         least = self.strategy.least or most
         up = market.capacity >= least
         count = np.where(up, np.minimum(market.capacity, most), 0)
+        self.count = count
         speeds = self.strategy.speeds(self.job)
         usd = np.where(up, market.price * count / np.maximum(most * speeds[count], 1e-300), market.price)
         choice = self.strategy.placement.choose(up, usd)
-        leave = self.strategy.placement.leave(up, usd)
+        leave = self.leave = self.strategy.placement.leave(up, usd)
         for tick in range(int(self.start_h / market.tick_h + 1e-9), market.ticks):
             end = (tick + 1) * market.tick_h
             if self.zone != WAIT:
-                self._market_changes(int(count[self.zone, tick]), bool(leave[self.zone, tick]))
+                self._market_changes(tick, int(count[self.zone, tick]), bool(leave[self.zone, tick]))
             if self.zone == WAIT and choice[tick] != WAIT:
-                self._enter(int(choice[tick]))
+                self._enter(int(choice[tick]), tick)
             if self.zone == WAIT:
                 self.now = end
                 continue
@@ -69,7 +77,7 @@ class Run:
                 return self
         return self
 
-    def _market_changes(self, machines: int, leaves: bool) -> None:
+    def _market_changes(self, tick: int, machines: int, leaves: bool) -> None:
         """Machines that are gone are a loss, also at a moment at which the gang would move."""
         zone, before = self.zone, self.machines
         if machines < before:
@@ -77,10 +85,10 @@ class Run:
         elif leaves or machines > before:
             self._leave()
         if machines != before and machines > 0 and not leaves:
-            self._enter(zone)
+            self._enter(zone, tick)
             self.until_training += self.strategy.regroup_h - self.strategy.start_h
 
-    def _enter(self, zone: int) -> None:
+    def _enter(self, zone: int, tick: int) -> None:
         strategy, moved = self.strategy, self.last_zone not in (WAIT, zone)
         self.moves += moved
         self.zone = self.last_zone = zone
@@ -91,6 +99,37 @@ class Run:
         self.saves = []
         assert isinstance(strategy.saves, FixedInterval)
         self.until_save = strategy.saves.interval_h
+        self.told_at, self.stopped = self._told_at(zone, tick), False
+
+    def _told_at(self, zone: int, tick: int) -> float:
+        """Look ahead to what ends this spell. A loss may be announced; a move or a larger gang is none."""
+        notices, here = self.strategy.notices, int(self.count[zone, tick])
+        for later in range(tick + 1, self.market.ticks):
+            if self.count[zone, later] != here or self.leave[zone, later]:
+                lost = self.count[zone, later] < here
+                if notices is None or not lost or not notices.announced(np.array([zone]), np.array([later]))[0]:
+                    return math.inf
+                return later * self.market.tick_h - notices.hours
+        return math.inf
+
+    def _notice(self) -> None:
+        """Save what the policy says, and stop: a machine leaves after its last save."""
+        notices, saves = self.strategy.notices, self.strategy.saves
+        assert notices is not None
+        assert isinstance(saves, FixedInterval)
+        self._mature()
+        took = saves.stall_h + saves.remote_h
+        under_way = [(self.now - (at - took), work) for at, work in self.saves if at > self.now + _NOW]
+        age, covered = under_way[-1] if under_way else (None, self.safe)
+        decision = at_notice(
+            seconds_left=notices.seconds,
+            unsaved_steps=int(self.work > covered + _NOW),
+            save_s=took * 3600,
+            under_way_for_s=None if age is None else age * 3600,
+            policy=notices.policy,
+        )
+        self.safe = {"save": self.work, "finish": covered, "rely": self.safe}[decision.choice]
+        self.saves, self.stopped, self.told_at = [], True, math.inf
 
     def _lose(self) -> None:
         self._mature()
@@ -110,8 +149,12 @@ class Run:
         saves = self.strategy.saves
         assert isinstance(saves, FixedInterval)
         while self.now < end - _NOW:
-            left = end - self.now
-            if self.until_training > _NOW:
+            if self.now >= self.told_at - _NOW:
+                self._notice()
+            left = min(end, self.told_at) - self.now
+            if self.stopped:
+                step = left
+            elif self.until_training > _NOW:
                 step = min(left, self.until_training)
                 self.until_training -= step
             elif self.stalled > _NOW:

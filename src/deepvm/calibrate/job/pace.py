@@ -13,10 +13,10 @@ FORGOTTEN = 50  # steps of the others after which an optimizer counts as stopped
 
 class Pace:
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}  # in the order of the first step
+        self._counts: dict[int, int] = {}  # in the order of the first step since the count began
         self._last: dict[int, int] = {}
         self._steps = 0
-        self.optimizers: list[Any] = []  # in the same order
+        self.optimizers: list[Any] = []  # in the order of their first step
         self._fixed: int | None = None
 
     def stepped(self, optimizer: Any) -> bool:
@@ -25,7 +25,7 @@ class Pace:
         self._steps += 1
         if key not in self._counts:
             self.optimizers.append(optimizer)
-        self._counts[key] = self._counts.get(key, 0) + 1
+        self._counts[key] = (self._counts[key] if self._counts.get(key) else self._counts.pop(key, 0)) + 1
         self._last[key] = self._steps
         for other in [one for one, last in self._last.items() if self._steps - last > FORGOTTEN]:
             del self._counts[other], self._last[other]

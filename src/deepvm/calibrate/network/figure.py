@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +22,7 @@ _COLOURS = (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, INK)
 def draw_network(found: NetworkCalibration, paths: Sequence[Path]) -> None:
     """Draw seconds by memory nodes for each link rate, a line for each number of workers, and the shape of the most
     loaded line beside the paper's."""
-    links = sorted({p.link_gbps for p in found.points}, key=lambda link: 1e9 if link is None else link)
+    links = sorted({p.link_gbps for p in found.points}, key=lambda link: math.inf if link is None else link)
     workers = sorted({p.workers for p in found.points})
     colours = {count: _COLOURS[i % len(_COLOURS)] for i, count in enumerate(workers)}
     size = max((p.checkpoint_bytes for p in found.points), default=0)
@@ -81,7 +82,9 @@ def _draw_shape(drawn: Axes, found: NetworkCalibration) -> None:
         times = np.array([p.remote_s.median_s for p in line])
         own = fit_transmission_curve(counts, list(times))
         speed = "loopback" if link is None else f"{link:g} Gbit/s"
-        drawn.plot(counts, times / times[0], "o", color=BLUE, markersize=5, label=f"{most} workers, {speed}")
+        drawn.plot(
+            counts, times / times[0], "o", color=BLUE, markersize=5, label=f"{most} worker{'s' * (most > 1)}, {speed}"
+        )
         drawn.plot(counts, own.curve.seconds(counts) / times[0], color=BLUE, linewidth=1.6,
                    label=f"its fit ({own.worst_relative_error:.0%} at worst)")  # fmt: skip
     drawn.set_ylim(bottom=0)

@@ -121,7 +121,7 @@ def _measure(
             remote_s=Samples(tuple(remote_s)),
             step_s=Samples(tuple(steps_s[:: max(1, len(steps_s) // STEPS_KEPT)])) if steps_s else None,
         )
-        file.add(point, notes=[note] if note else [])
+        file.add(point, notes=[note])
     progress("done", already + len(missing), already + len(missing))
 
 

@@ -69,7 +69,7 @@ def _once(url: str, shown: str, max_bytes: int, timeout_s: float, ends: float) -
             if time.monotonic() > ends:
                 raise TimeoutError("it took too long")
     if expected is not None and len(body) != expected:
-        raise http.client.IncompleteRead(b"", expected - len(body))
+        raise http.client.IncompleteRead(b"")
     return bytes(body)
 
 

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import torch
 
+from deepvm.checkpoint.buffers.guarded_copy import MOST_SPANS, GuardedMove
 from deepvm.checkpoint.buffers.staging import copy_bytes, copy_small
 from deepvm.errors import CheckpointError
 
@@ -110,6 +111,23 @@ def copy_jobs(spans: Sequence[Span]) -> list[CopyJob]:
     ]
     small = [span for span in spans if span[2] < SMALL_BYTES]
     return [*large, *(partial(_copy_each, small[at : at + BATCH]) for at in range(0, len(small), BATCH))]
+
+
+def guarded_jobs(spans: Sequence[Span]) -> list[CopyJob]:
+    """Divide copies of memory that may be gone into jobs of about one piece each."""
+    jobs: list[CopyJob] = []
+    waiting: list[Span] = []
+    left = PIECE_BYTES
+    for to, source, length in spans:
+        at = 0
+        while at < length:
+            part = min(left, length - at)
+            waiting.append((to + at, source + at, part))
+            at, left = at + part, left - part
+            if not left or len(waiting) == MOST_SPANS:
+                jobs.append(GuardedMove(waiting))
+                waiting, left = [], PIECE_BYTES
+    return [*jobs, GuardedMove(waiting)] if waiting else jobs
 
 
 def _copy_each(spans: Sequence[Span]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -111,3 +112,18 @@ def _private(size_bytes: int, inherited: bool) -> mmap.mmap:
 
 def _pages_up(size_bytes: int) -> int:
     return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class _OfThread(threading.local):
+    buffer: Staging | None = None
+
+
+_of_thread = _OfThread()
+
+
+def thread_buffer(size_bytes: int) -> Staging:
+    """Return memory of the calling thread's own, of at least this size: the same at every call."""
+    buffer = _of_thread.buffer
+    if buffer is None or buffer.size_bytes < size_bytes:
+        buffer = _of_thread.buffer = Staging(size_bytes)
+    return buffer

@@ -16,6 +16,8 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from deepvm.checkpoint.buffers.guarded_copy import check_guarded_copies
+
 log = logging.getLogger("deepvm.checkpoint")
 
 Range = tuple[int, int]  # first address, and the one behind the last
@@ -64,6 +66,7 @@ class WriteWatch:
         self._owners: dict[int, object] = {}  # of each huge page's worth of addresses: who watches it
         self._lock = threading.Lock()
         try:
+            check_guarded_copies()  # what is watched may be freed while it is read
             _scan(self._pagemap, (0, 0), 1, mask=_WRITTEN, inverted=0, any_of=0, returned=_WRITTEN)
         except OSError:
             self.close()

@@ -8,17 +8,19 @@ Adam checkpoint, comes after them, and the first optimizer step waits for it. Al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from deepvm.checkpoint.restore import pending_parameter
+from deepvm.checkpoint.restore import pending
 from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Part
 from deepvm.checkpoint.restore.load import OwnedTensors, load_component
 from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
-from deepvm.checkpoint.restore.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
+from deepvm.checkpoint.restore.parameters import TORCH_NN, load_rest, memory_of, owns_memory, plain_parameters
 from deepvm.checkpoint.restore.selection import Selection
 from deepvm.checkpoint.restore.tensor_views import TensorViews, is_aligned
 from deepvm.checkpoint.restore.use_order import modules_in_order
@@ -52,6 +54,9 @@ class LazyRestore:
         self._targets: dict[int, list[int]] = {}  # entry -> the addresses of the parameters that it fills
         self._pending: dict[int, tuple[torch.nn.Parameter, int]] = {}  # by id: the parameter and its entry
         self._mapped: dict[int, MappedParameter] = {}  # by entry
+        self._arrivals: dict[int, pending.Arrive] = {}  # by entry
+        self._states: dict[str, pending.PendingState] = {}
+        self._process = os.getpid()  # a forked one receives nothing
         self._owned = OwnedTensors(tensors)  # until all is loaded
         self._hooks: list[RemovableHandle] = []
         self._loading = False
@@ -63,6 +68,8 @@ class LazyRestore:
         for entry in [*late, *self._now]:
             if entry in self._targets:  # tied to something that is not a parameter of a module
                 self._targets[entry].append(tensors.address(entry))
+        # Bytes are on their way into this memory, also if torch.utils.swap_tensors gives it to a tensor that dies.
+        self._received_into = [memory_of(parameter) for parameter, _ in self._pending.values()]
         order, eager_count = self._order(self._now, late)
         # The first forward waits for all of its chunks at once if they are in memory: verifying them takes all cores
         # for an instant, and a forward that shares the cores takes longer than one after the other.
@@ -92,8 +99,9 @@ class LazyRestore:
             except BaseException:
                 self._reader.close()
                 raise
-        for parameter, _ in self._pending.values():
-            pending_parameter.attach(parameter, self._arrive)
+        for parameter, entry in self._pending.values():
+            self._arrivals[entry] = partial(self._arrive, entry)
+            pending.attach(parameter, self._arrivals[entry])
         if not self._pending:  # no forward competes for the cores
             self._reader.resume()
         self._hook()
@@ -112,6 +120,7 @@ class LazyRestore:
         if self._loading:  # loading an optimizer calls its state_dict, whose hook calls this
             return
         if self.open:
+            self._check_process()
             try:
                 self._reader.wait_all(self._deadline_s)
             except Exception as error:
@@ -127,6 +136,8 @@ class LazyRestore:
     def abandon(self) -> None:
         """Stop with what has arrived, for a restore that starts again."""
         self._detach_all()
+        for state in self._states.values():
+            state.detach()
         self._late = []
         self._mapped = {entry: mapped for entry, mapped in self._mapped.items() if mapped.begun}
         self._end_mapped()
@@ -134,7 +145,7 @@ class LazyRestore:
 
     def _detach_all(self) -> None:
         for parameter, _ in self._pending.values():
-            pending_parameter.detach(parameter)
+            pending.detach(parameter)
         self._pending = {}
 
     def _end(self) -> None:
@@ -143,6 +154,7 @@ class LazyRestore:
             hook.remove()
         self._hooks = []
         self._owned.forget()
+        self._states, self._received_into = {}, []
         self._selected = Selection()  # the components are the trainer's
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
@@ -220,6 +232,7 @@ class LazyRestore:
     # --- arrivals -----------------------------------------------------------------------------------------------
 
     def _wait(self, chunks: Sequence[int]) -> None:
+        self._check_process()
         together, self._together = self._together, ()
         try:
             self._reader.wait(together or chunks, self._deadline_s)
@@ -230,23 +243,37 @@ class LazyRestore:
                 if self._reader.has(self._chunk_map.chunks_of_one(entry)):
                     self._settle(parameter, entry)
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise CheckpointError(
+                f"step {self._step} is still being restored, and this process was forked meanwhile: call "
+                "finish_restore() before starting processes that use the model"
+            )
+
     def _failed(self, error: Exception) -> CheckpointError:
         return CheckpointError(
             f"reading step {self._step} from {self._url} failed, and the state is not whole: {error}; restore() again, "
             "which falls back to a whole checkpoint"
         )
 
-    def _arrive(self, parameter: torch.nn.Parameter) -> None:
-        found = self._pending.get(id(parameter))
-        if found is not None:
-            self._wait(self._chunk_map.chunks_of_one(found[1]))
-            self._settle(*found)
+    def _arrive(self, entry: int, parameter: torch.nn.Parameter) -> None:
+        """Wait for the bytes of a parameter, or of what ``torch.utils.swap_tensors`` made of it."""
+        if self.open:
+            self._wait(self._chunk_map.chunks_of_one(entry))
+            self._settle(parameter, entry)
 
     def _settle(self, parameter: torch.nn.Parameter, entry: int) -> None:
-        """Make a parameter whose bytes have arrived an ordinary one."""
-        pending_parameter.detach(parameter)
-        if self._pending.pop(id(parameter), None) is not None and entry in self._mapped:
-            self._mapped[entry].begin()
+        """Make a parameter whose bytes have arrived an ordinary one. One that was swapped for another stays as it is,
+        and its bytes go into the memory that was its own."""
+        if known := self._pending.get(id(parameter), (parameter, None))[1] == entry:
+            del self._pending[id(parameter)]
+        mapped = self._mapped.get(entry)
+        if known and pending.arrival_of(parameter) is self._arrivals.get(entry):
+            pending.detach(parameter)
+            if mapped:
+                mapped.begin()
+        elif mapped:
+            self._mapped.pop(entry).end()
 
     def _load_one(self, name: str, undo: Undo) -> None:
         if name in self._late:  # its settings are needed at once: a schedule may read or change them
@@ -262,6 +289,8 @@ class LazyRestore:
             self._owned[self._layout.entries[entry].name]
         for name in self._late:
             optimizer: torch.optim.Optimizer = self._selected.components[name]
+            if name in self._states and not self._states.pop(name).detach():
+                continue  # the user's
             laid_out = with_layouts(optimizer, self._selected.skeleton[name], self._tensors)
             state = rebuild(laid_out["state"], self._owned)
             groups = optimizer.state_dict()["param_groups"]
@@ -282,9 +311,11 @@ class LazyRestore:
                 needed = [p for p in _used_by(module) if id(p) in self._pending]
                 if needed:
                     self._hook_module(module, needed)
-            self._hooks.append(component.register_forward_hook(pending_parameter.Hook(self._reader.resume)))
+            self._hooks.append(component.register_forward_hook(pending.Hook(self._reader.resume)))
         for name in self._late:
             optimizer: torch.optim.Optimizer = self._selected.components[name]
+            self._states[name] = pending.PendingState(optimizer, self.finish)
+            self._states[name].attach()
             self._hooks.append(optimizer.register_step_pre_hook(self._finish_first))
             self._hooks.append(optimizer.register_state_dict_pre_hook(self._finish_first))
 
@@ -298,19 +329,10 @@ class LazyRestore:
             if entries:
                 self._wait(self._chunk_map.chunks_of(entries))  # together, not one by one
                 for parameter in needed:
-                    pending_parameter.wait(parameter)
+                    pending.wait(parameter)
 
-        handle: RemovableHandle = module.register_forward_pre_hook(pending_parameter.Hook(wait))
+        handle: RemovableHandle = module.register_forward_pre_hook(pending.Hook(wait))
         self._hooks.append(handle)
-
-
-def refuse_compiled(components: Mapping[str, Any]) -> None:
-    for name, component in components.items():
-        if isinstance(component, torch.nn.Module) and is_compiled(component):
-            raise CheckpointError(
-                f"{name} is compiled, and a compiled model cannot wait for single parameters: "
-                "restore(lazy=True) before torch.compile, or restore() without lazy"
-            )
 
 
 def _loads_late(component: Any) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Part
-from deepvm.checkpoint.restore.lazy import LazyRestore, refuse_compiled
+from deepvm.checkpoint.restore.lazy import LazyRestore
 from deepvm.checkpoint.restore.load import load
+from deepvm.checkpoint.restore.parameters import refuse_compiled
 from deepvm.checkpoint.restore.prefetched import open_source
 from deepvm.checkpoint.restore.selection import Selection, Wanted, select
 from deepvm.checkpoint.restore.tensor_views import TensorViews

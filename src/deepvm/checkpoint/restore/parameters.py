@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from deepvm.checkpoint.restore import pending_parameter
+from deepvm.checkpoint.restore import pending
 from deepvm.checkpoint.restore.tensor_views import TensorViews
 from deepvm.checkpoint.state.fill import fill_wrapper
 from deepvm.checkpoint.state.skeleton import module_tensors, rebuild
 from deepvm.checkpoint.state.tensor_kinds import fill_expanded, is_direct, is_expanded, is_wrapper
+from deepvm.errors import CheckpointError
 
 TORCH_NN = "torch.nn.modules."  # where torch's own modules are
 _OWN_USES = 2  # of memory that one tensor has: the tensor, and the object that counts
@@ -27,7 +28,7 @@ def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: 
         return found
     names = module_tensors(skeleton)
     for key, tensor in own.items():
-        if key not in names or not tensor.numel() or is_expanded(tensor) or not pending_parameter.can_wait(tensor):
+        if key not in names or not tensor.numel() or is_expanded(tensor) or not pending.can_wait(tensor):
             continue
         if saved.dtype(names[key]) is tensor.dtype and id(tensor) not in found:
             found[id(tensor)] = tensor, names[key]
@@ -93,6 +94,12 @@ def owns_memory(parameter: torch.nn.Parameter) -> bool:
         return alone and not storage.is_shared() and storage.resizable() and storage_uses(parameter) == _OWN_USES
 
 
+def memory_of(parameter: torch.nn.Parameter) -> torch.UntypedStorage:
+    """Return what keeps a parameter's memory, also one whose bytes have not arrived."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return parameter.untyped_storage()
+
+
 def storage_uses(tensor: torch.Tensor) -> int:
     """Count the users of a tensor's memory, itself among them."""
     return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
@@ -101,6 +108,15 @@ def storage_uses(tensor: torch.Tensor) -> int:
 def is_compiled(module: torch.nn.Module) -> bool:
     compiled = any(getattr(m, "_compiled_call_impl", None) is not None for m in module.modules())
     return compiled or type(module).__name__ == "OptimizedModule"
+
+
+def refuse_compiled(components: Mapping[str, Any]) -> None:
+    for name, component in components.items():
+        if isinstance(component, torch.nn.Module) and is_compiled(component):
+            raise CheckpointError(
+                f"{name} is compiled, and a compiled model cannot wait for single parameters: "
+                "restore(lazy=True) before torch.compile, or restore() without lazy"
+            )
 
 
 def _loads_plainly(module: torch.nn.Module) -> bool:

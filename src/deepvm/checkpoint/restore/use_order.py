@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from deepvm.checkpoint.restore.pending_parameter import OwnHook
+from deepvm.checkpoint.restore.pending import OwnHook
 from deepvm.errors import Corrupt
 
 USE_ORDER = "deepvm.use_order"  # its name among the components of a state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -277,7 +277,7 @@ def _link_known(connection: Connection, upload: Upload, chunks: Sequence[int]) -
 def _proof(source: ChunkSource, chunk: int, key: bytes) -> bytes:
     proof = b""
 
-    def prove(groups: Sequence[BufferGroup]) -> int:
+    def prove(groups: Iterable[BufferGroup]) -> int:
         nonlocal proof
         proof = frames.content_proof(key, views_of(groups))
         return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import xxhash
+
 from deepvm.checkpoint import ranks
 from deepvm.checkpoint.save.save_job import SaveJob, Texts, is_committed, save_name
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
@@ -12,7 +14,6 @@ from deepvm.checkpoint.state.capture import join
 from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.errors import StoreUnavailable
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Manifest, Store, Writer
-from deepvm.store.memory.buffers import BufferGroup, views_of
 
 COMMIT_POLL_S = 0.05  # files and buckets cannot report a change
 
@@ -75,13 +76,17 @@ class StoreTransfer:
             time.sleep(COMMIT_POLL_S)
 
     def _put(self, writer: Writer, snapshot: Snapshot, chunk: int) -> int:
-        digest = snapshot.digest(chunk)
+        digest = 0
 
-        def put(groups: Sequence[BufferGroup]) -> int:
-            writer.put(chunk, views_of(groups), digest)
-            return 0
+        def put(views: Sequence[memoryview]) -> None:
+            nonlocal digest
+            hasher = xxhash.xxh3_64()
+            for view in views:
+                hasher.update(view)
+            digest = hasher.intdigest()
+            writer.put(chunk, views, digest)
 
-        snapshot.hand_over(chunk, 0, put)
+        snapshot.whole(chunk, put)
         snapshot.sent(chunk)
         return digest
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from deepvm.checkpoint.buffers.copying import CopyJob, copy_jobs
-from deepvm.checkpoint.buffers.staging import Staging, view_of
+from deepvm.checkpoint.buffers.copying import CopyJob, guarded_jobs
+from deepvm.checkpoint.buffers.guarded_copy import MOST_SPANS, GuardedCopy
+from deepvm.checkpoint.buffers.staging import Staging
 from deepvm.checkpoint.buffers.write_watch import Range, joined
 from deepvm.checkpoint.snapshot.live_pages import PAGE_BYTES, whole_pages, within
 from deepvm.checkpoint.state.chunk_map import ChunkMap
+from deepvm.protocol.sockets import HASHED_BYTES
 from deepvm.store.memory.buffers import BufferGroup, group
 
 
@@ -39,7 +41,8 @@ class LiveParts:
         self.bytes = sum(part.length for parts in self.parts for part in parts)
         self.rest = [(staging.address + part.offset, part.address, part.length) for part in rest]
         self.copy_all = self._copies([part for parts in self.parts for part in parts])
-        self._groups: dict[tuple[int, bool], list[BufferGroup]] = {}
+        self._groups: dict[int, list[BufferGroup]] = {}
+        self._live: dict[int, list[GuardedCopy]] = {}
 
     def _place(self, tensor: Part, rest: list[Part]) -> None:
         """Divide a tensor into what is read in place, chunk by chunk, and the rest."""
@@ -61,7 +64,7 @@ class LiveParts:
             offset = until
 
     def _copies(self, parts: Sequence[Part]) -> list[CopyJob]:
-        return copy_jobs([(self._staging.address + part.offset, part.address, part.length) for part in parts])
+        return guarded_jobs([(self._staging.address + part.offset, part.address, part.length) for part in parts])
 
     def copy_chunks(self, chunks: Sequence[int]) -> tuple[list[CopyJob], int]:
         """Return the copies of what some chunks have in place, and their bytes."""
@@ -75,27 +78,51 @@ class LiveParts:
             for _, address, length in self.parts[chunk]
         )
 
-    def groups(self, chunk: int, *, moved: bool) -> list[BufferGroup]:
-        """Return the memory of a chunk; ``moved``: what was in place is in staging memory now. Made once, since that
-        takes longer than to send small tensors. The caller holds the chunk's lock."""
-        moved = moved or not self.parts[chunk]
-        found = self._groups.get((chunk, moved))
+    def staged(self, chunk: int) -> list[BufferGroup]:
+        """Return the memory of a chunk that is in staging memory as a whole. Made once, as what ``live`` returns, since
+        that takes longer than to send small tensors. The caller holds the chunk's lock."""
+        found = self._groups.get(chunk)
         if found is None:
-            found = self._groups[chunk, moved] = self._make_groups(chunk, () if moved else self.parts[chunk])
+            offset, length = self.chunk_map.span(chunk)
+            found = self._groups[chunk] = group([self._staging.view[offset : offset + length]])
         return found
 
-    def _make_groups(self, chunk: int, parts: Sequence[Part]) -> list[BufferGroup]:
+    def live(self, chunk: int) -> list[GuardedCopy]:
+        """Return the copies of a chunk that has something in place, each of at most HASHED_BYTES."""
+        found = self._live.get(chunk)
+        if found is None:
+            found = self._live[chunk] = _grouped(self._spans(chunk))
+        return found
+
+    def _spans(self, chunk: int) -> list[tuple[int, int]]:
+        """Return address and length of all memory of a chunk, in the file's order."""
         at, length = self.chunk_map.span(chunk)
         end, base = at + length, self._staging.address
-        spans: list[Range] = []  # address, length
-        for part in parts:
+        spans: list[tuple[int, int]] = []
+        for part in self.parts[chunk]:
             if part.offset > at:
                 spans.append((base + at, part.offset - at))
             spans.append((part.address, part.length))
             at = part.offset + part.length
         if at < end:
             spans.append((base + at, end - at))
-        return group([view_of(address, length) for address, length in spans])
+        return spans
+
+
+def _grouped(spans: Sequence[tuple[int, int]]) -> list[GuardedCopy]:
+    found: list[GuardedCopy] = []
+    one: list[tuple[int, int]] = []
+    left = HASHED_BYTES
+    for address, length in spans:
+        start = 0
+        while start < length:
+            part = min(left, length - start)
+            one.append((address + start, part))
+            start, left = start + part, left - part
+            if not left or len(one) == MOST_SPANS:
+                found.append(GuardedCopy(one))
+                one, left = [], HASHED_BYTES
+    return [*found, GuardedCopy(one)] if one else found
 
 
 def _within(tensor: Part, start: int, end: int) -> Part:

@@ -3,8 +3,8 @@
 A tensor's bytes come from one of two sources:
 
 - **in place**: memory that only an optimizer's step changes, and whose pages are protected. Its bytes are read where
-  they are; before the optimizer steps (``freeze``, in its pre-hook) what was not yet sent is copied into
-  staging memory, and the pages are unprotected.
+  they are, by the kernel, since another thread may free them; before the optimizer steps (``freeze``, in its pre-hook)
+  what was not yet sent is copied into staging memory, and the pages are unprotected.
 - **staged**: all else. It is copied when the snapshot is taken; what is on a GPU arrives later (see device.py).
 
 Every chunk is proven: after its bytes were read, and before it counts as sent, the kernel is asked whether one of its
@@ -14,16 +14,18 @@ pages was written since the snapshot was taken. If one was, the snapshot is torn
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import xxhash
 
-from deepvm.checkpoint.buffers.staging import Staging, copy_bytes
+from deepvm.checkpoint.buffers.guarded_copy import GuardedCopy, MemoryGone
+from deepvm.checkpoint.buffers.staging import Staging, copy_bytes, thread_buffer
 from deepvm.checkpoint.snapshot.device import Arrivals
 from deepvm.checkpoint.snapshot.live_tensors import LiveTensors
 from deepvm.checkpoint.state.layout import DTYPES, Layout
 from deepvm.errors import CheckpointError
+from deepvm.protocol.sockets import HASHED_BYTES
 from deepvm.store.memory.buffers import BufferGroup, from_offset, views_of
 from deepvm.store.memory.connection import Send
 
@@ -128,10 +130,25 @@ class Snapshot:
             return hasher.intdigest()
 
     def hand_over(self, chunk: int, offset: int, send: Send) -> int:
-        """Call ``send`` with the memory of a chunk from an offset on, while nothing moves it."""
+        """Call ``send`` with the memory of a chunk from an offset on, group by group: of what is in place, a group is
+        a copy that is valid until the next one is asked for. A plain read would end the process if a tensor's memory
+        was freed meanwhile."""
         self.wait(chunk)
         with self._live.locks[chunk]:
-            return send(from_offset(self._groups(chunk), offset))
+            return send(self._groups(chunk, offset))
+
+    def whole(self, chunk: int, use: Callable[[Sequence[memoryview]], None]) -> None:
+        """Call ``use`` with all memory of a chunk."""
+        self.wait(chunk)
+        with self._live.locks[chunk]:
+            if self._read_in_place(chunk):
+                buffer, at = thread_buffer(self.chunk_map.chunk_bytes), 0
+                for copy in self._in_place.live(chunk):
+                    self._read(copy, buffer.address + at)
+                    at += copy.bytes
+                use([buffer.view[:at]])
+            else:
+                use(list(views_of(self._groups(chunk))))
 
     def sent(self, chunk: int) -> None:
         """Count the chunk as sent to one node, if what was read of it is the state of the save. Raises if not: then its
@@ -152,10 +169,33 @@ class Snapshot:
             if self.torn is not None:
                 raise CheckpointError(self.torn)
 
-    def _groups(self, chunk: int) -> list[BufferGroup]:
+    def _groups(self, chunk: int, offset: int = 0) -> Iterable[BufferGroup]:
+        """Return the memory of a chunk from an offset on. The caller holds the chunk's lock."""
+        return (
+            self._copied(chunk, offset)
+            if self._read_in_place(chunk)
+            else from_offset(self._in_place.staged(chunk), offset)
+        )
+
+    def _read_in_place(self, chunk: int) -> bool:
         if not self.readable(chunk):
             raise CheckpointError(self.torn or f"chunk {chunk} was released to the optimizer and cannot be read again")
-        return self._in_place.groups(chunk, moved=bool(self._moved[chunk]))
+        return bool(self._in_place.in_chunk[chunk]) and not self._moved[chunk]
+
+    def _copied(self, chunk: int, offset: int) -> Iterator[BufferGroup]:
+        for copy in self._in_place.live(chunk):
+            if offset < copy.bytes:
+                buffer = thread_buffer(HASHED_BYTES)
+                self._read(copy, buffer.address)
+                yield BufferGroup(copy.bytes - offset, [buffer.view[offset : copy.bytes]])
+            offset = max(0, offset - copy.bytes)
+
+    def _read(self, copy: GuardedCopy, to: int) -> None:
+        try:
+            copy.into(to)
+        except MemoryGone as error:
+            self.torn = self.torn or str(error)
+            raise
 
 
 def stage(staging: Staging, layout: Layout, entry: int, tensor: torch.Tensor) -> None:

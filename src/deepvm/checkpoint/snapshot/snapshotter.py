@@ -97,18 +97,12 @@ class Snapshotter:
             self._plan = None
         self._outgrown = False
         live, self._copy_next = self._live and not self._copy_next, False
-        last = self._plan
+        captured, plan = self._plan_together(state)
         try:
-            if last is not None:
-                last.live.begin(live=live)  # large copies begin while this thread captures the state
-            captured, plan = self._plan_together(state)
-            if plan is not last:
-                plan.live.begin(live=live)
+            plan.live.begin(live=live)
             return self._stage(plan, captured, live), captured.texts
         except BaseException:
-            for begun in (last, self._plan):
-                if begun is not None:
-                    begun.live.abandon()
+            plan.live.abandon()
             raise
 
     def _stage(self, plan: _Plan, captured: Captured, live: bool) -> Snapshot:

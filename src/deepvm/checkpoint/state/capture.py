@@ -1,26 +1,29 @@
 """The state's components -> its tensors and skeletons, quickly: what is as the last time is not walked again.
 
 ``state_dict()`` of a model with thousands of tensors takes longer than copying them. Modules and optimizers are
-therefore walked only if a tensor was replaced, or moved in memory, since the last time.
+therefore walked only if anything that their ``state_dict()`` depends on has changed since the last time: names,
+structure, hooks, classes, and each tensor's memory, type and layout. Everything else is walked at every save.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter, itemgetter, methodcaller
 from typing import Any, Protocol
 
 import torch
 
 from deepvm.checkpoint.buffers.off_heap import run_off_heap
+from deepvm.checkpoint.buffers.tensor_marks import TensorMarks, numbers, stride_of
 from deepvm.checkpoint.state.skeleton import Inline, Tensors, flatten
 from deepvm.checkpoint.state.tensor_kinds import is_direct, own_stride
 from deepvm.checkpoint.state.unwrapping import without_wrappers
 
-_address = torch.Tensor.data_ptr
+_version, _values = attrgetter("_version"), methodcaller("values")
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,6 @@ class _Part(Protocol):
         ...
 
 
-def _marks(tensors: list[torch.Tensor]) -> tuple[list[Any], ...]:
-    """Return what differs if a tensor was replaced, moved in memory, or got another shape."""
-    same_memory = list(map(_address, tensors)), list(map(torch.Tensor.stride, tensors)), [t.shape for t in tensors]
-    return list(map(id, tensors)), *same_memory
-
-
 class _Plain:
     """Schedulers, loaders, counters, tensors: anything that is small, or of an unknown kind."""
 
@@ -57,14 +54,12 @@ class _Plain:
 
     def full(self, tensors: Tensors) -> str:
         text, own = self._flatten(tensors)
-        self._specs = [(name, t.dtype, t.shape) for name, t in own.items()]
+        self._specs = _specs(own)
         return text
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
         text, own = self._flatten(Tensors())
-        if [(name, t.dtype, t.shape) for name, t in own.items()] != self._specs:
-            return None
-        return text, own
+        return (text, own) if _specs(own) == self._specs else None
 
     def _flatten(self, tensors: Tensors) -> tuple[str, dict[str, torch.Tensor]]:
         before = len(tensors)
@@ -75,6 +70,10 @@ class _Plain:
         tensors.usual = _usual_strides(part) if isinstance(part, torch.optim.Optimizer) else {}
         text = json.dumps(flatten(value, self._name, tensors), allow_nan=False)
         return text, dict(list(tensors.items())[before:])
+
+
+def _specs(tensors: Mapping[str, torch.Tensor]) -> list[tuple[Any, ...]]:
+    return [(name, t.dtype, t.shape, t.stride()) for name, t in tensors.items()]
 
 
 def _usual_strides(optimizer: torch.optim.Optimizer) -> dict[int, tuple[int, ...]]:
@@ -95,6 +94,19 @@ class _Loader(_Plain):
         return super()._flatten(Inline())
 
 
+_PLAIN_MODULE = {
+    name: getattr(torch.nn.Module, name) for name in ("state_dict", "_save_to_state_dict", "get_extra_state")
+}
+_of_module = itemgetter(
+    "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"
+)  # fmt: skip
+
+
+def _is_plain(kind: type) -> bool:
+    """True if torch itself makes the state of these modules."""
+    return all(getattr(kind, name) is own for name, own in _PLAIN_MODULE.items())
+
+
 class _Module:
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self._name, self._module = name, module
@@ -102,35 +114,47 @@ class _Module:
     @staticmethod
     def fits(component: Any) -> bool:
         """True if the state is parameters and buffers and nothing else."""
-        return isinstance(component, torch.nn.Module) and all(
-            type(m).state_dict is torch.nn.Module.state_dict
-            and type(m)._save_to_state_dict is torch.nn.Module._save_to_state_dict
-            and type(m).get_extra_state is torch.nn.Module.get_extra_state
-            and not m._state_dict_hooks
-            and not m._state_dict_pre_hooks
-            and all(t is None or is_direct(t) for t in chain(m._parameters.values(), m._buffers.values()))
-            for m in component.modules()
-        )
+        found = _structure(list(component.modules())) if isinstance(component, torch.nn.Module) else None
+        return found is not None and all(map(is_direct, found[1]))
 
     def full(self, tensors: Tensors) -> str:
         self._modules = list(self._module.modules())
-        self._children = self._child_ids()
-        self._seen = _marks(self._tensors())
+        self._seen = _structure(self._modules)
+        self._marks = TensorMarks([] if self._seen is None else self._seen[1])
         state = without_wrappers(self._module, self._module.state_dict())
         self._text = json.dumps(flatten(state, self._name, tensors), allow_nan=False)
         return self._text
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
-        if self._child_ids() != self._children or _marks(self._tensors()) != self._seen:
+        found = _structure(self._modules)
+        if found is None or self._seen is None or found[0] != self._seen[0] or not self._marks.hold(found[1]):
             return None
         return self._text, {}
 
-    def _child_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(m._modules.values() for m in self._modules)))
 
-    def _tensors(self) -> list[torch.Tensor]:
-        parts = chain.from_iterable(chain(m._parameters.values(), m._buffers.values()) for m in self._modules)
-        return [t for t in parts if t is not None]
+def _structure(modules: list[torch.nn.Module]) -> tuple[tuple[Any, ...], list[torch.Tensor]] | None:
+    """Return all that the modules' ``state_dict()`` depends on, and their tensors; None if it may depend on more: on
+    hooks, or on methods of the user's."""
+    kinds, insides = list(map(type, modules)), list(map(vars, modules))
+    if not all(map(_is_plain, set(kinds))) or any(
+        "state_dict" in inside or "_save_to_state_dict" in inside or "get_extra_state" in inside for inside in insides
+    ):
+        return None
+    parameters, buffers, children, hidden, hooks, pre_hooks = zip(*map(_of_module, insides), strict=True)
+    if any(hooks) or any(pre_hooks):
+        return None
+    parts = (*parameters, *buffers, *children)
+    tensors = list(chain.from_iterable(map(_values, (*parameters, *buffers))))
+    found = (
+        kinds,
+        list(map(_version, modules)),
+        list(map(len, parts)),
+        list(chain.from_iterable(parts)),  # names
+        numbers(id, chain.from_iterable(map(_values, children))),
+        list(map(type, tensors)),
+        [(i, frozenset(names)) for i, names in enumerate(hidden) if names],
+    )
+    return found, [t for t in tensors if t is not None]
 
 
 class _Optimizer:
@@ -141,49 +165,79 @@ class _Optimizer:
     def fits(component: Any) -> bool:
         return (
             isinstance(component, torch.optim.Optimizer)
-            and type(component).state_dict is torch.optim.Optimizer.state_dict
-            and not component._optimizer_state_dict_pre_hooks
-            and not component._optimizer_state_dict_post_hooks
-            and all(is_direct(v) for v in _state_values(component) if isinstance(v, torch.Tensor))
+            and _packs_plainly(component)
+            and all(
+                is_direct(value)
+                for values in component.state.values()
+                for value in (values.values() if isinstance(values, Mapping) else (values,))
+                if isinstance(value, torch.Tensor)
+            )
         )
 
     def full(self, tensors: Tensors) -> str:
-        state = self._optimizer.state_dict()
+        optimizer = self._optimizer
+        state = optimizer.state_dict()
         self._numbers = [json.dumps(group["params"]) for group in state["param_groups"]]
-        tensors.usual = _usual_strides(self._optimizer)
+        tensors.usual = _usual_strides(optimizer)
         self._state_text = json.dumps(flatten(state["state"], f"{self._name}.state", tensors), allow_nan=False)
-        values = _state_values(self._optimizer)
-        self._only_tensors = all(isinstance(v, torch.Tensor) for v in values)
-        self._seen = _marks(values) if self._only_tensors else ()
-        self._params = self._param_ids()
+        self._seen = _belongings(optimizer)
+        self._marks = TensorMarks([] if self._seen is None else self._seen[1])
         return self._text(tensors)
 
     def again(self) -> tuple[str, dict[str, torch.Tensor]] | None:
-        values = _state_values(self._optimizer)
-        if not self._only_tensors or self._param_ids() != self._params or list(map(id, values)) != self._seen[0]:
-            return None
-        if _marks(values) != self._seen:
+        found = _belongings(self._optimizer) if _packs_plainly(self._optimizer) else None
+        if found is None or self._seen is None or found[0] != self._seen[0] or not self._marks.hold(found[1]):
             return None
         tensors = Tensors()
         text = self._text(tensors)
         return None if tensors else (text, {})  # a learning rate that is a tensor: rare, so walk it again
 
-    def _param_ids(self) -> list[int]:
-        return list(map(id, chain.from_iterable(group["params"] for group in self._optimizer.param_groups)))
-
     def _text(self, tensors: Tensors) -> str:
         groups = []
-        for i, (group, numbers) in enumerate(zip(self._optimizer.param_groups, self._numbers, strict=True)):
+        for i, (group, params) in enumerate(zip(self._optimizer.param_groups, self._numbers, strict=True)):
             rest = {k: v for k, v in group.items() if k != "params"}
             text = json.dumps(flatten(rest, f"{self._name}.param_groups.{i}", tensors), allow_nan=False)
-            groups.append(f'{text[:-1]}{", " if rest else ""}"params": {numbers}}}')
+            groups.append(f'{text[:-1]}{", " if rest else ""}"params": {params}}}')
         return f'{{"state": {self._state_text}, "param_groups": [{", ".join(groups)}]}}'
 
 
-def _state_values(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return what it keeps for its parameters: the values of each mapping, or what it has instead of one."""
-    found = (values.values() if isinstance(values, Mapping) else (values,) for values in optimizer.state.values())
-    return list(chain.from_iterable(found))
+_plain_state_dict = torch.optim.Optimizer.state_dict
+
+
+def _packs_plainly(optimizer: torch.optim.Optimizer) -> bool:
+    """True if torch itself makes its state_dict."""
+    return (
+        type(optimizer).state_dict is _plain_state_dict
+        and "state_dict" not in vars(optimizer)
+        and not optimizer._optimizer_state_dict_pre_hooks
+        and not optimizer._optimizer_state_dict_post_hooks
+    )
+
+
+def _belongings(optimizer: torch.optim.Optimizer) -> tuple[tuple[Any, ...], list[torch.Tensor]] | None:
+    """Return which parameter is in which group, with its strides, and what is kept for which: names and classes; and
+    the kept tensors. None if something else than tensors is kept."""
+    state, groups = optimizer.state, [group["params"] for group in optimizer.param_groups]
+    if not _all_are(torch.Tensor, state) or not _all_are(Mapping, state.values()):
+        return None
+    kept = list(chain.from_iterable(map(_values, state.values())))
+    if not _all_are(torch.Tensor, kept):
+        return None
+    parameters = list(chain.from_iterable(groups))
+    found = (
+        list(map(len, groups)),
+        numbers(id, parameters),
+        list(map(stride_of, parameters)),
+        numbers(id, state),
+        list(map(len, state.values())),
+        list(chain.from_iterable(state.values())),
+        list(map(type, kept)),
+    )
+    return found, kept
+
+
+def _all_are(kind: type, values: Iterable[Any]) -> bool:
+    return all(issubclass(found, kind) for found in set(map(type, values)))
 
 
 class Capture:
@@ -211,19 +265,20 @@ class Capture:
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
     def _again(self) -> Captured | None:
-        texts: dict[str, bytearray] = {}
+        texts: dict[str, str] = {}
         replaced: dict[str, torch.Tensor] = {}
-        for name, part in self._parts.items():
+        plain_first = sorted(self._parts.items(), key=lambda item: not isinstance(item[1], _Plain))
+        for name, part in plain_first:  # others' code may move the memory of modules, so these are compared after it
             found = part.again()
             if found is None:
                 return None
-            text, tensors = found
-            texts[name] = self._kept(name, text)
+            texts[name], tensors = found
             replaced.update(tensors)
         if not replaced.keys() <= self._tensors.keys():
             return None
         self._tensors.update(replaced)
-        return Captured(tensors=self._tensors, texts=texts, same=True, replaced=replaced)
+        kept = {name: self._kept(name, texts[name]) for name in self._parts}
+        return Captured(tensors=self._tensors, texts=kept, same=True, replaced=replaced)
 
     def _kept(self, name: str, text: str) -> bytearray:
         """Return the text in memory that is kept from save to save. New memory would lie in the middle of the trainer's

@@ -149,7 +149,6 @@ def show(
     """Show profiles: points, fits and bands."""
     from deepvm.performance.profile import merge, read_profile
 
-    check_figure(figure)
     profiles = merge([read_profile(path) for path in files])
     if figure is not None:
         from deepvm.calibrate.figures import draw_profiles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -99,7 +100,7 @@ def _show_network(found: NetworkCalibration) -> None:
         "Time until all checkpoints are remote",
         ">link", ">workers", ">memory nodes", ">seconds", ">spread", ">fitted", "bound by", ">a step beside it",
     )  # fmt: skip
-    for point in sorted(found.points, key=lambda p: (p.link_gbps or 1e9, p.workers, p.memory_nodes)):
+    for point in sorted(found.points, key=lambda p: (p.link_gbps or math.inf, p.workers, p.memory_nodes)):
         model = None if found.fit is None else found.fit.model
         rows.add_row(
             "-" if point.link_gbps is None else f"{point.link_gbps:g} Gbit/s",
@@ -122,7 +123,7 @@ def _show_network(found: NetworkCalibration) -> None:
 
 def _fit_text(fit: Any) -> str:
     model = fit.model
-    host = "" if model.host_bytes_per_s == float("inf") else f", this host {format_bytes(model.host_bytes_per_s)}/s"
+    host = "" if model.host_bytes_per_s == math.inf else f", this host {format_bytes(model.host_bytes_per_s)}/s"
     held = "" if fit.held_out_error is None else f", {fit.held_out_error:.0%} for points left out"
     return (
         f"model: latency {format_seconds(model.latency_s)}, {model.usable_share:.0%} of a link's rate, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -58,14 +58,14 @@ def command(
     _check_output(output)
     if model is not None:
         with stderr.status("counting"):
-            job = profile_model(model, **of_model, parallel=_parallel(parallel) or "ddp")
+            job = profile_model(model, **of_model, parallel=cast(Any, parallel or "ddp"))
     else:
         job = _profile_script(
             words or [],
             steps=steps or DEFAULT_STEPS,
             warmup=warmup or DEFAULT_WARMUP,
             timeout_s=parse_seconds(timeout or "10min"),
-            parallel=_parallel(parallel),
+            parallel=parallel,
         )
     if output is not None:
         job.write(output)
@@ -77,12 +77,6 @@ def command(
         console.print(
             escape(f"\nwritten to {output}: deepvm plan --budget 3 --job {output}"), style="dim", soft_wrap=True
         )
-
-
-def _parallel(text: str | None) -> Any:
-    if text not in (None, "ddp", "fsdp"):
-        raise UsageError(f"parallel is {text!r}: it must be ddp or fsdp")
-    return text
 
 
 def _check_output(output: Path | None) -> None:

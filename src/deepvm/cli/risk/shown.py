@@ -64,7 +64,7 @@ def show_conduct(best: Recommendation, failover: Sequence[Recommendation], advic
         console.print(escape(f"if the market has none: {'; '.join(names)}"), style="dim", soft_wrap=True)
     if best.expected is not None:
         history = best.expected.risk.history
-        rests = f"risk rests on {history}"
+        rests = f"risk rests on {history}" if history.zones else history.origin  # no zones: a plan without a market
         console.print(escape("; ".join([rests, *best.expected.notes])), style="dim", soft_wrap=True)
     for line in advice:
         console.print(escape(line), style="yellow", soft_wrap=True)

@@ -54,6 +54,10 @@ def command(
             help="Move if what is best is better by this, as 20% [30% if the plan has several zones, else never].",
         ),
     ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, help="Of the whole training, for the plan's deadline [the plan's hours]."),
+    ] = None,
     batch: Annotated[
         str, typer.Option("--batch", help=f"{' or '.join(BATCH_POLICIES)} when the number of ranks changes.")
     ] = KEEP_GLOBAL,
@@ -67,7 +71,8 @@ def command(
             "--preempt",
             metavar="FAULTS",
             rich_help_panel=LOCAL,
-            help="Take machines away: at:20s:worker/1, at:step:50:worker/*, poisson:3/h, trace:FILE.",
+            help="Take machines away: at:20s:worker/1, at:step:50:worker/*, poisson:3/h, trace:FILE, "
+            "or play a recorded market: market:DIR:meaning=up.",
         ),
     ] = "",
     workers: Annotated[
@@ -118,7 +123,7 @@ def command(
         end_run(down, as_json=json)
         return
     how: dict[str, Any] = {
-        "batch": batch, "durable": durable, "max_restarts": max_restarts,
+        "batch": batch, "durable": durable, "max_restarts": max_restarts, "steps": steps,
         "workers": workers, "memory_bytes": None if memory is None else parse_bytes(memory), "isolate": isolate,
         "bandwidth_bits_per_s": None if bandwidth is None else _bits(bandwidth), "seed": seed,
     }  # fmt: skip

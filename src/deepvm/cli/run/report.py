@@ -103,6 +103,9 @@ def _conduct(report: Report) -> list[tuple[str, str]]:
         if isinstance(policy, Mapping) and policy.get("policy"):
             by = {"plan": " (the plan's)", "default": " (default)"}.get(str(policy.get("by")), "")
             found.append((title, f"{policy['policy']}{by}"))
+    deadline_s, fallback = ((report.conduct or {}).get(name) for name in ("deadline_s", "fallback"))
+    if isinstance(deadline_s, int | float) and fallback not in (None, "none"):
+        found.append(("deadline", f"{format_seconds(deadline_s)}; {fallback} (the plan's)"))
     return found
 
 
@@ -111,11 +114,15 @@ def _show_bill(report: Report) -> None:
     if not bill.roles:
         return
     rows = _table(("role", ">machines", ">time", ">dollars", ">on demand"), "Bill")
-    dollars = usd_texts([*(role.usd for role in bill.roles), bill.usd])
+    dollars = usd_texts([*(role.usd for role in bill.roles), *(role.fallback_usd for role in bill.roles), bill.usd])
     on_demand = usd_texts([*(role.on_demand_usd for role in bill.roles), bill.on_demand_usd])
-    for role, usd, instead in zip(bill.roles, dollars, on_demand, strict=False):
+    for role, usd, fallback_usd, instead in zip(
+        bill.roles, dollars, dollars[len(bill.roles) :], on_demand, strict=False
+    ):
         count = str(role.machines) + (f" ({role.hires} hired)" if role.hires > role.machines else "")
         rows.add_row(_text(role.role), count, format_seconds(role.machine_s), usd, instead)
+        if role.fallback_s:
+            rows.add_row(_text("  of it on demand"), "", format_seconds(role.fallback_s), fallback_usd, "")
     rows.add_row("total", "", format_seconds(bill.machine_s), dollars[-1], on_demand[-1], style="bold")
     console.print(rows)
     saved = bill.saved_usd

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +12,9 @@ import typer
 
 from deepvm.cli.render import print_json, stderr
 from deepvm.cli.simulate.shown import show
+from deepvm.errors import UsageError
 from deepvm.performance.job import read_job
-from deepvm.performance.profile import read_profile
+from deepvm.performance.profile import Profile, read_profile
 from deepvm.simulate import Backtests, GangJob
 from deepvm.simulate.inputs.measured_rates import measured_rates
 from deepvm.simulate.inputs.planned_cluster import Machines, machines_of
@@ -23,10 +24,26 @@ DEFAULT_WORKERS, DEFAULT_WORK_H, DEFAULT_BYTES = 8, 24.0, 6_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
+class Given:
+    """Options as they were given; None where they were not."""
+
+    another: tuple[str, ...]  # those that ask for another cluster than the plan's
+    work_h: float | None
+    deadline_h: float | None
+    starts: int | None
+    seed: int | None
+    notices: float | None
+    notice_s: float | None
+    profiles: tuple[Profile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """What both commands hand on."""
 
+    plan: Path | None
     planned: Machines
+    given: Given
     fill_budget: bool  # the number of machines is what the budget pays
     meaning: str | None
     spot_usd: float | None
@@ -60,8 +77,19 @@ def job_options(
     on_demand_price: Annotated[
         str | None, typer.Option(help="USD an hour of one on-demand machine [the plan's].")
     ] = None,
-    starts: Annotated[int, typer.Option("--starts", "--runs", help="Starts, over all markets.")] = 300,
-    seed: Annotated[int, typer.Option(help="Draws the starts and, without traces, the market.")] = 0,
+    notices: Annotated[
+        float | None, typer.Option(help="Share of the losses that the cloud announces in time [the plan's, else 0].")
+    ] = None,
+    notice: Annotated[
+        str | None,
+        typer.Option(help="Time from a notice to the loss: 120s on AWS, 30s on Google [the plan's cloud's]."),
+    ] = None,
+    starts: Annotated[
+        int | None, typer.Option("--starts", "--runs", help="Starts, over all markets [the plan's, else 300].")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Draws the starts and, without traces, the market [the plan's, else 0].")
+    ] = None,
 ) -> tuple[GangJob, Settings]:
     found = machines_of(plan) if plan is not None else Machines()
     count = workers if workers is not None else found.workers
@@ -72,6 +100,13 @@ def job_options(
     else:
         size = DEFAULT_BYTES if found.checkpoint_bytes is None else found.checkpoint_bytes
     budget_usd = None if budget is None else parse_usd(budget)
+    profiles = tuple(read_profile(path) for path in profile or ())
+    notice_s = None if notice is None else parse_seconds(notice)
+    if notice_s is not None and notices is None and not found.notices:
+        raise UsageError("--notice has no effect without --notices, the share of the losses that are announced")
+    asked = {
+        "--workers": workers, "--checkpoint-size": checkpoint_size, "--job": job, "--budget": budget
+    }  # fmt: skip
     made = GangJob(
         work_h=(found.work_h or DEFAULT_WORK_H) if work is None else parse_seconds(work) / 3600,
         machines=DEFAULT_WORKERS if count is None else count,
@@ -79,18 +114,33 @@ def job_options(
         deadline_h=found.deadline_h if deadline is None else parse_seconds(deadline) / 3600,
         usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
     )
+    share = found.notices if notices is None else notices
+    told_s = found.notice_s if notice_s is None else notice_s
+    if share and told_s is None:
+        raise UsageError("--notices needs --notice, the time from a notice to the loss: 120s on AWS, 30s on Google")
     return made, Settings(
+        plan=plan,
         planned=found,
+        given=Given(
+            another=tuple(name for name, value in asked.items() if value is not None),
+            work_h=None if work is None else made.work_h,
+            deadline_h=None if deadline is None else made.deadline_h,
+            starts=starts,
+            seed=seed,
+            notices=notices,
+            notice_s=notice_s,
+            profiles=profiles,
+        ),
         fill_budget=budget_usd is not None and count is None,
         meaning=meaning,
         spot_usd=None if spot_price is None else parse_usd(spot_price),
         on_demand_usd=None if on_demand_price is None else parse_usd(on_demand_price),
         replayed={
             "budget_usd": budget_usd,
-            "rates": measured_rates([read_profile(path) for path in profile or ()], size),
+            "rates": replace(measured_rates(profiles, size), notices=share, notice_s=told_s or 0.0),
             "confidence": confidence,
-            "starts": starts,
-            "seed": seed,
+            "starts": 300 if starts is None else starts,
+            "seed": 0 if seed is None else seed,
         },
     )
 

@@ -12,6 +12,7 @@ from deepvm.units import format_bytes
 if TYPE_CHECKING:
     from deepvm.simulate import Backtests
 
+_LARGE_USD, _SMALL_USD = 1000, 10  # costs of a row are rounded alike: to dollars, to dimes, to cents
 _HEADINGS = (">$ p50", ">p5 to p95", ">h p50", ">h p95", ">missed", ">h lost", ">moves", ">regret")
 
 
@@ -20,7 +21,8 @@ def show(result: Backtests) -> None:
     job, document = result.job, result.to_json()
     due = "no deadline" if job.deadline_h is None else f"deadline {job.deadline_h:g} h"
     size = format_bytes(job.checkpoint_bytes)
-    console.print(f"[bold]{job.machines} machines, {job.work_h:g} h of work, {size} of checkpoint, {due}[/]")
+    machines = "1 machine" if job.machines == 1 else f"{job.machines} machines"
+    console.print(f"[bold]{machines}, {job.work_h:.4g} h of work, {size} of checkpoint, {due}[/]")
     markets = document["markets"]
     for market in markets if len(markets) > 1 else []:
         console.print()
@@ -39,7 +41,9 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
         column.no_wrap = True
     for row in document["strategies"]:
         cost, hours = row["cost_usd"], row["hours"]
-        cells = [f"{cost['p50']:,.{0 if cost['p50'] >= 1000 else 1}f}", f"{cost['p5']:,.0f} to {cost['p95']:,.0f}"]
+        digits = 0 if cost["p95"] >= _LARGE_USD else 1 if cost["p95"] >= _SMALL_USD else 2
+        middle, low, high = (f"{cost[name]:,.{digits}f}" for name in ("p50", "p5", "p95"))
+        cells = [middle, f"{low} to {high}"]
         if hours is None:
             cells += ["-"] * 5
         else:
@@ -52,10 +56,10 @@ def _rows(title: str, document: dict[str, Any]) -> Any:
 def _remarks(document: dict[str, Any]) -> list[str]:
     history = document["history"]
     known = "" if history["known_hours"] is None else f", plans knew {history['known_hours']:.0f} h in the median"
-    lines = [f"regret: cost over the oracle's lower bound; history: traces of {history['hours']:.0f} h{known}"]
-    if document["coverage"] is None:
+    lines = [f"regret: cost over the oracle's lower bound; the market has {history['hours']:.0f} h{known}"]
+    if document["history"]["note"] is not None:
         lines.append(f"confidence: {document['history']['note']}")
-    else:
+    elif document["coverage"] is not None:
         lines.append(f"confidence: {document['coverage']:.1%} of the starts kept the promised cost and time")
     lines += document["worse_than"]
     lines += document["notes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,9 @@ from deepvm.errors import UsageError
 from deepvm.simulate import GangJob, backtests, simulate
 from deepvm.simulate.strategies import NAMES
 
+FEW = ("on-demand", "planned", "oracle")
+ZONES, DAYS = 5, 30.0
+
 
 @takes(job_options, "job", "settings")
 def command(
@@ -23,8 +27,12 @@ def command(
         Path | None, typer.Option("--traces", "--trace", help="Replay on this folder of traces instead.")
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Accelerator of the built-in market [the plan's].")] = None,
-    zones: Annotated[int, typer.Option(help="Zones of the built-in market, three to a region.")] = 5,
-    days: Annotated[float, typer.Option(help="Length of the built-in market.")] = 30.0,
+    zones: Annotated[
+        int | None, typer.Option(help=f"Zones of the built-in market, three to a region [the plan's, else {ZONES}].")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help=f"Length of the built-in market [the plan's, else {DAYS:g}].")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="All strategies side by side.")] = False,
     figure: Annotated[
         list[Path] | None, typer.Option(help="Draw cost and time of each strategy: .svg, .png, .pdf; repeatable.")
@@ -33,13 +41,30 @@ def command(
 ) -> None:
     """Replay a job on a spot market before a cent is spent: cost, time and losses over many starts."""
     figures = check_figures(figure)
-    strategies = NAMES if compare else ("on-demand", "planned", "oracle")
+    strategies = NAMES if compare else FEW
     planned = settings.planned
+    if planned.conduct and not settings.given.another:
+        from deepvm.cli.simulate.own_conduct import replayed  # with the planner
+
+        market = {"--gpu": gpu, "--zones": zones, "--days": days}
+        wrong = next((name for name, value in market.items() if value is not None), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{wrong} has no effect on a plan with a market of its own: leave it out, or give --workers"
+            )
+        with progress() as shown:
+            result = replayed(settings, strategies=strategies, traces=traces, progress=shown)
+        answer(result, as_json=as_json, figures=figures)
+        return
     common: dict[str, Any] = {
         "strategies": strategies,
         "spot_usd": planned.spot_usd if settings.spot_usd is None else settings.spot_usd,
         "on_demand_usd": planned.on_demand_usd if settings.on_demand_usd is None else settings.on_demand_usd,
     }
+    notes = tuple(
+        f"planned is chosen every day, and not the plan's conduct, which is of another cluster: {name} is given"
+        for name in (settings.given.another[:1] if planned.conduct else ())
+    )
     with progress() as shown:
         if traces is not None:
             result = backtests(
@@ -52,7 +77,7 @@ def command(
             )
         else:
             result = simulate(
-                job, accelerator=gpu or planned.accelerator, zones=zones, days=days, progress=shown,
-                **common, **settings.replayed,
+                job, accelerator=gpu or planned.accelerator, zones=ZONES if zones is None else zones,
+                days=DAYS if days is None else days, progress=shown, **common, **settings.replayed,
             )  # fmt: skip
-    answer(result, as_json=as_json, figures=figures)
+    answer(replace(result, notes=(*notes, *result.notes)), as_json=as_json, figures=figures)

@@ -87,13 +87,13 @@ class HiddenBulk:
     ) -> tuple[HiddenBulk, float]:
         states, size = len(self.kernels), self.machines + 1
         change, matrices = np.array(self.change), self._matrices()
-        moves, pairs, value = np.zeros((states, states)), np.zeros((states, size * size)), 0.0
+        moves, pairs, values = np.zeros((states, states)), np.zeros((states, size * size)), list[float]()
         start = balance(change)
         for one in observed:
             evidence = self._evidence(one, matrices)
             if not len(evidence):
                 continue
-            value += log_evidence(start, change, evidence)
+            values.append(log_evidence(start, change, evidence))
             past, future = smooth(start, change, evidence)
             joint = past[:, :, None] * change * (evidence * future)[:, None, :]
             joint /= np.maximum(joint.sum(axis=(1, 2), keepdims=True), 1e-300)
@@ -113,7 +113,7 @@ class HiddenBulk:
             for i, kernel in enumerate(self.kernels)
         )
         change_rows = tuple(tuple(row) for row in moves.tolist())
-        return HiddenBulk(change=change_rows, kernels=kernels, machines=self.machines, tick_s=self.tick_s), value
+        return HiddenBulk(change=change_rows, kernels=kernels, machines=self.machines, tick_s=self.tick_s), sum(values)
 
     def _matrices(self) -> Floats:
         return np.stack([kernel.matrix(self.machines) for kernel in self.kernels])

@@ -67,11 +67,6 @@ class Hyperexponential:
         age, further = np.broadcast_arrays(np.asarray(age_h, float), np.asarray(further_h, float))
         return np.exp(self._phases(age + further)[1] - self._phases(age)[1])
 
-    def stationary(self) -> Hyperexponential:
-        """Return the law of the rest of a spell that is met at a random moment."""
-        biased = np.multiply(self.weights, self.means_h)
-        return Hyperexponential(weights=tuple((biased / biased.sum()).tolist()), means_h=self.means_h)
-
     def sample(self, chance: np.random.Generator, size: int) -> Floats:
         """Draw the hours of spells."""
         phase = chance.choice(len(self.weights), size=size, p=np.array(self.weights) / sum(self.weights))

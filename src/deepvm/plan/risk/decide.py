@@ -13,6 +13,7 @@ from deepvm.market.trace import Trace
 from deepvm.plan import objectives
 from deepvm.plan.infeasible import infeasible
 from deepvm.plan.planner import MOST_FAILOVERS, instance_rows, recommendation
+from deepvm.plan.rehearsal.written import Replay
 from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES, Request
 from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.risk.advice import advice_of
@@ -24,6 +25,7 @@ from deepvm.plan.risk.trial import Trial
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
+from deepvm.simulate.notices import counted_on
 from deepvm.units import USD_TOLERANCE
 
 Traces = Mapping[str, Sequence[Trace]]
@@ -86,9 +88,14 @@ def judged_recommendation(one: Judged, rank: int) -> Recommendation:
     """Return a trial as a recommendation: its conduct, and what to expect of it."""
     made = recommendation(one.trial.board, one.trial.candidate, rank)
     value = one.value if made.objective != "throughput" else made.performance
-    notes = () if one.trial.market is None else one.trial.market.notes
+    figures, share = one.trial.figures, one.trial.board.request.notices
+    notes = () if one.trial.market is None else (*one.trial.market.notes, *counted_on(share, figures.notice_s))
     return replace(
-        made, objective_value=value, expected=Expected(risk=one.risk, notes=notes), conduct=one.trial.conduct()
+        made,
+        objective_value=value,
+        expected=Expected(risk=one.risk, notes=notes),
+        conduct=one.trial.conduct(),
+        replay=Replay(figures=figures, market=one.market, starts=len(one.risk.outcomes.hours)),
     )
 
 

@@ -6,16 +6,20 @@ Measured profiles come first, then the links of the machines, then the documente
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from deepvm.json_fields import json_fields
 from deepvm.performance.overheads import overhead
+from deepvm.performance.profile import Profile
 from deepvm.plan.forecast import part_gbps, restore_forecast
 from deepvm.plan.risk.conduct import Tier
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.space import Candidate
 from deepvm.plan.search.tiers import FAILURES_PER_YEAR
 from deepvm.policy.saving import daly_interval_s
-from deepvm.simulate.strategies import LEAST_INTERVAL_S, MOST_INTERVAL_S, Rates
+from deepvm.simulate.strategies import BOOT_S, LEAST_INTERVAL_S, MOST_INTERVAL_S, Rates
 
 RATES = Rates()
 DURABLE_USD_PER_PART = 5e-6  # an upload of one part into S3 Standard, us-east-1, list price of 2026-08
@@ -35,6 +39,9 @@ class Overheads:
     restore_s: float = 0.0
     move_s: float = 0.0  # more, if the checkpoint comes from another zone
     save_usd: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self, "start_s regroup_s stall_s remote_s restore_s move_s save_usd")
 
     def interval_s(self, losses_per_h: float) -> float:
         """Return the whole seconds between two saves that lose the least time, and leave time to send one."""
@@ -86,6 +93,23 @@ def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) 
         restore_s=size / RATES.memory_bytes_per_s if forecast is None else forecast.time.fetch_s,
         move_s=size / RATES.cross_zone_bytes_per_s,
     )
+
+
+def measured_overheads(over: Overheads, profiles: Sequence[Profile], size: int, tier: Tier) -> Overheads:
+    """Return overheads with what profiles measured, at this size of the state."""
+    known = {point.name for profile in profiles for point in profile.overheads}
+    groups = {
+        "stall_s": ("save_stall",), "regroup_s": ("detection", "regroup"), "start_s": ("start", "first_step"),
+        "remote_s": ("save_durable" if tier == "durable" else "save_remote",), "restore_s": ("restore",),
+    }  # fmt: skip
+    found = {
+        field: sum(overhead(profiles, name, size).seconds for name in names)
+        for field, names in groups.items()
+        if known.intersection(names)
+    }
+    if "start_s" in found:
+        found["start_s"] += BOOT_S
+    return replace(over, **found)
 
 
 def lost_node_usd(nodes: int, waiting_h: float, hours: float, cost_usd: float) -> float:

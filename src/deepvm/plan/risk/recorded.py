@@ -1,8 +1,8 @@
-"""Recorded capacity for a plan: traces and a board in; for each accelerator the zones that stand for its market out."""
+"""Recorded capacity for a plan: traces in; for each accelerator the zones that stand for its market out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,6 @@ from deepvm.errors import UsageError, listed
 from deepvm.market.builtin import History
 from deepvm.market.market import market_of
 from deepvm.market.trace import Trace, region_of
-from deepvm.plan.search.board import Board
 
 if TYPE_CHECKING:
     from deepvm.plan.risk.spot import Column
@@ -63,14 +62,11 @@ class Recorded:
         return ()
 
 
-def recorded_markets(board: Board, traces: Mapping[str, Sequence[Trace]] | None) -> dict[str, Recorded]:
+def recorded_markets(accelerators: Iterable[str], traces: Mapping[str, Sequence[Trace]]) -> dict[str, Recorded]:
     """Find the traces of each accelerator: the set with the most hours of zones. UsageError if they fit no machine."""
-    if traces is None:
-        return {}
     found: dict[str, Recorded] = {}
     unusable: list[str] = []
-    wanted = {board.catalog.instances[i].accelerator or "" for i in np.unique(board.workers.instance).tolist()}
-    for accelerator in sorted(wanted):
+    for accelerator in sorted(set(accelerators)):
         fitting = [one for name, group in traces.items() for one in _sets(name, group, accelerator, unusable)]
         if fitting:
             found[accelerator] = max(fitting, key=lambda one: one.capacity.size * one.tick_s)

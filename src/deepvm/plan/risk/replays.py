@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from deepvm.market.builtin import History
 from deepvm.market.market import Market
 from deepvm.plan.risk.overheads import lost_node_usd
 from deepvm.plan.risk.spot import TypeMarket
 from deepvm.plan.risk.trial import Trial
+from deepvm.simulate.job import GangJob
 from deepvm.simulate.replay import Tables, replay
 from deepvm.simulate.risk import PATIENCE, Risk
+from deepvm.simulate.strategy import Strategy
 
 NO_MARKET = History(days=0.0, zones=0, origin="on-demand machines are assumed to be there, and to stay")
 LONG_H = 1000.0
@@ -26,6 +30,7 @@ class Judged:
 
     trial: Trial
     risk: Risk
+    market: TypeMarket | None  # that it was replayed on; None for on-demand clusters
 
     @property
     def kept(self) -> bool:
@@ -63,16 +68,33 @@ def _rounded(value: float) -> float:
     return float(np.format_float_scientific(value, precision=12))
 
 
+class Staged(Protocol):
+    """What is replayed: a trial, or the conduct of a plan that was read."""
+
+    @property
+    def job(self) -> GangJob: ...
+
+    @property
+    def strategy(self) -> Strategy: ...
+
+    @property
+    def spot_machines(self) -> int: ...
+
+    @property
+    def columns(self) -> tuple[int, ...]: ...
+
+
 class Replays:
     """Replays on one draw of the markets. ``starts`` are spread evenly over it."""
 
     def __init__(self, market_of: Callable[[int], TypeMarket | None], starts: int) -> None:
         self._market_of, self._starts = market_of, starts
-        self._prepared: dict[Hashable, tuple[Market, Tables]] = {}
+        self._prepared: dict[Hashable, tuple[TypeMarket, Market, Tables]] = {}
 
     def judge(self, trial: Trial) -> Judged:
         if trial.market is None:
-            return _on_demand(trial)
+            usd = next(part.usd_per_hour for part in trial.cluster if part.role == "worker")
+            return Judged(trial=trial, risk=on_demand_risk(trial.job, trial.strategy, usd), market=None)
         instance = trial.market.instance
         spot = self._market_of(instance)
         assert spot is not None  # noqa: S101 - the trial was made from such a market
@@ -80,21 +102,20 @@ class Replays:
 
     def on(self, trial: Trial, spot: TypeMarket) -> Judged:
         """Replay on this market, such as one without preemption."""
-        job, strategy = trial.job, trial.strategy
-        longest_h = _bucketed(job.deadline_h or min(PATIENCE * job.work_h, LONG_H + 3 * job.work_h))
-        spots = trial.spot_machines
-        least = strategy.least
-        key = (id(spot), spots, trial.choice.columns, least, strategy.speed, longest_h)
+        return Judged(trial=trial, risk=self.risk(trial, spot), market=spot)
+
+    def risk(self, staged: Staged, spot: TypeMarket) -> Risk:
+        job, strategy = staged.job, staged.strategy
+        hours = spot.hours + longest_h(job)
+        key = (
+            spot, staged.spot_machines, staged.columns, strategy.least, strategy.speed, strategy.placement, hours
+        )  # fmt: skip
         if key not in self._prepared:
-            market = spot.market(spots, trial.choice.columns, spot.hours + longest_h)
-            self._prepared[key] = market, Tables.of(market, job, strategy)
-        market, tables = self._prepared[key]
-        starts_h = np.linspace(0.0, spot.hours, self._starts, endpoint=False)
-        outcomes = replay(market, job, strategy, starts_h, tables=tables)
-        return Judged(
-            trial=trial,
-            risk=Risk(strategy=strategy, outcomes=outcomes, deadline_h=job.deadline_h, history=spot.history),
-        )
+            market = spot.market(staged.spot_machines, staged.columns, hours)
+            self._prepared[key] = spot, market, Tables.of(market, job, strategy)
+        _, market, tables = self._prepared[key]
+        outcomes = replay(market, job, strategy, starts_of(spot, self._starts), tables=tables)
+        return Risk(strategy=strategy, outcomes=outcomes, deadline_h=job.deadline_h, history=spot.history)
 
     def all(self, trials: Iterable[Trial], progress: Progress | None = None) -> list[Judged]:
         trials = list(trials)
@@ -106,18 +127,22 @@ class Replays:
         return judged
 
 
-def _on_demand(trial: Trial) -> Judged:
-    """On-demand machines are never lost: one start tells all."""
-    part = next(p for p in trial.cluster if p.role == "worker")
+def starts_of(spot: TypeMarket, count: int) -> NDArray[np.float64]:
+    """Return starts spread evenly over a market, in hours."""
+    return np.linspace(0.0, spot.hours, count, endpoint=False)
+
+
+def longest_h(job: GangJob) -> float:
+    """Return how long a run may take, rounded up so that trials of similar length share a market."""
+    hours = job.deadline_h or min(PATIENCE * job.work_h, LONG_H + 3 * job.work_h)
+    return float(2 ** (np.ceil(np.log2(hours) * 2) / 2))
+
+
+def on_demand_risk(job: GangJob, strategy: Strategy, usd: float) -> Risk:
+    """On-demand machines are never lost: one start tells all. ``usd`` is an hour of one."""
     market = Market(
         zones=("on demand",), tick_s=3600.0, capacity=np.zeros((1, 1), np.int32), price=np.zeros((1, 1)),
-        on_demand_usd=np.array([part.usd_per_hour]), priced=False,
+        on_demand_usd=np.array([usd]), priced=False,
     )  # fmt: skip
-    outcomes = replay(market, trial.job, trial.strategy, [0.0])
-    risk = Risk(strategy=trial.strategy, outcomes=outcomes, deadline_h=trial.job.deadline_h, history=NO_MARKET)
-    return Judged(trial=trial, risk=risk)
-
-
-def _bucketed(hours: float) -> float:
-    """Round up, so that trials of similar length share a market."""
-    return float(2 ** (np.ceil(np.log2(hours) * 2) / 2))
+    outcomes = replay(market, job, strategy, [0.0])
+    return Risk(strategy=strategy, outcomes=outcomes, deadline_h=job.deadline_h, history=NO_MARKET)

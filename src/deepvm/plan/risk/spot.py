@@ -6,13 +6,16 @@ Capacity is drawn for every place of the catalogue at once, by accelerator: pric
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import groupby
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.errors import UsageError
+from deepvm.json_fields import json_fields
 from deepvm.market.builtin import SHARED, HazardClass, History, builtin_history, classes_of
 from deepvm.market.hazard.drawing import draw
 from deepvm.market.market import Market
@@ -29,16 +32,43 @@ WORLDS = 8  # independent draws, one after the other: how tight a zone is differ
 _MOST_COLUMNS = 1200  # zones × worlds in one draw
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draw:
+    """What a drawn market depends on: an accelerator, the region of every zone that is drawn, a seed."""
+
+    accelerator: str | None
+    regions: tuple[str, ...]
+    seed: int
+    worlds: int
+
+    @property
+    def tick_s(self) -> float:
+        return classes_of(self.accelerator)[0].model.tick_s
+
+    def capacity(self, zones: Sequence[int]) -> Capacity:
+        """Return [zone, tick], of at most ``DRAWN_MACHINES``."""
+        return _draw(classes_of(self.accelerator), self.regions, self.seed, self.worlds)[list(zones)]
+
+    def to_json(self) -> dict[str, Any]:
+        regions = [[name, len(list(zones))] for name, zones in groupby(self.regions)]
+        return {**json_fields(self, "accelerator seed worlds"), "regions": regions}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Column:
     """One zone of a type's market: a row of the board's workers."""
 
     row: int
+    drawn: int  # its number in a draw
     region: str
     zone: str | None
     name: str  # unique
     usd: float  # spot, an hour
     on_demand_usd: float  # inf if it is not offered
+
+    def to_json(self) -> dict[str, Any]:
+        usd = self.on_demand_usd if np.isfinite(self.on_demand_usd) else None
+        return {**json_fields(self, "name region zone drawn usd"), "on_demand_usd": usd}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,7 +81,12 @@ class TypeMarket:
     machines: int
     tick_s: float
     history: History
+    draw: Draw  # of its built-in market, even if traces replace that
+    traces: str | None = None  # their name
     notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"zones": [column.to_json() for column in self.columns], **json_fields(self, "draw traces")}
 
     @property
     def hours(self) -> float:
@@ -78,14 +113,29 @@ class TypeMarket:
 
     def always_up(self) -> TypeMarket:
         """Return the same prices without preemption."""
-        return TypeMarket(
-            instance=self.instance,
-            columns=self.columns,
-            capacity=np.full((len(self.columns), 1), self.machines, np.int32),
-            machines=self.machines,
-            tick_s=self.tick_s,
-            history=self.history,
-        )
+        return replace(self, capacity=np.full((len(self.columns), 1), self.machines, np.int32), notes=())
+
+    @classmethod
+    def of(
+        cls, *, instance: int, columns: tuple[Column, ...], draw: Draw, recorded: Recorded | None = None
+    ) -> TypeMarket:
+        """Return these zones with drawn capacity, or those of them that have a trace with recorded capacity."""
+        if recorded is None:
+            return cls(
+                instance=instance,
+                columns=columns,
+                capacity=draw.capacity([column.drawn for column in columns]),
+                machines=DRAWN_MACHINES,
+                tick_s=draw.tick_s,
+                history=builtin_history(draw.accelerator),
+                draw=draw,
+            )
+        kept, capacity = recorded.placed(columns)
+        return cls(
+            instance=instance, columns=tuple(kept), capacity=capacity, machines=recorded.machines,
+            tick_s=recorded.tick_s, history=recorded.history, draw=draw, traces=recorded.name,
+            notes=recorded.notes(columns),
+        )  # fmt: skip
 
     @cached_property
     def zone_sets(self) -> tuple[tuple[int, ...], ...]:
@@ -109,7 +159,11 @@ class Spot:
 
     @classmethod
     def of(cls, board: Board, traces: Mapping[str, Sequence[Trace]] | None) -> Spot:
-        return cls(board=board, seed=board.request.seed, recorded=recorded_markets(board, traces))
+        return cls(
+            board=board,
+            seed=board.request.seed,
+            recorded={} if traces is None else recorded_markets(_accelerators(board), traces),
+        )
 
     def afresh(self, worlds: int) -> Spot:
         """Return other draws of the same laws, to judge what was chosen by the first ones. Records stay."""
@@ -122,32 +176,19 @@ class Spot:
             return None
         accelerator = self.board.catalog.instances[instance].accelerator
         recorded = self.recorded.get(accelerator or "")
-        if recorded is not None:
-            kept, capacity = recorded.placed(columns)
-            return TypeMarket(
-                instance=instance, columns=tuple(kept), capacity=capacity, machines=recorded.machines,
-                tick_s=recorded.tick_s, history=recorded.history, notes=recorded.notes(columns),
-            )  # fmt: skip
-        drawn, at, tick_s = self._drawn(accelerator)
-        return TypeMarket(
-            instance=instance,
-            columns=tuple(columns),
-            capacity=drawn[[at[column.name] for column in columns]],
-            machines=DRAWN_MACHINES,
-            tick_s=tick_s,
-            history=builtin_history(accelerator),
-        )
+        draw = self._draw_of(accelerator)
+        return TypeMarket.of(instance=instance, columns=tuple(columns), draw=draw, recorded=recorded)
 
     def _columns(self, instance: int) -> list[Column]:
         workers, places = self.board.workers, self.board.catalog.places
         rows = np.flatnonzero((workers.instance == instance) & np.isfinite(workers.spot_usd))
         rows = rows[np.argsort(workers.spot_usd[rows], kind="stable")]
-        found = []
+        at, found = self._numbers, []
         for row in rows.tolist():
             region, zone = places[workers.place[row]]
             found += [
                 Column(
-                    row=row, region=region, zone=zone, name=name, usd=float(workers.spot_usd[row]),
+                    row=row, drawn=at[name], region=region, zone=zone, name=name, usd=float(workers.spot_usd[row]),
                     on_demand_usd=float(workers.on_demand_usd[row]),
                 )
                 for name in _zones_of(region, zone)
@@ -156,17 +197,25 @@ class Spot:
                 break
         return found[:MOST_ZONES]
 
-    def _drawn(self, accelerator: str | None) -> tuple[Capacity, dict[str, int], float]:
-        """Return the capacity of every place of the catalogue, as [zone, tick] with the zones' names."""
-        regions, names = [], []
-        for region, zone in self.board.catalog.places:
-            zones = _zones_of(region, zone)
-            names += zones
-            regions += [region] * len(zones)
-        rows = classes_of(accelerator)
-        worlds = max(1, min(self.worlds, _MOST_COLUMNS // len(names)))
-        drawn = _draw(rows, tuple(regions), self.seed, worlds)
-        return drawn, {name: i for i, name in enumerate(names)}, rows[0].model.tick_s
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        names = [name for region, zone in self.board.catalog.places for name in _zones_of(region, zone)]
+        return {name: i for i, name in enumerate(names)}
+
+    def _draw_of(self, accelerator: str | None) -> Draw:
+        """Return the draw of every place of the catalogue."""
+        places = self.board.catalog.places
+        regions = tuple(region for region, zone in places for _ in _zones_of(region, zone))
+        worlds = min(self.worlds, most_worlds(len(regions)))
+        return Draw(accelerator=accelerator, regions=regions, seed=self.seed, worlds=worlds)
+
+
+def most_worlds(zones: int) -> int:
+    return max(1, _MOST_COLUMNS // zones)
+
+
+def _accelerators(board: Board) -> list[str]:
+    return [board.catalog.instances[i].accelerator or "" for i in np.unique(board.workers.instance).tolist()]
 
 
 def _zones_of(region: str, zone: str | None) -> list[str]:

@@ -12,24 +12,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.catalog import Market as Side
+from deepvm.catalog.clouds.notices import notice_s
 from deepvm.market.hazard.hyperexponential import TYPICAL_UP, fit_spells
 from deepvm.market.hazard.observed import observe, spells_of
 from deepvm.plan.architectures import Cluster, Part, hourly_usd
-from deepvm.plan.risk.conduct import LAST_MOMENT, Conduct, Tier
+from deepvm.plan.risk.conduct import LAST_MOMENT, Conduct, Figures, Tier
 from deepvm.plan.risk.overheads import Overheads, overheads_of
 from deepvm.plan.risk.spot import TypeMarket
 from deepvm.plan.search.board import Board, Floats
 from deepvm.plan.search.space import Candidate, Space
-from deepvm.policy.placement import CheapestUp, Placement, Stay
+from deepvm.policy.fallback import SafetyNet
+from deepvm.policy.placement import CheapestUp
 from deepvm.policy.saving import YoungDalyByAge
-from deepvm.simulate.by_age import intervals_by_age, policy_by_age
+from deepvm.simulate.by_age import policy_by_age
 from deepvm.simulate.job import GangJob
-from deepvm.simulate.saves import FixedInterval, SaveTimes
 from deepvm.simulate.strategies import LEAST_INTERVAL_S
-from deepvm.simulate.strategy import SafetyNet, Strategy
+from deepvm.simulate.strategy import Strategy
 from deepvm.units import USD_TOLERANCE
 
-AT_NOTICE = " or at notice"  # replays do not count on it: a notice may not come
+AT_NOTICE = " or at notice"  # replays count on it for the share of losses that a request says
+NET = SafetyNet()  # keeps on-demand machines to the end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,35 +97,27 @@ class Trial:
         )
 
     @cached_property
+    def figures(self) -> Figures:
+        catalog = self.board.catalog
+        worker = catalog.instances[int(self.board.workers.instance[self.candidate.worker])]
+        return Figures(
+            overheads=self.overheads,
+            machines=self.candidate.nodes,
+            spot_machines=0 if self.market is None else self.spot_machines,
+            keeper_usd=self.keeper_usd,
+            speeds=self.speeds,
+            losses_per_h=self.losses_per_h,
+            notice_s=notice_s(catalog.cloud_of(worker)),
+        )
+
+    @cached_property
     def strategy(self) -> Strategy:
-        over = self.overheads
-        spot = self.spot_machines
-        return Strategy(
-            name=self.candidate.architecture.name,
-            saves=self._saves(),
-            placement=self._placement(),
-            fallback=SafetyNet() if self.choice.fallback or self.market is None else None,
-            spot_machines=spot if self.anchors else None,
-            least=None if self.choice.least is None else max(1, self.choice.least - self.anchors),
-            speed=self.speeds[self.anchors :] if self.market is not None else None,
-            regroup_h=over.regroup_s / 3600,
-            keeper_usd=self.keeper_usd + over.save_usd * 3600 / self.interval_s,
-            start_h=over.start_s / 3600,
-            restore_h=over.restore_s / 3600,
-            move_h=over.move_s / 3600,
-            on_demand_only=self.market is None,
-        )
+        name, zones = self.candidate.architecture.name, len(self.choice.columns)
+        return self.conduct().strategy(self.figures, name=name, zones=zones, notices=self.board.request.notices)
 
-    def _placement(self) -> Placement:
-        return Stay(0) if len(self.choice.columns) < 2 else CheapestUp()
-
-    def _saves(self) -> SaveTimes:
-        over = self.overheads
-        if self.choice.by_age is not None:
-            return intervals_by_age(self.choice.by_age, stall_s=over.stall_s, remote_s=over.remote_s)
-        return FixedInterval(
-            interval_h=self.interval_s / 3600, stall_h=over.stall_s / 3600, remote_h=over.remote_s / 3600
-        )
+    @property
+    def columns(self) -> tuple[int, ...]:
+        return self.choice.columns
 
     def conduct(self) -> Conduct:
         board, request = self.board, self.board.request
@@ -132,18 +126,21 @@ class Trial:
             zones = [places[board.workers.place[self.candidate.worker]]]
         else:
             zones = [(c.region, c.zone) for c in (self.market.columns[i] for i in self.choice.columns)]
+        several, moves = len(self.choice.columns) > 1, CheapestUp()
         least = self.candidate.nodes if self.choice.least is None else self.choice.least
         late = request.deadline_s is not None and self.choice.fallback
         save = f"every {self.interval_s:g}s" if self.choice.by_age is None else str(self.choice.by_age)
         return Conduct(
             zones=tuple(dict.fromkeys(zone or region for region, zone in zones)),
-            way_back=None if len(self.choice.columns) < 2 else CheapestUp().way_back,
+            way_back=moves.way_back if several else None,
+            ceiling=moves.ceiling if several else None,
             at_loss="wait" if self.choice.least is None else "shrink",
             least_workers=least,
             save=save + AT_NOTICE,
             tier=self.tier,
             replicas=self.choice.replicas,
             fallback=LAST_MOMENT if late else "none",
+            fallback_tries=NET.tries if late else 0,
         )
 
     def changed(self, candidate: Candidate | None = None, **choice: Any) -> Trial:

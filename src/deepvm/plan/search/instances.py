@@ -289,7 +289,10 @@ class _Analysis:
         if np.isfinite(most_gpus):
             gpus = np.array([i.accelerator_count for i in catalog.instances])
             with_gpus = gpus > 0
-            limits[with_gpus] = np.maximum(1.0, most_gpus // np.maximum(1.0, gpus[with_gpus]))[:, None]
+            most = most_gpus // np.maximum(1.0, gpus[with_gpus])
+            if self.request.market_gpus is None:  # an expectation, and not a limit: what is sold is there at least once
+                most = np.maximum(1.0, most)
+            limits[with_gpus] = most[:, None]
         with_own = {q.region for q in self.quotas if q.region is not None} & set(catalog.regions)
         for region in ("", *with_own) if self.quotas else ():  # "" means all regions without their own quotas
             at = np.array([(own if own in with_own else "") == region for own, _ in catalog.places])

@@ -87,7 +87,7 @@ class _Options:
         self._board = board
         request, memory = board.request, board.memory
         rows = np.flatnonzero(memory.site == site)
-        wanted = np.maximum(1.0, np.ceil(board.checkpoints_gib / usable_gib(memory.memory_gib[rows])))
+        wanted = np.ceil(board.checkpoints_gib / usable_gib(memory.memory_gib[rows]))
         serve = bandwidth_memory_nodes(request.checkpoint_bytes, request.checkpoint_every_s, memory.gbps[rows])
         least = np.maximum(wanted, serve)
         limit = np.minimum(memory.limit[rows], request.max_nodes)
@@ -194,7 +194,7 @@ class _PaperTiers:
         wanted_gib, memory_gib = self._board.checkpoints_gib, self._memory.memory_gib[rows]
         if self._board.request.published:  # every node holds all of it, in all its memory
             return np.where(memory_gib >= wanted_gib, 1.0, np.inf)
-        return np.asarray(np.maximum(1.0, np.ceil(wanted_gib / (memory_gib * USABLE_MEMORY))))
+        return np.asarray(np.ceil(wanted_gib / (memory_gib * USABLE_MEMORY)))
 
     def _usd(self, rows: Ints, worker_gbps: float, nodes: Ints) -> Floats:
         """Return [rows of memory, node count]: the price of that tier, inf if a quota or the node limit forbids it."""

@@ -64,8 +64,7 @@ def _addresses() -> Iterator[tuple[int, str, int]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as kernel:
         kernel.settimeout(_WAIT_S)
         kernel.bind((0, 0))
-        head = struct.pack("=IHHII", 24, _RTM_GETADDR, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0)
-        kernel.send(head + struct.pack("=BBBBI", socket.AF_UNSPEC, 0, 0, 0, 0))
+        kernel.send(struct.pack("=IHH16x", 24, _RTM_GETADDR, _NLM_F_REQUEST | _NLM_F_DUMP))  # of every family
         while True:
             got = kernel.recv(2**18)
             at = 0

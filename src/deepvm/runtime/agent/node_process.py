@@ -103,14 +103,13 @@ class NodeProcess:
         deadline = time.monotonic() + READY_S
         text = b""
         while not text.endswith(b"\n"):
-            with contextlib.suppress(BlockingIOError):
-                text += os.read(ready, 4096)
-                continue
             if process.poll() is not None or time.monotonic() > deadline or self._closing.is_set():
                 process.kill()
                 process.wait()
                 raise DeepvmError(f"the memory node of {self._name} did not start: see {self._folder}")
             time.sleep(0.02)
+            with contextlib.suppress(BlockingIOError):
+                text += os.read(ready, 4096)
         return text.decode().strip()
 
     def _watch(self) -> None:

@@ -22,6 +22,8 @@ class RoleBill:
     machine_s: float
     usd: float | None  # None if a price is not known
     on_demand_usd: float | None  # the same seconds, on demand
+    fallback_s: float = 0.0  # of these, on demand where the plan has spot machines
+    fallback_usd: float | None = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,7 @@ class _Hire:
     up_s: float
     usd_per_hour: float | None
     on_demand_usd_per_hour: float | None
+    fallback: bool = False  # on demand, where the plan has a spot machine
 
 
 class Meter:
@@ -122,7 +125,10 @@ class Meter:
         same = planned is not None and facts.get("instance") in (None, planned.instance)
         if on_demand is None and planned is not None and same:
             on_demand = planned.on_demand_usd_per_hour
-        return _Hire(name=name, role=self.role(name), up_s=at_s, usd_per_hour=usd, on_demand_usd_per_hour=on_demand)
+        return _Hire(
+            name=name, role=self.role(name), up_s=at_s, usd_per_hour=usd, on_demand_usd_per_hour=on_demand,
+            fallback=facts.get("market") == "on-demand" and planned is not None and planned.market == "spot",
+        )  # fmt: skip
 
 
 def number(value: object) -> float | None:
@@ -134,6 +140,7 @@ def number(value: object) -> float | None:
 
 def _role_bill(role: str, hires: list[tuple[_Hire, float]]) -> RoleBill:
     seconds = [max(0.0, end_s - hire.up_s) for hire, end_s in hires]
+    fallback = [(s, hire.usd_per_hour) for s, (hire, _) in zip(seconds, hires, strict=True) if hire.fallback]
     return RoleBill(
         role=role,
         machines=len({hire.name for hire, _ in hires}),
@@ -141,6 +148,8 @@ def _role_bill(role: str, hires: list[tuple[_Hire, float]]) -> RoleBill:
         machine_s=math.fsum(seconds),
         usd=_cost(seconds, [hire.usd_per_hour for hire, _ in hires]),
         on_demand_usd=_cost(seconds, [hire.on_demand_usd_per_hour for hire, _ in hires]),
+        fallback_s=math.fsum(s for s, _ in fallback),
+        fallback_usd=_cost([s for s, _ in fallback], [usd for _, usd in fallback]),
     )
 
 

@@ -113,13 +113,17 @@ class Ledger:
                 return cast("list[dict[str, Any]]", parsed)
         except (ValueError, TypeError, RecursionError):
             pass
-        for number, *_, data in rows:  # find the malformed one
-            try:
-                if not isinstance(json.loads(data), dict):
-                    raise ValueError(f"its data is {data[:40]}")
-            except (ValueError, TypeError, RecursionError) as error:
-                raise MalformedFile(self.path, f"event {number} cannot be read: {error}") from None
-        raise MalformedFile(self.path, f"events from {rows[0][0]} on cannot be read")
+        raise next(problem for row in rows if (problem := self._problem(row[0], row[4])) is not None)
+
+    def _problem(self, number: int, text: str) -> MalformedFile | None:
+        """Return what is wrong with an event's data, if anything."""
+        try:
+            if isinstance(json.loads(text), dict):
+                return None
+            why = f"its data is {text[:40]}"
+        except (ValueError, TypeError, RecursionError) as error:
+            why = str(error)
+        return MalformedFile(self.path, f"event {number} cannot be read: {why}")
 
     def close(self) -> None:
         with self._mutex:

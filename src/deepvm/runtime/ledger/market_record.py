@@ -61,8 +61,11 @@ class MarketRecord:
             for place in list(self._open):
                 self._close(place, self._until_s)
         name = event.machine
-        if event.kind in MARKET and name is not None and self._market(name, event.data) == "spot":
-            self._observe_machine(name, event)
+        if event.kind in MARKET and name is not None:
+            if self._market(name, event.data) == "spot":
+                self._observe_machine(name, event)
+            elif name in self._place:  # it is on demand from now on
+                self._give_up(name, event.at_s)
         if event.kind in ("step", "save", "restored") or (event.kind in MARKET and event.data.get("why") not in ENDED):
             self._until_s = max(self._until_s, event.at_s)
 

@@ -94,10 +94,15 @@ def run_cloud(
 ) -> None:
     """Request the machines, and supervise them until interrupted; they continue without this process."""
     spec.check()
-    if spec.preempt or spec.seed or spec.isolate or spec.workers is not None:
-        raise UsageError("--preempt, --seed, --isolate and --workers are for --on local: leave them out in a cloud")
+    if spec.preempt or spec.seed or spec.isolate or spec.workers is not None or spec.steps is not None:
+        names = "--preempt, --seed, --isolate, --workers and --steps"
+        raise UsageError(f"{names} are for --on local: leave them out in a cloud")
     if spec.module:
         raise UsageError(f"-m {spec.script}: machines of a cloud get a script, not a module; write -- train.py")
+    if cluster.conduct is not None and (notes := cluster.conduct.not_followed_in_a_cloud):
+        cluster = dataclasses.replace(cluster, notes=(*cluster.notes, *notes))
+        for note in notes:
+            show(note)
     kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": on, "options": list(options)}
     folder = RunFolder.create(run, kept)
     machines_exist = False

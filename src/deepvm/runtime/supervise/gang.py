@@ -13,7 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from deepvm.market.market import CROSS_REGION_USD_PER_GB, CROSS_ZONE_USD_PER_GB
+from deepvm.market.market import move_usd_per_gb
 from deepvm.market.trace import region_of
 from deepvm.performance.overheads import overhead
 from deepvm.performance.profile import Profile
@@ -77,8 +77,12 @@ class Gang:
     def begin(self, cluster: Cluster) -> Cluster:
         """Return the cluster in the place where the placement starts it; as it is if the market has none for it."""
         self._planned = next(iter(cluster.gang), None)
+        return self.offered(cluster) or cluster
+
+    def offered(self, cluster: Cluster) -> Cluster | None:
+        """Return the cluster in the place where the placement would start it now; None if it would wait."""
         found = self._best_zone(cluster)
-        return cluster if found is None else in_place(cluster, found)
+        return None if found is None else in_place(cluster, found)
 
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Moved | None:
         """Return the cluster elsewhere, since the market does not have this machine: in another zone of the plan, else
@@ -204,7 +208,7 @@ def moved(present: Cluster, target: Cluster, why: str, cost: MoveCost) -> Moved:
             f"the move stops training for about {format_seconds(cost.still_s)}, which costs {format_usd(still_usd)}"
         )
     if old.zone != new.zone and cost.state_bytes is not None:
-        traffic_usd = cost.state_bytes / _GB * _usd_per_gb(old.zone, new.zone)
+        traffic_usd = cost.state_bytes / _GB * move_usd_per_gb(old.zone, new.zone)
         usd += traffic_usd
         told.append(
             f"reading the checkpoint of {format_bytes(cost.state_bytes)} from another zone costs "
@@ -214,11 +218,6 @@ def moved(present: Cluster, target: Cluster, why: str, cost: MoveCost) -> Moved:
     if saved > 0 and usd > 0:
         told.append(f"it saves {format_usd(saved)}/h: the move is paid after {format_seconds(usd / saved * 3600)}")
     return target, tuple(told)
-
-
-def _usd_per_gb(old: str | None, new: str | None) -> float:
-    same_region = old is not None and new is not None and region_of(old) == region_of(new)
-    return CROSS_ZONE_USD_PER_GB if same_region else CROSS_REGION_USD_PER_GB
 
 
 def _place(machine: Machine) -> str:

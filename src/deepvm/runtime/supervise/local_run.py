@@ -33,6 +33,7 @@ from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
 from deepvm.runtime.supervise.gang import Gang
 from deepvm.runtime.supervise.local_supervisor import RECONSIDER_S, RETRY_S, Outcome, Supervisor
+from deepvm.runtime.supervise.moves.last_moment import lacks_for_deadline, last_moment_of
 from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, scaled_after_loss, with_hazard
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
@@ -46,7 +47,7 @@ LEAST_MEMORY_BYTES = 64_000_000
 TAIL_BYTES = 1_000  # of the log of a machine that does not start
 CHANGEABLE = (
     "policy", "after_loss", "batch", "seed", "workers", "memory_bytes", "durable", "max_restarts", "isolate",
-    "bandwidth_bits_per_s", "replan_threshold",
+    "bandwidth_bits_per_s", "replan_threshold", "steps",
 )  # fmt: skip
 # of a run that is resumed
 
@@ -120,6 +121,7 @@ def checked(cluster: Cluster, spec: RunSpec) -> tuple[Cluster, Faults, MakeMarke
     started."""
     spec.check()
     local = scaled(cluster, most_trainers=spec.workers or max(2, os.cpu_count() or 1))
+    local = replace(local, notes=(*local.notes, *lacks_for_deadline(local, spec.steps)))
     if not local.keepers and spec.durable is None:
         raise UsageError(
             f"the {local.architecture} plan has no machine that keeps checkpoints: give a durable store with "
@@ -184,6 +186,10 @@ def _run(
             after_loss = parse_after_loss(started.after_loss)
             gang = Gang(market, after_loss, threshold=spec.replan_threshold, measured=measured)
             cluster = gang.begin(cluster)
+        last_moment = last_moment_of(
+            cluster, started, market=market, gang=gang,
+            read_earlier=lambda: make_report(ledger.events(), ledger.cluster, run=folder.name),
+        )  # fmt: skip
         supervisor = Supervisor(
             cluster, backend=market or backend, hub=hub, ledger=ledger, faults=faults,
             replanner=Replanner(measured=measured, gang=gang, threshold=spec.replan_threshold), watch=watch,
@@ -195,7 +201,7 @@ def _run(
             },
             quote=(lambda machine: machine) if market is None else market.quote,
             retry_s=RETRY_S if market is None else PLAYED_RETRY_S, stop_requested=folder.stop_requested,
-            reconsider_s=RECONSIDER_S if market is None else PLAYED_RECONSIDER_S,
+            reconsider_s=RECONSIDER_S if market is None else PLAYED_RECONSIDER_S, last_moment=last_moment,
         )  # fmt: skip
         folder.stop_requested()  # one of an earlier session, which came too late
         begun(folder, cluster, supervisor)

@@ -22,7 +22,9 @@ from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.ledger.recovery import LOSSES
 from deepvm.runtime.supervise.fault_injection import Faults
 from deepvm.runtime.supervise.machine_requests import FAILURES, MachineRequests
-from deepvm.runtime.supervise.replan import Replanned, Replanner
+from deepvm.runtime.supervise.moves.last_moment import LastMoment
+from deepvm.runtime.supervise.moves.mover import STOP_S, Mover
+from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_state import NEEDS, RunState, View
 
 TICK_S = 0.05
@@ -31,7 +33,6 @@ RECONSIDER_S = 600.0  # between two looks at what is best now
 MOST_EVENTS = 10_000  # at once: machines are polled in between
 SILENT_S, NEVER_S = 10.0, 300.0  # for a machine that is up and lost its connection to the hub, or never had one
 TRAINERS_STOP_S, KEEPERS_STOP_S = 20.0, 70.0  # after a stop message; keepers write what only their memory has
-STOP_S = 5.0  # for machines that did not end after that message
 SAVE_S = 60.0  # for the save at an interruption
 DURABLE_POLL_S = 0.1
 
@@ -62,23 +63,25 @@ class Supervisor:
         retry_s: float = RETRY_S,
         stop_requested: Callable[[], bool] = lambda: False,
         reconsider_s: float = RECONSIDER_S,
+        last_moment: LastMoment | None = None,
     ) -> None:
         """``end_now`` is called by a second ``interrupt``, also while the backend waits for machines; ``tail_text``
         returns a machine's last output; ``durability`` waits for checkpoints; ``quote`` and ``retry_s`` are those of
-        ``MachineRequests``; ``stop_requested`` returns True, once, if another process ends the run."""
+        ``MachineRequests``; ``stop_requested`` returns True, once, if another process ends the run; ``last_moment``
+        keeps a deadline."""
         self._requests = MachineRequests(
             cluster, backend, replanner=replanner, record=self._record, quote=quote, retry_s=retry_s
         )
         self._backend, self._hub, self._faults = backend, hub, faults
-        self._replanner, self._reconsider_s = replanner, reconsider_s
-        self._reconsider_at_s = time.monotonic() + reconsider_s
-        self._better: tuple[Replanned, int, float] | None = None  # a move, the step to save first, and its deadline
-        self._moving: list[str] = []  # machines that end, to be requested elsewhere
         self._journal, self._durability = Journal(ledger, self._warn), durability
         self._watch, self._start_facts = watch, dict(start_facts or {})
         self._end_now, self._tail_text, self._stop_requested = end_now, tail_text, stop_requested
         self._state = RunState(cluster.machines)
         self._machines = self._state.machines
+        self._mover = Mover(
+            self._requests, backend=backend, hub=hub, machines=self._machines, replanner=replanner,
+            last_moment=last_moment, record=self._record, reconsider_s=reconsider_s,
+        )  # fmt: skip
         self._news: list[Event] = []
         self._requested: set[str] = set()  # machines that the backend knows
         self._were_connected: set[str] = set()  # machines that are up and had a connection to the hub
@@ -106,6 +109,7 @@ class Supervisor:
         self._log("run-started", **self._start_facts)
         outcome = Outcome(outcome="failed", why="deepvm run ended by itself")
         try:
+            self._mover.keep_deadline()
             for machine in self._requests.cluster.machines:
                 self._requests.request([machine])
             outcome = self._loop()
@@ -138,8 +142,8 @@ class Supervisor:
             self._inject_faults()
             self._end_silent_machines()
             if not self.interrupted:
-                self._reconsider()
-            self._end_moving()
+                self._mover.reconsider()
+            self._mover.end_moving()
             self._requests.request(self._requests.due())
             if (text := self._state.silent_script(self._hub.progress)) is not None:
                 self._warn(text)
@@ -224,39 +228,6 @@ class Supervisor:
 
     # --- machines -------------------------------------------------------------------------------------------------
 
-    def _replanned(self, name: str | None) -> None:
-        """Use the cluster that the requests have now. Machines that must move end, but for ``name``, which is being
-        requested; each is requested where it belongs once it has ended."""
-        machines = self._requests.cluster.machines
-        self._hub.want(machines)
-        for machine in machines:
-            view = self._machines[machine.name]
-            if machine.name != name and view.up_at_s is not None and view.machine.place != machine.place:
-                self._moving.append(machine.name)
-            view.machine = machine
-
-    def _end_moving(self) -> None:
-        names, self._moving = self._moving, []
-        if names:
-            self._hub.stop(names)
-            self._backend.down(names, within_s=STOP_S)
-
-    def _reconsider(self) -> None:
-        """Move to what is better now, once what was trained is saved."""
-        replanner, now_s = self._replanner, time.monotonic()
-        if self._better is not None:
-            (cluster, changes), step, until_s = self._better
-            if (self._hub.progress.saved_step or 0) >= step or self._hub.round is None or now_s > until_s:
-                self._better = None
-                self._requests.move(cluster, changes)
-            return
-        if replanner is None or now_s < self._reconsider_at_s or self._hub.round is None:
-            return
-        self._reconsider_at_s = now_s + self._reconsider_s
-        found = replanner.better(self._requests.cluster)
-        if found is not None:
-            self._better = found, self._hub.save_now(within_s=SAVE_S) or 0, now_s + SAVE_S
-
     def _changed(self, change: Change) -> None:
         view = self._machines.get(change.machine)
         if view is None:
@@ -270,12 +241,14 @@ class Supervisor:
             return
         self._were_connected.discard(change.machine)
         self._hub.lost(change.machine)
+        self._mover.ended(change.machine)
         if change.why == "failed" and not trained:
             view.failures += 1
         elif change.why in LOSSES:
             self._state.losses += 1
         over = self._hub.finished.is_set() or self._hub.failed is not None or self.interrupted
         if view.failures < FAILURES and not over:
+            self._mover.keep_deadline()
             self._requests.request([view.machine])
 
     def _end_silent_machines(self) -> None:
@@ -299,7 +272,8 @@ class Supervisor:
             return
         for fault in self._faults.due(time.time() - since_s, step=self._hub.progress.step or 0):
             for name in fault.machines:
-                if name in self._machines and self._machines[name].up_at_s is not None:
+                view = self._machines.get(name)
+                if view is not None and view.up_at_s is not None and not self._mover.is_hired(name):
                     with contextlib.suppress(UsageError):  # it has just ended by itself
                         self._backend.preempt(name, notice_s=fault.notice_s)
 
@@ -310,6 +284,7 @@ class Supervisor:
         taken = self._hub.take_events(MOST_EVENTS)
         for event in taken:
             self._state.observe(event)
+            self._mover.observe(event)
         if taken:
             self._journal.append(taken)
             self._news += taken
@@ -327,13 +302,14 @@ class Supervisor:
 
     def _record(self, event: Event) -> None:
         self._state.observe(event)
+        self._mover.observe(event)
         if event.kind == "machine-asked" and event.machine is not None:
             self._requested.add(event.machine)
             asked = self._requests.machine(event.machine)
             if asked is not None:
                 self._machines[asked.name].machine = asked
         elif event.kind == "replanned":
-            self._replanned(event.machine)
+            self._mover.use(self._requests.cluster, event.machine)
         self._news.append(event)
         self._journal.append([event])
 

@@ -94,6 +94,7 @@ class MachineRequests:
     def move(self, cluster: Cluster, changes: Sequence[str]) -> None:
         """Use another cluster from now on. Its machines are requested when those that they replace have ended."""
         self.cluster = cluster
+        self._retry_at_s = dict.fromkeys(self._retry_at_s, time.monotonic())
         self._record(Event.now("replanned", changes=list(changes)))
 
     def retry_later(self, name: str) -> None:

@@ -109,5 +109,7 @@ def conduct_facts(spec: RunSpec, cluster: Cluster) -> dict[str, Any]:
         "save": {"policy": with_hazard(spec.policy, losses_per_h(cluster)), "by": spec.origins.get("policy")},
         "after_loss": {"policy": scaled_after_loss(spec, cluster), "by": spec.origins.get("after_loss")},
         "zones": list(cluster.conduct.zones) if cluster.conduct is not None else [],
+        "fallback": cluster.conduct.fallback if cluster.conduct is not None else "none",
+        "deadline_s": cluster.deadline_s,
         "replan_threshold": spec.replan_threshold,
     }

@@ -5,8 +5,9 @@ What the run has measured so far counts: the size of its checkpoints, and how lo
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,14 @@ from deepvm.strict_json import MalformedJson
 from deepvm.units import format_bytes, format_seconds, format_usd
 
 LESS_IS_BETTER = ("cost", "time")  # of the objectives
+BACKOFF_S, MOST_BACKOFF_S = 300.0, 3600.0  # until a type that the market refused is asked for again
 Replanned = tuple[Cluster, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    until_s: float  # not asked for again before
+    wait_s: float
 
 
 class Replanner:
@@ -40,15 +48,30 @@ class Replanner:
         *,
         gang: Gang | None = None,
         threshold: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``gang`` moves all machines that train at once. ``threshold`` is for ``better``: by how much a plan must be
         better, as a share."""
         self._load, self._measured, self._gang, self._threshold = load, measured, gang, threshold
-        self._missing: set[tuple[str, str]] = set()  # types and markets without capacity
+        self._clock = clock
+        self._refusals: dict[tuple[str, str], _Refusal] = {}  # by type and market
 
     def refused(self, machine: Machine) -> None:
-        """Remember that the market does not have this type now."""
-        self._missing.add((machine.instance, machine.market))
+        """Remember that the market does not have this type now. A type that is refused again soon after the wait waits
+        for twice as long."""
+        key, now_s = (machine.instance, machine.market), self._clock()
+        last = self._refusals.get(key)
+        if last is not None and now_s < last.until_s:
+            return
+        again = last is not None and now_s < last.until_s + last.wait_s
+        wait_s = min(2 * last.wait_s, MOST_BACKOFF_S) if last is not None and again else BACKOFF_S
+        self._refusals[key] = _Refusal(now_s + wait_s, wait_s)
+
+    @property
+    def _missing(self) -> set[tuple[str, str]]:
+        """Return types and markets that are not asked for at present."""
+        now_s = self._clock()
+        return {key for key, refusal in self._refusals.items() if now_s < refusal.until_s}
 
     def instead_of(self, cluster: Cluster, lost: Machine, why: str) -> Replanned | None:
         """Return the cluster with something else instead of a lost machine; None if the budget allows nothing.

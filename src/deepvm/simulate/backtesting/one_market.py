@@ -6,6 +6,7 @@ A strategy knows only what came before its start. The lower bound knows everythi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +20,15 @@ from deepvm.simulate.job import GangJob
 from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.outcome import Outcomes
 from deepvm.simulate.replay import replay
+from deepvm.simulate.risk import Risk
 from deepvm.simulate.strategies import NAMES, Maker, Rates
 
 Floats = NDArray[np.float64]
 PLAN_EVERY_H = 24.0  # how often the past is looked at again
+MOST_LOOKS = 16  # at the past, by strategies beside a plan's conduct: its drawn worlds are not one long time anyway
 PAST_H = 14 * 24.0  # older days predict little
+MOST_CELLS = 1_500_000  # ticks × choices of all starts that the oracle looks at: some seconds
+LEAST_BOUNDED = 8  # starts
 LARGE_GANG = 16  # machines of a zone of the built-in figures
 Progress = Callable[[str, int, int], None]  # what is replayed, done, all
 
@@ -39,9 +44,13 @@ def backtest(
     confidence: float = 0.95,
     budget_usd: float | None = None,
     after_h: float = 0.0,
+    planned: Risk | None = None,
+    starts_h: Floats | None = None,
     progress: Progress = lambda *_: None,
 ) -> Backtest:
-    """Run every strategy from the same starts, drawn by the seed.
+    """Run every strategy from the same starts, drawn by the seed unless ``starts_h`` has them.
+
+    ``planned`` is what a plan's own conduct gave from these starts, instead of a strategy that is chosen every day.
 
     ``budget_usd`` is the most that the gang and what keeps its checkpoints may cost an hour.
     What came before ``after_h`` is history alone."""
@@ -50,11 +59,14 @@ def backtest(
             raise UnknownName("strategy", name, NAMES)
     if starts < 1:
         raise UsageError(f"starts is {starts}: at least one is needed")
-    if market.capacity.max() < job.machines:
+    if planned is None and market.capacity.max() < job.machines:
         most = int(market.capacity.max())
-        raise UsageError(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
+        raise Infeasible(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
     if not 0 < confidence < 1:
         raise UsageError(f"the confidence is {confidence:g}: it must be between 0 and 1, such as 0.95")
+    rates = rates or Rates()
+    if starts_h is not None:
+        return _Backtest(market, job, rates, starts_h, confidence, budget_usd, planned, progress).run(strategies)
     room_h = market.hours - window_h(job) - after_h
     if room_h <= 0 or after_h < 0:
         raise UsageError(
@@ -64,24 +76,31 @@ def backtest(
     ticks = np.random.default_rng(seed).integers(0, max(1, int(room_h / market.tick_h)), starts)
     first = int(np.ceil(after_h / market.tick_h - 1e-9))
     starts_h = np.asarray((first + np.sort(ticks)) * market.tick_h, dtype=np.float64)
-    return _Backtest(market, job, rates or Rates(), starts_h, confidence, budget_usd, progress).run(strategies)
+    return _Backtest(market, job, rates, starts_h, confidence, budget_usd, planned, progress).run(strategies)
 
 
 class _Backtest:
     def __init__(
         self, market: Market, job: GangJob, rates: Rates, starts_h: Floats, confidence: float,
-        budget_usd: float | None, progress: Progress,
+        budget_usd: float | None, planned: Risk | None, progress: Progress,
     ) -> None:  # fmt: skip
         self.market, self.job, self.rates, self.starts_h = market, job, rates, starts_h
         self.confidence, self.budget_usd, self.progress = confidence, budget_usd, progress
+        self.planned = planned
         self.on_demand_usd = float(market.on_demand_usd.min())
-        self.days = np.floor(starts_h / PLAN_EVERY_H).astype(np.int64)
-        self._check_deadline()
+        self.spot_usd = market.first_day_usd
+        spread_h = 0.0 if planned is None else float(starts_h.max() - starts_h.min()) / MOST_LOOKS
+        self.every_h = max(PLAN_EVERY_H, spread_h)
+        self.days = np.floor(starts_h / self.every_h).astype(np.int64)
+        if planned is None:
+            self._check_deadline()
 
     def run(self, strategies: Sequence[str]) -> Backtest:
         self.progress("oracle", 0, len(strategies))
+        some = self._bounded()
+        paid = replace(self.job, usd_per_hour_of_waiting=0.0)  # as of the strategies: what is paid, and no waiting
         bound = lower_bound_usd(
-            self.market, self.job, self.starts_h, window_h=window_h(self.job), start_h=self.rates.start_s / 3600
+            self.market, paid, self.starts_h[some], window_h=window_h(self.job), start_h=self.rates.start_s / 3600
         )
         rows, promises = list[Row](), list[Promise]()
         for done, name in enumerate(strategies):
@@ -91,7 +110,7 @@ class _Backtest:
                 continue
             outcomes, promised = self._outcomes(name)
             promises += promised
-            regret = regret_of(outcomes.cost_usd, bound)
+            regret = regret_of(outcomes.cost_usd[some], bound)
             rows.append(Row(name=name, cost_usd=outcomes.cost_usd, outcomes=outcomes, regret=regret))
         return Backtest(
             market=self.market.name,
@@ -100,10 +119,18 @@ class _Backtest:
             starts_h=self.starts_h,
             promises=tuple(promises),
             bound_usd=bound,
+            bounded=some,
             history_h=self.market.hours,
             zones=len(self.market.zones),
             nearest_h=self._nearest_h(rows),
+            rests_on=None if self.planned is None else self.planned.history,
         )
+
+    def _bounded(self) -> NDArray[np.int64]:
+        """Return the starts that the oracle looks at: all of them, or spread ones if the windows are long."""
+        cells = window_h(self.job) / self.market.tick_h * (len(self.market.zones) + 1)
+        most = max(LEAST_BOUNDED, int(MOST_CELLS / cells))
+        return np.unique(np.linspace(0, len(self.starts_h) - 1, min(most, len(self.starts_h))).astype(np.int64))
 
     def _check_deadline(self) -> None:
         """Refuse a deadline that not even on-demand machines from the first moment keep, by any strategy."""
@@ -134,11 +161,14 @@ class _Backtest:
             losses_per_h=self._losses_per_h(past),
             on_demand_usd=self.on_demand_usd,
             budget_usd=self.budget_usd,
+            spot_usd=self.spot_usd,
         )
 
     def _outcomes(self, name: str) -> tuple[Outcomes, list[Promise]]:
         """Replay one strategy. What it learns from the past is learnt again every day."""
         parts, promises = list[Outcomes](), list[Promise]()
+        if name == "planned" and self.planned is not None:
+            return self.planned.outcomes.for_starts(len(self.starts_h)), promises
         for day in np.unique(self.days):
             starts = self.starts_h[self.days == day]
             past, history = self._past(day)
@@ -154,7 +184,7 @@ class _Backtest:
 
     def _past(self, day: int) -> tuple[Market, History]:
         """Return what is known on a day: the market so far, or one of built-in figures at today's prices."""
-        market, last = self.market, int(day * PLAN_EVERY_H / self.market.tick_h)
+        market, last = self.market, int(day * self.every_h / self.market.tick_h)
         first = max(0, last - int(PAST_H / market.tick_h))
         if (last - first) * market.tick_h >= LEAST_PAST_H:
             past = market.between(first, last)

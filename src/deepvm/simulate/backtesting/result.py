@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.market.builtin import LEAST_DAYS, LEAST_ZONES
+from deepvm.market.builtin import LEAST_DAYS, LEAST_ZONES, History
 from deepvm.simulate.choice import Promise
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.outcome import Outcomes, spread, summary
@@ -83,16 +83,18 @@ class Backtest:
     job: GangJob
     rows: tuple[Row, ...]
     starts_h: Floats
-    promises: tuple[Promise, ...]  # one for each start; none without ``planned``
-    bound_usd: Floats  # the oracle's, by start
+    promises: tuple[Promise, ...]  # one for each start; none without ``planned``, or if a plan's conduct is that
+    bound_usd: Floats  # the oracle's
+    bounded: NDArray[np.int64]  # the starts that these are of
     history_h: float
     zones: int
     nearest_h: float | None = None  # the nearest deadline that a strategy keeps, if none kept the job's
+    rests_on: History | None = None  # of a plan's conduct
 
     @property
     def kept(self) -> Kept:
         outcomes = next((row.outcomes for row in self.rows if row.name == "planned"), None)
-        if outcomes is None:
+        if outcomes is None or not self.promises:
             return Kept(cost_usd=np.zeros(0), hours=np.zeros(0), promised=())
         enough = np.array([promise.enough for promise in self.promises])
         promised = tuple(promise for promise in self.promises if promise.enough)
@@ -111,7 +113,7 @@ class Backtest:
             "starts": len(self.starts_h),
             "coverage": coverage,
             "promise": self.kept.to_json(),
-            "history": _history(self.history_h, self.zones, self.promises, coverage),
+            "history": _history(self.history_h, self.zones, self.promises, coverage, self.rests_on),
         }
 
 
@@ -138,7 +140,13 @@ class Backtests:
             "starts": sum(len(m.starts_h) for m in self.markets),
             "coverage": coverage,
             "promise": everything.to_json(),
-            "history": _history(history_h, zones, [p for m in self.markets for p in m.promises], coverage),
+            "history": _history(
+                history_h,
+                zones,
+                [p for m in self.markets for p in m.promises],
+                coverage,
+                self.markets[0].rests_on,
+            ),
             "worse_than": worse_than(rows, self.job.deadline_h),
             "markets": [m.to_json() for m in self.markets],
             "notes": [*self.notes, *self._late()],
@@ -154,7 +162,12 @@ class Backtests:
             cost = np.concatenate([r.cost_usd for r in alike])
             parts = [r.outcomes for r in alike if r.outcomes is not None]
             outcomes = Outcomes.joined(parts) if parts else None
-            joined.append(Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=regret_of(cost, bounds)))
+            of_bounds = [
+                r.cost_usd if r.outcomes is None else r.cost_usd[m.bounded]
+                for m, r in zip(self.markets, alike, strict=True)
+            ]
+            regret = regret_of(np.concatenate(of_bounds), bounds)
+            joined.append(Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=regret))
         return joined
 
     def _late(self) -> list[str]:
@@ -166,10 +179,18 @@ class Backtests:
         ]
 
 
-def _history(hours: float, zones: int, promises: Sequence[Promise], coverage: float | None) -> dict[str, Any]:
+def _history(
+    hours: float, zones: int, promises: Sequence[Promise], coverage: float | None, rests_on: History | None
+) -> dict[str, Any]:
     """``known_hours`` is what plans knew of the market when they were made, in the median."""
+    if rests_on is not None:
+        note = None if rests_on.enough else str(rests_on)
+        return {"hours": hours, "zones": zones, "known_hours": None, "enough": rests_on.enough, "note": note}
+    if not promises:  # nothing was promised, as ``planned`` was not asked for
+        enough = hours >= LEAST_DAYS * 24 and zones >= LEAST_ZONES
+        return {"hours": hours, "zones": zones, "known_hours": None, "enough": enough, "note": None}
     enough = coverage is not None
-    known = float(np.median([promise.past_h for promise in promises])) if promises else None
+    known = float(np.median([promise.past_h for promise in promises]))
     note = None if enough else NOT_ENOUGH
     return {"hours": hours, "zones": zones, "known_hours": known, "enough": enough, "note": note}
 

@@ -9,12 +9,13 @@ from typing import Any
 from deepvm.errors import Infeasible, UsageError
 from deepvm.market.builtin import builtin_history, builtin_market
 from deepvm.market.history import PriceHistory
-from deepvm.market.reference_prices import SPOT_SHARE
+from deepvm.market.reference_prices import SPOT_SHARE, SPOT_SHARE_SOURCE
 from deepvm.market.reference_prices import on_demand_usd as listed_usd
 from deepvm.simulate.backtesting.one_market import backtest, window_h
 from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.inputs.trace_sets import load_markets
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.notices import counted_on
 from deepvm.simulate.strategies import Rates
 
 MOST_ZONES = 27
@@ -54,7 +55,8 @@ def backtests(
             left_out[market.name] = str(error)
     if not done:
         raise Infeasible("; ".join(dict.fromkeys(left_out[market.name] for market in found.markets)))
-    return Backtests(job=job, markets=tuple(done), notes=found.notes, left_out=left_out)
+    notes = (*found.notes, *counted_on(rates.notices, rates.notice_s))
+    return Backtests(job=job, markets=tuple(done), notes=notes, left_out=left_out)
 
 
 def simulate(
@@ -67,6 +69,7 @@ def simulate(
     on_demand_usd: float | None = None,
     starts: int = 300,
     seed: int = 0,
+    rates: Rates | None = None,
     **settings: Any,
 ) -> Backtests:
     """Run ``backtest`` on a market that is drawn from built-in figures of an accelerator."""
@@ -82,11 +85,17 @@ def simulate(
         spot_usd=SPOT_SHARE * usd if spot_usd is None else spot_usd,
     )  # fmt: skip
     market = replace(market, name=f"a drawn market of {accelerator or 'spot machines'}, {zones} zones, {days:g} days")
+    rates = rates or Rates()
     note = f"market drawn from figures of {history.origin}, {history.days:.0f} days, {history.zones} zones"
+    assumed = (
+        []
+        if spot_usd is not None
+        else [f"spot at {SPOT_SHARE:.0%} of the on-demand price, {SPOT_SHARE_SOURCE} (--spot-price)"]
+    )
     return Backtests(
         job=job,
-        markets=(backtest(market, job, starts=starts, seed=seed, **settings),),
-        notes=(note, *([] if spot_usd is not None else [f"spot at {SPOT_SHARE:.0%} of the on-demand price"])),
+        markets=(backtest(market, job, starts=starts, seed=seed, rates=rates, **settings),),
+        notes=(note, *assumed, *counted_on(rates.notices, rates.notice_s)),
         left_out={},
     )
 

@@ -24,6 +24,9 @@ class Machines:
     on_demand_usd: float | None = None
     work_h: float | None = None  # of these machines
     deadline_h: float | None = None
+    notices: float = 0.0  # share of the losses that are announced
+    notice_s: float | None = None  # from a notice to the loss, on the plan's cloud
+    conduct: bool = False  # True if it says how it is run, and on what market that was replayed
 
 
 def machines_of(path: Path) -> Machines:
@@ -53,6 +56,9 @@ def machines_of(path: Path) -> Machines:
             on_demand_usd=_optional(instance.get("on_demand_usd"), "on_demand_usd", LEAST_USD, MOST_USD),
             work_h=None if not work or not performance else work / performance,
             deadline_h=None if deadline_s is None else deadline_s / 3600,
+            notices=strict.number(request.get("notices", 0.0), "notices", 0, 1),
+            conduct="conduct" in best and "replay" in best,
+            notice_s=_optional(strict.table(best.get("replay", {}), "replay").get("notice_s"), "notice_s"),
         )
     except (strict.MalformedJson, IndexError, StopIteration) as error:
         reason = str(error) or "it has no workers"

@@ -6,7 +6,7 @@ every line that runs there is slow.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from deepvm.protocol.sockets import HASHED_BYTES
@@ -66,5 +66,6 @@ def first_bytes(views: Sequence[memoryview], count: int) -> list[memoryview]:
     return found
 
 
-def views_of(groups: Sequence[BufferGroup]) -> list[memoryview]:
-    return [view for one in groups for view in one.views]
+def views_of(groups: Iterable[BufferGroup]) -> Iterator[memoryview]:
+    """Yield all views; a view may be valid only until the next one is asked for."""
+    return (view for one in groups for view in one.views)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ CONNECT_S = 10.0
 ANSWER_S = 5.0  # for the way there and back, if the request has a deadline of its own
 _HELD_BYTES = 2**21  # sent before the chunk's memory may move: a trainer that wants to step waits for this at most
 
-Send = Callable[[Sequence[BufferGroup]], int]
+Send = Callable[[Iterable[BufferGroup]], int]  # a group may be valid only until the next one is asked for
 HandOver = Callable[[int, int, Send], int]  # chunk, offset
 
 
@@ -191,7 +191,7 @@ class Connection:
             yield chunk, found
 
     def _send_chunk(self, chunk: int, length: int, hand_over: HandOver, hasher: xxhash.xxh3_64 | None) -> None:
-        def send(groups: Sequence[BufferGroup]) -> int:
+        def send(groups: Iterable[BufferGroup]) -> int:
             sent = 0
             for size, views in groups:
                 count = self._send_held(views, size)

@@ -55,5 +55,5 @@ def _copy_share(
         store.read_chunk(manifest, chunk, data)
         connection.put(step, chunk, data, manifest.digests[chunk])
         connection.finish()  # before the buffer is filled again
-    seal_share(connection, manifest, index, 0.0)
+    seal_share(connection, manifest, index, timeout_s=0.0)
     publish_share(connection, step, index, document)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
 from botocore import exceptions as known
 
 from deepvm.errors import SourceFailed
-from deepvm.runtime.backends.ec2.calls import Calls
+from deepvm.runtime.backends.ec2.calls import Call, Calls
 
 
 class Client:
@@ -77,3 +78,10 @@ def test_a_dry_run_shows_changes_and_asks_nobody() -> None:
     assert "..." in shown[0]
     with pytest.raises(RuntimeError, match="dry run"):
         asked.read("ec2", "describe_things")
+
+
+def test_a_call_is_shown_as_people_write_it() -> None:
+    call = Call(service="ec2", operation="create_tags", parameters={"Tags": ["é – 20 µs"], "Since": date(2026, 9, 1)})
+    assert call.to_line() == (
+        '{"service": "ec2", "operation": "create_tags", "parameters": {"Tags": ["é – 20 µs"], "Since": "2026-09-01"}}'
+    )

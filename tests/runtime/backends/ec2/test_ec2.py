@@ -535,3 +535,18 @@ def test_secrets_are_in_user_data_alone(ec2, job):
     for secret in (TOKEN, SECRET):
         assert secret not in described
         assert base64.b64encode(secret.encode())[:-4].decode() not in described
+
+
+def test_all_ends_and_all_replacements_are_reported_at_once(ec2, job):
+    made = started(ec2, job)
+    made.poll()
+    names = {tags(i)["deepvm:machine"]: i["InstanceId"] for i in of_run(ec2)}
+    made.down(["worker/0"])
+    ec2.client.terminate_instances(InstanceIds=[names["worker/1"], names["worker/2"]])
+    assert sorted((c.machine, c.why) for c in made.poll()) == [
+        ("worker/0", "stopped"), ("worker/1", "lost"), ("worker/2", "lost")
+    ]  # fmt: skip
+    made.up([machine(f"worker/{i}", "g4dn.xlarge") for i in range(3)])
+    ec2_server.maintain_all()
+    assert sorted((c.machine, c.state) for c in made.poll()) == [(f"worker/{i}", "up") for i in range(3)]
+    assert made.poll() == []

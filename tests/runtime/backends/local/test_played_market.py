@@ -188,3 +188,10 @@ def test_a_plan_whose_zones_the_market_does_not_have_gets_a_note(tmp_path: Path)
     assert "the plan trains in eu-west-1a, and the played market has us-east-1a only" in notes("eu-west-1a")
     assert "played market" not in notes("us-east-1")
     assert "played market" not in notes()
+
+
+def test_machines_that_are_not_the_markets_are_quoted_as_they_are(tmp_path: Path) -> None:
+    market, _, _ = played(f"market:{trace(tmp_path, 'us-east-1a', [2], [0.1])}:meaning=up")
+    for other in (machine("worker/0", "on-demand"), replace(SPOT[0], instance="p3.2xlarge")):
+        assert market.quote(other) == other
+    assert market.zones("p3.2xlarge") == ()

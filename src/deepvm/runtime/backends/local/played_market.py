@@ -124,6 +124,10 @@ class PlayedMarket:
     def zones(self, instance: str) -> tuple[str, ...]:
         return self._markets[instance][0].zones if instance in self._markets else ()
 
+    def speed(self, instance: str) -> float:
+        """Return how many times as fast as the run's the clock of a type's market is."""
+        return self._markets[instance][1].speed if instance in self._markets else 1.0
+
     def quote(self, machine: Machine) -> Machine:
         """Return a machine with the place and the price that it has now."""
         if machine.market != "spot" or machine.instance not in self._markets:

@@ -1,13 +1,16 @@
-"""A parameter whose bytes have not arrived -> a ``PendingParameter``, whose first use waits for them. For ``lazy``.
+"""A parameter, or an optimizer's state, whose bytes have not arrived -> one whose first use waits for them (``lazy``).
 
-It stays the same object and only its class changes meanwhile. So any use of its content waits, also one that no hook of
-a module sees: tied weights, a model that reaches into another module, the broadcast when DDP is made.
+A parameter stays the same object, and only its class changes meanwhile, to ``PendingParameter``. So uses of its
+content wait, also those that no hook of a module sees: tied weights, a model that reaches into another module, the
+broadcast when DDP is made. Functions of torch that ask no class, such as ``torch.tensor(parameter)`` and the
+transforms of ``torch.func``, are the exception: docs/checkpoint.md lists them.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -101,6 +104,11 @@ def attach(parameter: torch.nn.Parameter, arrive: Arrive) -> None:
     parameter.__class__ = PendingParameter
 
 
+def arrival_of(parameter: torch.nn.Parameter) -> Arrive | None:
+    """Return what the first use of a pending parameter calls."""
+    return parameter.__dict__.get(_ARRIVE)
+
+
 def can_wait(tensor: object) -> bool:
     """True if it is a plain parameter whose memory bytes can be received into, and not of a derived class."""
     return (
@@ -137,7 +145,7 @@ def _wait_all(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 def wait(parameter: torch.nn.Parameter) -> None:
     """Wait for a pending parameter, and make it an ordinary one."""
-    arrive: Arrive | None = parameter.__dict__.get(_ARRIVE)
+    arrive = arrival_of(parameter)
     if arrive is not None:
         arrive(parameter)
     detach(parameter)
@@ -160,3 +168,53 @@ def _pending_among(values: Iterable[Any]) -> list[PendingParameter]:
         elif isinstance(value, dict):
             found += _pending_among(value.values())
     return found
+
+
+_USES_OF_STATE = (
+    "__getitem__", "__setitem__", "__delitem__", "__contains__", "__iter__", "__len__", "__eq__", "__ne__", "__repr__",
+    "__or__", "__ror__", "__ior__", "__reversed__", "get", "setdefault", "pop", "popitem", "clear", "update", "keys",
+    "values", "items", "copy",
+)  # fmt: skip
+
+
+class PendingState(defaultdict[Any, Any]):
+    """Stands in for an optimizer's state: every use calls ``finish``, which loads it, and is passed on to that.
+
+    So code that resets momentum before the first step works on what was restored, not on an empty mapping."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, finish: Callable[[], None]) -> None:
+        super().__init__(dict)
+        self._optimizer, self._finish, self._before = optimizer, finish, optimizer.state
+
+    def attach(self) -> None:
+        self._optimizer.state = self
+
+    def detach(self) -> bool:
+        """Put back what was there before. False, and nothing changed, if the user has set another state."""
+        if self._optimizer.state is not self:
+            return False
+        self._optimizer.state = self._before
+        return True
+
+    def loaded(self) -> Any:
+        """Return the optimizer's state, and wait for it first if it has not arrived."""
+        if self._optimizer.state is self:
+            self._finish()
+        return self._before if self._optimizer.state is self else self._optimizer.state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.loaded(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.loaded().__reduce_ex__(protocol)
+
+
+def _passed_on(name: str) -> Callable[..., Any]:
+    def method(self: PendingState, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.loaded(), name)(*args, **kwargs)
+
+    return method
+
+
+for _name in _USES_OF_STATE:
+    setattr(PendingState, _name, _passed_on(_name))

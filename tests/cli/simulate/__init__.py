@@ -1,0 +1,1 @@
+"""Tests of deepvm simulate and deepvm backtest."""
