@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import operator
 import secrets
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from deepvm.checkpoint.state.tensor_kinds import check_whole
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
 from deepvm.store.base import MOST_STEP, Store
+from deepvm.store.state_check import check_text
+from deepvm.strict_json import MalformedJson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +101,13 @@ def check_savable(state: Mapping[str, Any]) -> None:
         if hasattr(component, "state_dict"):
             continue  # called when it is saved: it may be expensive, or have side effects
         try:
-            flatten(component, name, Tensors())
+            check_text(json.dumps(flatten(component, name, Tensors())).encode())
         except CheckpointError as error:
             raise UsageError(str(error)) from None
+        except MalformedJson as error:
+            raise UsageError(f"state {name!r} could not be restored: {error}") from None
+        except RecursionError:
+            raise UsageError(f"state {name!r} is nested too deep to be saved: store it flat") from None
 
 
 def _check_whole(state: Mapping[str, Any]) -> None:

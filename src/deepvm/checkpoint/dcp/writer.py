@@ -28,6 +28,7 @@ from deepvm.checkpoint.save.sender_threads import Base
 from deepvm.checkpoint.state.layout import to_storable
 from deepvm.errors import CheckpointError, UsageError
 from deepvm.store.base import DEFAULT_CHUNK_BYTES, Store, check_run
+from deepvm.store.state_check import check_header
 from deepvm.store.urls import open_store
 
 OBJECT_BYTES = 2**20
@@ -185,6 +186,7 @@ class DeepvmWriter(StepFromId, StorageWriter):
                 f"values that are not tensors and the shards' names take {len(described['dcp'])} bytes, the header has "
                 f"{file.layout.header_bytes}: raise object_bytes from {self._object_bytes}, or save them as tensors"
             )
+        check_header(header, file.layout.size_bytes)  # nobody could load it, and it would be committed for nothing
         return header
 
 

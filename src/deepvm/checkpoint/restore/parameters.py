@@ -55,7 +55,7 @@ def load_rest(
         fill_expanded(own[key], rebuild(rest.pop(key), tensors))
     if _loads_plainly(module):
         saved = module_tensors({"$module": rest})
-        direct = [key for key in saved if _is_copied(own[key])]
+        direct = [key for key in saved if _is_copied(own[key]) and not loads_itself(module, key)]
         if direct:
             with torch.no_grad():
                 torch._foreach_copy_([own[key] for key in direct], [tensors[saved[key]] for key in direct])
@@ -65,6 +65,20 @@ def load_rest(
         module.load_state_dict(rebuild(skeleton, tensors))
     elif rest:
         module.load_state_dict(rebuild({**skeleton, "$module": rest}, tensors), strict=False)
+
+
+def loads_itself(module: torch.nn.Module, key: str) -> bool:
+    """True if code of the user's loads a name of a module's state, which may change its size: extra state, and what a
+    submodule has that loads its own state."""
+    path, _, last = key.rpartition(".")
+    if last == "_extra_state":
+        return True
+    try:
+        owner = module.get_submodule(path)
+    except AttributeError:  # a wrapper's own names
+        return False
+    theirs = type(owner)._load_from_state_dict is not torch.nn.Module._load_from_state_dict
+    return (theirs and not type(owner).__module__.startswith(TORCH_NN)) or bool(owner._load_state_dict_pre_hooks)
 
 
 def _is_copied(live: Any) -> bool:

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 
+from deepvm.checkpoint.restore.parameters import loads_itself
 from deepvm.checkpoint.restore.tensor_views import TensorViews
+from deepvm.checkpoint.state.documents import module_rows
 from deepvm.checkpoint.state.fill import wrapper_problem
 from deepvm.checkpoint.state.optimizer_state import check_form, check_kinds, loads_as_torch
 from deepvm.checkpoint.state.skeleton import RESERVED, is_tensor_row
 from deepvm.checkpoint.state.tensor_kinds import check_fillable, is_wrapper
 from deepvm.checkpoint.state.unwrapping import clean_names, matched
 from deepvm.errors import CheckpointError, Corrupt, UsageError, listed
+from deepvm.store.state_check import is_items
 from deepvm.strict_json import brief
 
 
@@ -163,17 +166,17 @@ class _Selector:
             more = rows.keys() - names.values() - skipped_saved
             found.unexpected += [f"{name}.{key}" for key in rows if key in more]
         for key, saved_key in names.items():
-            self._compare_tensor(f"{name}.{key}", own[key], rows[saved_key])
+            self._compare_tensor(f"{name}.{key}", own[key], rows[saved_key], sized=not loads_itself(module, key))
         selected = {key: rows[saved_key] for key, saved_key in names.items()}
-        if "$module" not in row:
+        if "$module" not in row and not any(key.startswith("$") for key in selected):
             return selected
         if names.keys() != rows.keys():
             paths = {key.rpartition(".")[0]: saved_key.rpartition(".")[0] for key, saved_key in names.items()}
             versions = {path: versions[saved_path] for path, saved_path in paths.items() if saved_path in versions}
         return {"$module": selected, "versions": versions}
 
-    def _compare_tensor(self, name: str, live: Any, row: Any) -> None:
-        """Record why a live tensor cannot take the saved one's content."""
+    def _compare_tensor(self, name: str, live: Any, row: Any, *, sized: bool = True) -> None:
+        """Record why a live tensor cannot take the saved one's content: it is of another size, if that is ``sized``."""
         if not isinstance(live, torch.Tensor):
             return
         check_fillable(name, live)
@@ -186,7 +189,7 @@ class _Selector:
             shape = self._saved.shape(row["$tensor"])
             if str(row.get("real", "")).startswith("complex"):
                 shape = shape[:-1]
-            if tuple(live.shape) != shape:
+            if sized and tuple(live.shape) != shape:
                 self._model_problems.append(f"{name} is {tuple(live.shape)}, saved {shape}")
 
     def _select_optimizer(self, name: str, optimizer: torch.optim.Optimizer, row: Any) -> Any:
@@ -215,9 +218,12 @@ class _Selector:
 
 def _module_rows(name: str, row: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the saved tensors of a module and the versions of its parts, checked."""
-    rows = row.get("$module", row) if isinstance(row, dict) else None
-    versions = row.get("versions", {}) if isinstance(row, dict) else None
-    if not isinstance(rows, dict) or not isinstance(versions, dict) or any(key.startswith("$") for key in rows):
+    if isinstance(row, dict):
+        row = row.get("$ordered", row)  # of a module with a state_dict of its own
+    rows = module_rows(row)
+    versions = row.get("versions", {}) if "$module" in row else {}
+    tagged = "$module" not in row and not is_items(row) and any(key.startswith("$") for key in rows)
+    if not isinstance(versions, dict) or tagged:
         raise Corrupt(f"the saved state of {name} is not that of a module")
     for one in versions.values():
         if not isinstance(one, dict) or type(one.get("version")) not in (int, type(None)):

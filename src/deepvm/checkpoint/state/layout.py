@@ -14,7 +14,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 import xxhash
@@ -28,7 +28,7 @@ PAGE_BYTES = 4096
 ALIGNED_BYTES = 64  # as torch's own memory is; the last bits of a matrix product may depend on it
 LARGE_STATE_BYTES, LARGE_HEADER_BYTES = 256 * 2**20, 2**20  # 0.4 % at most, for which most headers are of one size
 HEADER_STEP_BYTES = 4 * 2**20
-_METADATA = "__metadata__"
+METADATA = "__metadata__"  # in the place of a tensor's name: the format's own
 
 _NAMES = {
     torch.float64: "F64",
@@ -72,9 +72,19 @@ def to_storable(tensor: torch.Tensor) -> tuple[torch.Tensor, str | None]:
     real = str(tensor.dtype).removeprefix("torch.")
     if tensor.dtype in _AS_REAL:
         return torch.view_as_real(tensor.resolve_conj().resolve_neg()), real
-    if tensor.element_size() == 1:
+    if tensor.element_size() == 1 and _is_copied(tensor.dtype):
         return tensor.view(torch.uint8), real
-    raise CheckpointError(f"a tensor of type {tensor.dtype} cannot be saved")
+    raise CheckpointError(f"a tensor of type {tensor.dtype} cannot be saved: save its view as torch.uint8")
+
+
+@cache
+def _is_copied(dtype: torch.dtype) -> bool:
+    """True if torch copies tensors of a type: it does not those of uint4, which could never be restored."""
+    try:
+        torch.empty(1, dtype=dtype).copy_(torch.empty(1, dtype=dtype))
+    except (RuntimeError, TypeError):  # NotImplementedError is one
+        return False
+    return True
 
 
 def dtype_named(name: object) -> torch.dtype:
@@ -153,7 +163,7 @@ def entries_text(entries: Sequence[Entry], data_start: int) -> bytes:
 def _with_metadata(rows: bytes, metadata: Mapping[str, str]) -> bytes:
     comma = b"," if len(rows) > 2 else b""
     described = json.dumps(dict(metadata), separators=(",", ":"), ensure_ascii=False).encode()
-    return b'{"' + _METADATA.encode() + b'":' + described + comma + rows[1:]
+    return b'{"' + METADATA.encode() + b'":' + described + comma + rows[1:]
 
 
 def make_layout(

@@ -149,6 +149,9 @@ def _live_layouts(
 def _laid_out(values: Any, shape: tuple[int, ...], stride: tuple[int, ...], shapes: Shapes) -> Any:
     if not isinstance(values, dict):
         return values
+    inner = next((tag for tag in ("$ordered", "$defaultdict") if tag in values), None)
+    if inner is not None:
+        return {**values, inner: _laid_out(values[inner], shape, stride, shapes)}
     return {
         key: {**row, "stride": list(stride)} if _follows(row, shape, shapes) else row for key, row in values.items()
     }

@@ -12,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.state.fill import can_hold
 from deepvm.checkpoint.state.owners import optimizers, stateful
-from deepvm.checkpoint.state.skeleton import RESERVED
+from deepvm.checkpoint.state.skeleton import RESERVED, is_encodable
 from deepvm.errors import UsageError
 
 
@@ -26,6 +26,8 @@ def check_state(state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         if not isinstance(name, str):
             raise UsageError(f"the state has the name {name!r}, a {type(name).__name__}: use text, as in 'model'")
+        if not is_encodable(name):
+            raise UsageError(f"the state has the name {name!a}, which is not valid text: choose another")
         if name.startswith(RESERVED):
             raise UsageError(
                 f"the state has the name {name!r}: names that begin with {RESERVED!r} are reserved, choose another"

@@ -1,7 +1,8 @@
 """Nested state to named tensors and a JSON skeleton, and back.
 
 A skeleton is the state with every tensor replaced by ``{"$tensor": name}``. What JSON cannot represent is tagged with a
-``$`` key; users' keys that begin with ``$`` are stored under the tag ``$items``. Nothing is ever pickled.
+``$`` key; users' keys that begin with ``$`` are stored under the tag ``$items``. Nothing is ever pickled, and no class
+is looked up: a named tuple becomes a tuple, an enum's member its value, and a dict of a class of your own a dict.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import base64
 import enum
 import json
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from deepvm import strict_json as strict
-from deepvm.checkpoint.state.layout import dtype_named, from_storable, to_storable
+from deepvm.checkpoint.state.documents import is_tensor_row as is_tensor_row
+from deepvm.checkpoint.state.documents import module_rows
+from deepvm.checkpoint.state.documents import module_tensors as module_tensors
+from deepvm.checkpoint.state.documents import names_of_tensors as names_of_tensors
+from deepvm.checkpoint.state.layout import METADATA, dtype_named, from_storable, to_storable
 from deepvm.checkpoint.state.tensor_kinds import (
     check_readable,
     class_name,
@@ -35,6 +40,13 @@ from deepvm.store.state_check import is_array_dtype, is_device_name
 RESERVED = "deepvm."  # prefix of our own components: a checkpoint may have them, or not
 
 
+_DICTS = {OrderedDict: "$ordered", Counter: "$counter"}
+_FACTORIES: dict[str, Any] = {  # of defaultdicts, by the names that state_check has: none is looked up
+    "int": int, "float": float, "bool": bool, "str": str, "list": list, "dict": dict, "set": set, "tuple": tuple,
+    "Counter": Counter, "OrderedDict": OrderedDict, "None": None,
+}  # fmt: skip
+
+
 class Tensors(dict[str, torch.Tensor]):
     """Tensors by name, each memory once: a tied tensor has the name of the first one. A tensor's strides are in its row
     if they are not the usual ones: those in ``usual`` by its id, else row by row."""
@@ -49,11 +61,15 @@ class Tensors(dict[str, torch.Tensor]):
             return self._add_wrapper(name, tensor)
         check_readable(name, tensor)
         stride, usual = own_stride(tensor), self.usual.get(id(tensor))
-        plain, real = to_storable(tensor)
+        try:
+            plain, real = to_storable(tensor)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name} is {error}") from None
         memory = (plain.data_ptr(), plain.dtype, plain.shape, plain.stride()) if plain.numel() else (name,)
         found = self._names.get(memory)
         if found is None:
-            while name in self:  # two paths may join to one name: "a.b" + "c" and "a" + "b.c"
+            name = _nameable(name)
+            while name in self or name == METADATA:  # two paths may join to one: "a.b" + "c" and "a" + "b.c"
                 name += "'"
             found = self._names[memory] = name
             self[name] = plain
@@ -91,6 +107,26 @@ def flatten_context(name: str, tensor: torch.Tensor, context: Any) -> Any:
     return found
 
 
+def is_encodable(text: str) -> bool:
+    """True if text can be written as UTF-8: it has no lone surrogates, as the name of a file may."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encoded(text: str) -> str:
+    return base64.b64encode(text.encode(errors="surrogatepass")).decode()
+
+
+def _nameable(name: str) -> str:
+    """Return the name of a tensor as a file can have it."""
+    return name if is_encodable(name) else name.encode(errors="backslashreplace").decode()
+
+
 class Inline(Tensors):
     """Puts tensors into the skeleton itself, for state that differs between ranks: a file has the tensors that all
     ranks have in common, and a skeleton for each rank."""
@@ -112,8 +148,10 @@ def flatten(value: Any, name: str, tensors: Tensors) -> Any:
     if isinstance(value, torch.Tensor):
         return tensors.add(name, value)
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or kind in (bool, int):
         return value
+    if kind is str:
+        return value if is_encodable(value) else {"$surrogates": _encoded(value)}
     if kind is float:
         return value if math.isfinite(value) else {"$float": repr(value)}
     if isinstance(value, dict):
@@ -125,7 +163,7 @@ def flatten(value: Any, name: str, tensors: Tensors) -> Any:
 
 
 def _flatten_dict(value: dict[Any, Any], name: str, tensors: Tensors) -> Any:
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    if all(type(key) is str and not key.startswith("$") and is_encodable(key) for key in value):
         found: Any = {key: flatten(item, f"{name}.{key}", tensors) for key, item in value.items()}
     else:
         found = {
@@ -136,7 +174,12 @@ def _flatten_dict(value: dict[Any, Any], name: str, tensors: Tensors) -> Any:
     versions = getattr(value, "_metadata", None)  # a module's state_dict has the versions of its modules
     if isinstance(value, OrderedDict) and versions is not None:
         return {"$module": found, "versions": {k: dict(v) for k, v in versions.items()}}
-    return found
+    kind = type(value)
+    if kind is defaultdict:
+        factory = getattr(value, "default_factory", None)
+        known = next((name for name, one in _FACTORIES.items() if one is factory), None)
+        return found if known is None else {"$defaultdict": found, "factory": known}
+    return {_DICTS[kind]: found} if kind in _DICTS else found
 
 
 def _flatten_rare(value: Any, name: str, tensors: Tensors) -> Any:
@@ -213,7 +256,7 @@ def rebuild(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def _rebuild_module(skeleton: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> Any:
-    state = OrderedDict(rebuild(skeleton["$module"], tensors))
+    state = OrderedDict((key, rebuild(row, tensors)) for key, row in module_rows(skeleton).items())
     state._metadata = OrderedDict(skeleton["versions"])  # type: ignore[attr-defined]
     return state
 
@@ -285,7 +328,11 @@ _REBUILD: dict[str, Any] = {
     "$set": lambda s, t: set(rebuild(s["$set"], t)),
     "$frozenset": lambda s, t: frozenset(rebuild(s["$frozenset"], t)),
     "$items": lambda s, t: {rebuild(k, t): rebuild(v, t) for k, v in s["$items"]},
+    "$ordered": lambda s, t: OrderedDict(rebuild(s["$ordered"], t)),
+    "$counter": lambda s, t: Counter(rebuild(s["$counter"], t)),
+    "$defaultdict": lambda s, t: defaultdict(_FACTORIES[s["factory"]], rebuild(s["$defaultdict"], t)),
     "$bytes": lambda s, _: base64.b64decode(s["$bytes"]),
+    "$surrogates": lambda s, _: base64.b64decode(s["$surrogates"]).decode(errors="surrogatepass"),
     "$dtype": lambda s, _: dtype_named(s["$dtype"]),
     "$device": _rebuild_device,
     "$complex": lambda s, _: complex(float(s["$complex"][0]), float(s["$complex"][1])),
@@ -293,36 +340,3 @@ _REBUILD: dict[str, Any] = {
     "$numpy": _rebuild_numpy,
     "$inline": _rebuild_inline,
 }
-
-
-_PLAIN_ROW = {"$tensor", "stride"}  # the keys of a row whose tensor has the bytes of the one that was saved
-
-
-def is_tensor_row(row: Any) -> bool:
-    """True if a part of a skeleton stands for a tensor."""
-    return isinstance(row, dict) and not row.keys().isdisjoint({"$tensor", "$wrapper", "$inline"})
-
-
-def names_of_tensors(skeleton: Any) -> set[str]:
-    """Return the names of all tensors in a skeleton."""
-    found: set[str] = set()
-    waiting = [skeleton]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, list):
-            waiting += value
-        elif isinstance(value, dict):
-            name = value.get("$tensor")
-            if isinstance(name, str):
-                found.add(name)
-            else:
-                waiting += value.values()
-    return found
-
-
-def module_tensors(skeleton: Any) -> dict[str, str]:
-    """Return the keys of a module's skeleton, with the names of the tensors that are saved for them as they are."""
-    rows = skeleton.get("$module") if isinstance(skeleton, dict) else None
-    if not isinstance(rows, dict):
-        return {}
-    return {key: row["$tensor"] for key, row in rows.items() if isinstance(row, dict) and row.keys() <= _PLAIN_ROW}
