@@ -9,6 +9,7 @@ Adam checkpoint, comes after them, and the first optimizer step waits for it. Al
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.restore import pending_parameter
 from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Part
-from deepvm.checkpoint.restore.load import OwnedTensors, load_component
+from deepvm.checkpoint.restore.load import OwnedTensors, by_loading, load_component
 from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
 from deepvm.checkpoint.restore.parameters import TORCH_NN, is_compiled, load_rest, owns_memory, plain_parameters
 from deepvm.checkpoint.restore.selection import Selection
@@ -27,6 +28,7 @@ from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.optimizer_state import loads_as_torch, with_layouts, with_numbers
 from deepvm.checkpoint.state.skeleton import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.state.unwrapping import bare
+from deepvm.checkpoint.torch_modes import without_ambient_modes
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest
 
@@ -76,7 +78,6 @@ class LazyRestore:
         """Load all but parameters and optimizer state, and let these wait for their bytes."""
         components, own = self._selected.components, self._selected.own
         names = [name for name in components if name not in own]
-        names.sort(key=lambda name: not hasattr(components[name], "load_state_dict"))  # others cannot refuse a state
         early = [name for name in names if hasattr(components[name], "load_state_dict") and not self._tensors_now(name)]
         with Undo() as undo:
             for name in early:  # before bytes may go straight into parameters
@@ -85,10 +86,14 @@ class LazyRestore:
             try:
                 self._reader.wait(self._chunk_map.chunks_of(self._now), self._deadline_s)
                 for name in names:
-                    if name not in early:
+                    if name not in early and hasattr(components[name], "load_state_dict"):
                         self._load_one(name, undo)
-                for name, live in own.items():
-                    load_rest(components[name], live, self._selected.skeleton[name], self._tensors, self._pending)
+                for name in chain(*by_loading(self._selected)):
+                    skeleton = self._selected.skeleton[name]
+                    load_rest(components[name], own[name], skeleton, self._tensors, self._pending)
+                for name in names:
+                    if not hasattr(components[name], "load_state_dict"):
+                        self._load_one(name, undo)
             except BaseException:
                 self._reader.close()
                 raise
@@ -107,6 +112,7 @@ class LazyRestore:
         """Call ``do`` once nothing is read from the store any more."""
         self._on_end = do
 
+    @without_ambient_modes()
     def finish(self) -> None:
         """Load everything. Steps after this have no overhead."""
         if self._loading:  # loading an optimizer calls its state_dict, whose hook calls this
@@ -219,6 +225,7 @@ class LazyRestore:
 
     # --- arrivals -----------------------------------------------------------------------------------------------
 
+    @without_ambient_modes()
     def _wait(self, chunks: Sequence[int]) -> None:
         together, self._together = self._together, ()
         try:
@@ -236,6 +243,7 @@ class LazyRestore:
             "which falls back to a whole checkpoint"
         )
 
+    @without_ambient_modes()
     def _arrive(self, parameter: torch.nn.Parameter) -> None:
         found = self._pending.get(id(parameter))
         if found is not None:

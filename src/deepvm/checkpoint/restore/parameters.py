@@ -23,7 +23,7 @@ ByParameter = dict[int, tuple[torch.nn.Parameter, str]]  # by id: the parameter,
 def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: Any, saved: TensorViews) -> ByParameter:
     """Return the parameters that can be filled directly. ``own`` is the live state, ``skeleton`` the saved one."""
     found: ByParameter = {}
-    if not _loads_plainly(module):
+    if not loads_plainly(module):
         return found
     names = module_tensors(skeleton)
     for key, tensor in own.items():
@@ -52,7 +52,7 @@ def load_rest(
         fill_wrapper(own[key], rest.pop(key), tensors)
     for key in [key for key in rest if is_expanded(own[key])]:
         fill_expanded(own[key], rebuild(rest.pop(key), tensors))
-    if _loads_plainly(module):
+    if loads_plainly(module):
         saved = module_tensors({"$module": rest})
         direct = [key for key in saved if _is_copied(own[key])]
         if direct:
@@ -89,7 +89,8 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return compiled or type(module).__name__ == "OptimizedModule"
 
 
-def _loads_plainly(module: torch.nn.Module) -> bool:
+def loads_plainly(module: torch.nn.Module) -> bool:
+    """True if a module's ``load_state_dict`` only copies tensors of the same names."""
     plain = torch.nn.Module
     return all(
         type(m).load_state_dict is plain.load_state_dict
