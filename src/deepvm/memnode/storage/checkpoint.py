@@ -14,7 +14,6 @@ from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
 
-
 _numbers = itertools.count()
 
 
