@@ -146,9 +146,7 @@ def test_a_market_of_traces_has_these_parts() -> None:
     )
     assert found.capacity.tolist() == [[2, 3], [4, 4], [0, 1]]
     assert found.price.tolist() == [[0.5, 0.5], [0.7, 0.7], [0.8, 0.8]]
-    assert found.regions.tolist() == [0, 0, 1]
-    usd = replace(found, cross_zone_usd_per_gb=0.01, cross_region_usd_per_gb=0.05).move_usd_per_gb
-    assert usd.tolist() == [[0, 0.01, 0.05], [0.01, 0, 0.05], [0.05, 0.05, 0]]
+    assert found.move_usd_per_gb.tolist() == [[0, 0.02, 0.02], [0.02, 0, 0.02], [0.02, 0.02, 0]]
     assert found.paid[0].tolist() == pytest.approx([0.0, 0.5 / 6, 1.0 / 6])
     longer = found.repeated(0.9)
     assert (longer.ticks, longer.capacity[2].tolist()) == (6, [0, 1, 0, 1, 0, 1])

@@ -77,8 +77,21 @@ def scratch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     program.chmod(0o755)
     monkeypatch.setattr(fleet_module, "sys", type("sys", (), {"executable": str(program)}))
     monkeypatch.setenv("DEEPVM_X", "ours")
-    with scratch_folder(tmp_path) as folder:
+    with (
+        tempfile.TemporaryDirectory() as short,
+        scratch_folder(Path(short)) as folder,
+    ):  # a socket's path is 107 bytes at most
         yield folder
+
+
+def test_a_folder_with_too_long_a_name_for_a_socket_is_told(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    with (
+        pytest.raises(DeepvmError, match=r"cannot listen at .*control: .*too long: set TMPDIR"),
+        Fleet(SETTINGS, long, limited=False),
+    ):
+        pass
 
 
 def told(scratch: Path, worker: int) -> list[Any]:

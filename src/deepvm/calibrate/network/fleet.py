@@ -47,9 +47,7 @@ class Fleet:
     def __enter__(self) -> Fleet:
         try:
             write_private(self._token_file, secrets.token_hex(32))
-            self._listener.bind(str(self._scratch / "control"))
-            self._listener.listen()
-            self._listener.setblocking(False)
+            self._listen(self._scratch / "control")
             if self._limited:
                 self._network = Network.create(burst_s=BURST_S)
             self._start_workers()
@@ -57,6 +55,14 @@ class Fleet:
             self.close()
             raise
         return self
+
+    def _listen(self, path: Path) -> None:
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:  # such as a path of more than 107 bytes
+            raise DeepvmError(f"cannot listen at {path}: {error}: set TMPDIR to a folder with a short name") from error
+        self._listener.listen()
+        self._listener.setblocking(False)
 
     def __exit__(self, *_: object) -> None:
         self.close()
