@@ -95,6 +95,21 @@ def test_a_removal_that_failed_does_not_remove_what_was_saved_after_it(
     assert first_digest(durable, 1) == digest_of(new[:BLOCK])
 
 
+@pytest.mark.parametrize("later_s", [2.0, 0.5], ids=["later", "with a clock that was set back"])
+def test_a_step_saved_again_and_deleted_before_it_is_written_leaves_no_older_copy(
+    client: Client, durable: SwitchedStore, later_s: float
+) -> None:
+    save(client, 1, content(1, SIZE))
+    wait_until(lambda: settled(client))
+    durable.go.clear()
+    save(client, 1, content(9, SIZE), at_s=later_s)  # waits to be written
+    client.ask(Kind.DELETE, {"step": 1})
+    assert FileStore.steps(durable, "run") == []
+    durable.go.set()
+    wait_until(lambda: settled(client))
+    assert FileStore.steps(durable, "run") == []
+
+
 def test_a_deletion_is_answered_with_ok_only_once_the_durable_store_has_nothing_left(
     client: Client, durable: SwitchedStore
 ) -> None:

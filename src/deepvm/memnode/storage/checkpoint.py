@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,6 +13,8 @@ from deepvm.errors import NotFound
 from deepvm.memnode.storage.arena import Arena, ArenaFull
 from deepvm.protocol.placement import Share
 from deepvm.store.base import Manifest
+
+_numbers = itertools.count()
 
 
 class Copy(Protocol):
@@ -42,6 +45,7 @@ class Checkpoint:
         self.recovered = False  # from the spill directory, after a restart
         self.saved_by: tuple[str | None, int] = (None, 0)  # session and attempt
         self.order = 0  # of commits in the run, which need not be that of the steps
+        self.number = next(_numbers)  # of all in this process, in the order of their commits: clocks are set back
         self._blocks = blocks or {}
         self.in_memory = blocks is not None  # also if its share has no chunks
         self._lock = threading.Lock()

@@ -29,6 +29,7 @@ class Durable:
             store = open_store(store)
         self._store, self._keep = store, keep
         self._marks: dict[str, str] = {}  # by verifier
+        self._written: dict[tuple[str, int], tuple[float, int]] = {}  # by run and step: created_s and number
         self._changing = threading.Lock()  # a removal that was answered is not followed by what it removed
 
     def wants(self, checkpoint: Checkpoint) -> bool:
@@ -37,6 +38,7 @@ class Durable:
     def write(self, run: Run, checkpoint: Checkpoint, source: HeldChunks) -> None:
         manifest = checkpoint.manifest
         if checkpoint.recovered and self._has(manifest):
+            self._note(run, checkpoint)
             checkpoint.durable = True
             return
         for step in {manifest.step, *self._store.steps(run.name)[-1:]}:
@@ -58,6 +60,7 @@ class Durable:
                     return
                 whole = checkpoint.whole_manifest()
                 writer.publish(replace(whole, facts={**whole.facts, OWNER: self._mark(run)}))
+                self._note(run, checkpoint)
         finally:
             writer.abort()
         checkpoint.durable = True
@@ -65,6 +68,7 @@ class Durable:
             older = [step for step in self._store.steps(run.name) if step <= manifest.step]
             for step in older[: -self._keep]:
                 self._store.delete(run.name, step)
+                self._written.pop((run.name, step), None)
 
     def _found(self, run: Run, step: int) -> Manifest | None:
         """Return the manifest that the store has of a step; None if none is readable."""
@@ -99,8 +103,20 @@ class Durable:
             return
         with self._changing:
             found = self._found(run, checkpoint.step)
-            if found is None or (self._is_ours(run, found) and found.created_s <= checkpoint.manifest.created_s):
+            if found is None or (self._is_ours(run, found) and not self._is_later(run, found, checkpoint)):
                 self._store.delete(run.name, checkpoint.step)
+                self._written.pop((run.name, checkpoint.step), None)
+
+    def _note(self, run: Run, checkpoint: Checkpoint) -> None:
+        self._written[run.name, checkpoint.step] = checkpoint.manifest.created_s, checkpoint.number
+
+    def _is_later(self, run: Run, found: Manifest, checkpoint: Checkpoint) -> bool:
+        """True if what the store has was committed after a checkpoint. This process knows the order of what it wrote;
+        of another node's, or an earlier process's, only the time is known."""
+        created_s, number = self._written.get((run.name, found.step), (None, 0))
+        if created_s == found.created_s:
+            return number > checkpoint.number
+        return found.created_s > checkpoint.manifest.created_s
 
     def is_lost(self) -> bool:
         return False  # a store that does not answer now may answer the next time
