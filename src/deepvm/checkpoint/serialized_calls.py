@@ -1,5 +1,5 @@
-"""One call of a checkpointer at a time: another thread's call waits for its turn. A nested call, as a signal handler
-makes it, can be recognised."""
+"""One call of a checkpointer at a time, outside the modes of torch: another thread's call waits for its turn. A nested
+call, as a signal handler makes it, can be recognised."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from deepvm.checkpoint.torch_modes import without_ambient_modes
 from deepvm.errors import CheckpointError
 
 TURN_S = 600.0  # no call takes longer, unless another rank keeps it waiting
@@ -45,7 +46,7 @@ def in_turn(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P
 
     @functools.wraps(method)
     def run(self: Any, /, *arguments: P.args, **named: P.kwargs) -> T:
-        with self._turns:
+        with self._turns, without_ambient_modes():
             return method(self, *arguments, **named)
 
     return run

@@ -139,3 +139,14 @@ def test_values_that_outgrow_the_header_fail_the_save_and_others_are_in_it() -> 
     assert b'[{\\"step\\": 1}, {\\"step\\": 2}]' in bytes(staging.view[: layout.header_bytes])
     with pytest.raises(HeaderFull, match="have outgrown the header: the next save makes room"):
         job.write_header(["x" * layout.header_bytes])
+
+
+def test_each_rank_sends_its_share_of_the_chunks_to_every_replica() -> None:
+    with closing(MemoryStore(["127.0.0.1:7071", "127.0.0.1:7072"], replicas=2)) as store:
+        chunk_map: Any = SimpleNamespace(count=10, header_chunks=1)
+        found = [MemoryTransfer(store, "run", rank, 3).copies(chunk_map) for rank in range(3)]
+        assert found == [[2] * 3 + [0] * 7, [0] * 3 + [2] * 3 + [0] * 4, [0] * 6 + [2] * 4]
+        chunk_map = SimpleNamespace(count=4, header_chunks=3)
+        found = [MemoryTransfer(store, "run", rank, 2).copies(chunk_map) for rank in range(2)]
+        assert found == [[2, 2, 2, 0], [0, 0, 0, 2]]
+        assert MemoryTransfer(store, "run").copies(chunk_map) == [2] * 4

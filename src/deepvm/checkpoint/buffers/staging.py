@@ -65,7 +65,7 @@ class Staging:
         """Return a tensor over a part of this memory."""
         count = math.prod(shape)
         if count == 0:
-            return torch.empty(shape, dtype=dtype)
+            return torch.empty(shape, dtype=dtype, device="cpu")
         found = torch.frombuffer(self._map, dtype=dtype, count=count, offset=start)
         return found if len(shape) == 1 else found.view(shape)
 

@@ -34,7 +34,7 @@ class SeededDataset(Dataset[Any]):
         check_seed(seed)
         self.dataset, self.seed = dataset, seed
         # shared with persistent workers, so that they use a new epoch, too
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch.fill_(epoch)

@@ -65,7 +65,7 @@ def decode_object(document: Mapping[str, Any]) -> Any:
     tensors = {}
     for name, (dtype, shape, text) in document.get("tensors", {}).items():
         data = bytearray(base64.b64decode(text))
-        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
         tensors[name] = flat.view(dtype_named(dtype)).view(shape)
     return rebuild(document["value"], tensors)
 

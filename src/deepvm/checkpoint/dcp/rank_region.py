@@ -32,7 +32,7 @@ def filled(start: int, data: bytes | int) -> RegionSegment:
     """Return a segment of these bytes, or of this number of zeros."""
     if isinstance(data, int):
         length = data
-        return RegionSegment(start, length, lambda: torch.zeros(length, dtype=torch.uint8))
+        return RegionSegment(start, length, lambda: torch.zeros(length, dtype=torch.uint8, device="cpu"))
     return RegionSegment(start, len(data), lambda: torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 

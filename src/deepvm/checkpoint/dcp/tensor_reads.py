@@ -50,7 +50,7 @@ class Read:
         target = self.tensor
         if not self._in_place:
             if self._buffer is None:
-                self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8)
+                self._buffer = torch.empty(self.end - self.start, dtype=torch.uint8, device="cpu")
             target = self._buffer
         return begin, end - begin, target.data_ptr() + begin - self.start
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,9 +19,9 @@ from torch.utils.hooks import RemovableHandle
 
 from deepvm.checkpoint.restore import pending
 from deepvm.checkpoint.restore.chunk_reader import ChunkReader, ChunkSource, Part
-from deepvm.checkpoint.restore.load import OwnedTensors, load_component
+from deepvm.checkpoint.restore.load import OwnedTensors, by_loading, load_component
 from deepvm.checkpoint.restore.mapped_parameter import MappedParameter
-from deepvm.checkpoint.restore.parameters import TORCH_NN, load_rest, memory_of, owns_memory, plain_parameters
+from deepvm.checkpoint.restore.parameters import load_rest, memory_of, owns_memory, plain_parameters, used_by
 from deepvm.checkpoint.restore.selection import Selection
 from deepvm.checkpoint.restore.tensor_views import TensorViews, is_aligned
 from deepvm.checkpoint.restore.use_order import modules_in_order
@@ -29,10 +30,9 @@ from deepvm.checkpoint.state.chunk_map import ChunkMap
 from deepvm.checkpoint.state.optimizer_state import loads_as_torch, with_layouts, with_numbers
 from deepvm.checkpoint.state.skeleton import module_tensors, names_of_tensors, rebuild
 from deepvm.checkpoint.state.unwrapping import bare
+from deepvm.checkpoint.torch_modes import without_ambient_modes
 from deepvm.errors import CheckpointError
 from deepvm.store.base import Manifest
-
-_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 class LazyRestore:
@@ -83,7 +83,6 @@ class LazyRestore:
         """Load all but parameters and optimizer state, and let these wait for their bytes."""
         components, own = self._selected.components, self._selected.own
         names = [name for name in components if name not in own]
-        names.sort(key=lambda name: not hasattr(components[name], "load_state_dict"))  # others cannot refuse a state
         early = [name for name in names if hasattr(components[name], "load_state_dict") and not self._tensors_now(name)]
         with Undo() as undo:
             for name in early:  # before bytes may go straight into parameters
@@ -92,10 +91,14 @@ class LazyRestore:
             try:
                 self._reader.wait(self._chunk_map.chunks_of(self._now), self._deadline_s)
                 for name in names:
-                    if name not in early:
+                    if name not in early and hasattr(components[name], "load_state_dict"):
                         self._load_one(name, undo)
-                for name, live in own.items():
-                    load_rest(components[name], live, self._selected.skeleton[name], self._tensors, self._pending)
+                for name in chain(*by_loading(self._selected)):
+                    skeleton = self._selected.skeleton[name]
+                    load_rest(components[name], own[name], skeleton, self._tensors, self._pending)
+                for name in names:
+                    if not hasattr(components[name], "load_state_dict"):
+                        self._load_one(name, undo)
             except BaseException:
                 self._reader.close()
                 raise
@@ -115,6 +118,7 @@ class LazyRestore:
         """Call ``do`` once nothing is read from the store any more."""
         self._on_end = do
 
+    @without_ambient_modes()
     def finish(self) -> None:
         """Load everything. Steps after this have no overhead."""
         if self._loading:  # loading an optimizer calls its state_dict, whose hook calls this
@@ -226,11 +230,12 @@ class LazyRestore:
         return chunks_of([*now, *used, *late, *unused]), len(chunks_of([*now, *used]))
 
     def _own_entries(self, modules: Iterable[torch.nn.Module]) -> list[int]:
-        own = (p for module in modules for p in _used_by(module))
+        own = (p for module in modules for p in used_by(module))
         return [self._pending[id(p)][1] for p in own if id(p) in self._pending]
 
     # --- arrivals -----------------------------------------------------------------------------------------------
 
+    @without_ambient_modes()
     def _wait(self, chunks: Sequence[int]) -> None:
         self._check_process()
         together, self._together = self._together, ()
@@ -256,6 +261,7 @@ class LazyRestore:
             "which falls back to a whole checkpoint"
         )
 
+    @without_ambient_modes()
     def _arrive(self, entry: int, parameter: torch.nn.Parameter) -> None:
         """Wait for the bytes of a parameter, or of what ``torch.utils.swap_tensors`` made of it."""
         if self.open:
@@ -308,7 +314,7 @@ class LazyRestore:
     def _hook(self) -> None:
         for component in (self._selected.components[name] for name in self._selected.own):
             for module in component.modules():
-                needed = [p for p in _used_by(module) if id(p) in self._pending]
+                needed = [p for p in used_by(module) if id(p) in self._pending]
                 if needed:
                     self._hook_module(module, needed)
             self._hooks.append(component.register_forward_hook(pending.Hook(self._reader.resume)))
@@ -338,9 +344,3 @@ class LazyRestore:
 def _loads_late(component: Any) -> bool:
     """True if it can load its groups first, and its state when it steps."""
     return isinstance(component, torch.optim.Optimizer) and loads_as_torch(component)
-
-
-def _used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return a module's own parameters, and its children's if it is one of torch's that do not run their children."""
-    composite = type(module).__module__.startswith(TORCH_NN) and not isinstance(module, _CONTAINERS)
-    return list(module.parameters(recurse=composite))

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from deepvm.checkpoint.buffers.priority import lower_priority
-from deepvm.checkpoint.restore.parameters import ByParameter, is_compiled, load_rest, owns_memory, plain_parameters
+from deepvm.checkpoint.restore.parameters import (
+    ByParameter,
+    is_compiled,
+    load_rest,
+    loads_plainly,
+    owns_memory,
+    plain_parameters,
+)
 from deepvm.checkpoint.restore.selection import Selection
 from deepvm.checkpoint.restore.tensor_views import KEEP_BYTES, TensorViews, is_aligned
 from deepvm.checkpoint.restore.validation import Undo, prepare
@@ -21,19 +28,32 @@ from deepvm.checkpoint.state.tensor_kinds import fill_expanded, is_expanded
 
 def load(selected: Selection, tensors: TensorViews) -> None:
     """Load every component, and free the memory that none kept. Parameters keep only memory as good as their own: every
-    step writes to it."""
+    step writes to it. What may refuse its state comes first; plain values, which cannot, come last."""
     owned = OwnedTensors(tensors)
     ready = prepare(selected, owned)
+    custom, plain = by_loading(selected)
     with Undo() as undo:
         for name, state in ready.items():
-            load_component(selected, name, state, undo)
+            if hasattr(selected.components[name], "load_state_dict"):
+                load_component(selected, name, state, undo)
+        for name in custom:
+            load_rest(selected.components[name], selected.own[name], selected.skeleton[name], tensors, ())
         adopted, replaced = _adopt_memory(selected, owned) if tensors.memory.own else (set(), [])
-        for name, own in selected.own.items():
-            load_rest(selected.components[name], own, selected.skeleton[name], tensors, adopted)
+        for name in plain:
+            load_rest(selected.components[name], selected.own[name], selected.skeleton[name], tensors, adopted)
+        for name, state in ready.items():
+            if not hasattr(selected.components[name], "load_state_dict"):
+                load_component(selected, name, state, undo)
     owned.release_others()
     if replaced:
         with suppress(RuntimeError):  # no thread can be started: then this call frees them
             threading.Thread(target=_free, args=(replaced,), name="deepvm-release", daemon=True).start()
+
+
+def by_loading(selected: Selection) -> tuple[list[str], list[str]]:
+    """Return the modules whose own loading may refuse a state, and those of which only tensors are filled."""
+    custom = [name for name in selected.own if not loads_plainly(selected.components[name])]
+    return custom, [name for name in selected.own if name not in custom]
 
 
 def _free(replaced: list[torch.Tensor]) -> None:

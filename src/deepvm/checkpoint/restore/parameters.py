@@ -16,6 +16,7 @@ from deepvm.checkpoint.state.tensor_kinds import fill_expanded, is_direct, is_ex
 from deepvm.errors import CheckpointError
 
 TORCH_NN = "torch.nn.modules."  # where torch's own modules are
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 _OWN_USES = 2  # of memory that one tensor has: the tensor, and the object that counts
 
 ByParameter = dict[int, tuple[torch.nn.Parameter, str]]  # by id: the parameter, and the saved tensor that is for it
@@ -24,7 +25,7 @@ ByParameter = dict[int, tuple[torch.nn.Parameter, str]]  # by id: the parameter,
 def plain_parameters(module: torch.nn.Module, own: Mapping[str, Any], skeleton: Any, saved: TensorViews) -> ByParameter:
     """Return the parameters that can be filled directly. ``own`` is the live state, ``skeleton`` the saved one."""
     found: ByParameter = {}
-    if not _loads_plainly(module):
+    if not loads_plainly(module):
         return found
     names = module_tensors(skeleton)
     for key, tensor in own.items():
@@ -53,7 +54,7 @@ def load_rest(
         fill_wrapper(own[key], rest.pop(key), tensors)
     for key in [key for key in rest if is_expanded(own[key])]:
         fill_expanded(own[key], rebuild(rest.pop(key), tensors))
-    if _loads_plainly(module):
+    if loads_plainly(module):
         saved = module_tensors({"$module": rest})
         direct = [key for key in saved if _is_copied(own[key]) and not loads_itself(module, key)]
         if direct:
@@ -119,7 +120,8 @@ def refuse_compiled(components: Mapping[str, Any]) -> None:
             )
 
 
-def _loads_plainly(module: torch.nn.Module) -> bool:
+def loads_plainly(module: torch.nn.Module) -> bool:
+    """True if a module's ``load_state_dict`` only copies tensors of the same names."""
     plain = torch.nn.Module
     return all(
         type(m).load_state_dict is plain.load_state_dict
@@ -128,3 +130,9 @@ def _loads_plainly(module: torch.nn.Module) -> bool:
         and not m._load_state_dict_post_hooks
         for m in module.modules()
     )
+
+
+def used_by(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return a module's own parameters, and its children's if it is one of torch's that do not run their children."""
+    composite = type(module).__module__.startswith(TORCH_NN) and not isinstance(module, _CONTAINERS)
+    return list(module.parameters(recurse=composite))

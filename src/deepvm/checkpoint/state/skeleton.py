@@ -316,7 +316,7 @@ def _rebuild_device(skeleton: dict[str, Any], _: Mapping[str, torch.Tensor]) -> 
 
 def _rebuild_inline(skeleton: dict[str, Any], _: Mapping[str, torch.Tensor]) -> torch.Tensor:
     data, dtype = bytearray(base64.b64decode(skeleton["$inline"])), dtype_named(skeleton["dtype"])
-    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
+    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype, device="cpu")
     return flat.reshape(skeleton["shape"])
 
 
