@@ -28,7 +28,6 @@ from deepvm.errors import CheckpointError, UsageError
 from deepvm.policy import SavePolicy
 from deepvm.store.base import MOST_STEP, Store
 from deepvm.store.state_check import check_text
-from deepvm.strict_json import MalformedJson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def check_savable(state: Mapping[str, Any]) -> None:
             check_text(json.dumps(flatten(component, name, Tensors())).encode())
         except CheckpointError as error:
             raise UsageError(str(error)) from None
-        except MalformedJson as error:
+        except ValueError as error:  # MalformedJson, or an integer of more digits than Python prints
             raise UsageError(f"state {name!r} could not be restored: {error}") from None
         except RecursionError:
             raise UsageError(f"state {name!r} is nested too deep to be saved: store it flat") from None

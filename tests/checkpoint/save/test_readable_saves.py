@@ -109,6 +109,7 @@ def test_parameters_whose_names_begin_with_a_dollar_come_back(tmp_path: Path, pl
         ({NO_TEXT: 1}, "not valid text"),
         ({"x": nested(MOST_SAVED_DEPTH + 1)}, f"'x' could not be restored: .* more than {MOST_SAVED_DEPTH} deep"),
         ({"x": nested(5000)}, "'x' is nested too deep"),
+        ({"x": 10**5000}, "'x' could not be restored: Exceeds the limit"),
         ({"x": torch.empty(8, dtype=torch.uint4)}, r"x is a tensor of type torch.uint4 .*: save its view as"),
     ],
 )
