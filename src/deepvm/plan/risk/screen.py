@@ -255,23 +255,34 @@ def picks(screen: Screen, groups: Sequence[Screened]) -> list[Pick]:
 
 def trial_of(screen: Screen, rows: Screened, nodes: int, *, fallback: bool) -> Trial | None:
     """Make the trial of one cluster; None if its cheapest machines are over the budget after all."""
+    return trial_of_choice(
+        screen, rows.architecture, rows.worker, rows.market, rows.columns, nodes, shrink=rows.shrink, tier=rows.tier,
+        fallback=fallback,
+    )  # fmt: skip
+
+
+def trial_of_choice(
+    screen: Screen, architecture: int, worker: int, market: TypeMarket | None, columns: tuple[int, ...], nodes: int, *,
+    shrink: bool, tier: Tier, fallback: bool,
+) -> Trial | None:  # fmt: skip
+    """Make the trial of these machines in these zones, as ``trial_of`` does."""
     space = screen.space
-    cell = int(np.ravel_multi_index((rows.architecture, rows.worker, nodes - 1), space.hourly_usd.shape))
+    cell = int(np.ravel_multi_index((architecture, worker, nodes - 1), space.hourly_usd.shape))
     found = space.expand(cell, space.board.request.budget_usd, 1)
     if not found:
         return None
-    least = max((nodes + 1) // 2, int(space.board.workers.least_nodes[rows.worker])) if rows.shrink else None
-    spots = nodes - (1 if rows.tier == "anchor" else 0)
+    least = max((nodes + 1) // 2, int(space.board.workers.least_nodes[worker])) if shrink else None
+    spots = nodes - (1 if tier == "anchor" else 0)
     rate = nodes * NODE_FAILURES_PER_H
-    if rows.market is not None:
+    if market is not None:
         anchors = nodes - spots
-        rate = losses_per_h(rows.market, spots, rows.columns, None if least is None else max(1, least - anchors))
+        rate = losses_per_h(market, spots, columns, None if least is None else max(1, least - anchors))
     return Trial(
         board=space.board,
         candidate=found[0],
-        choice=Choice(columns=rows.columns, least=least, replicas=1 if rows.tier == "memory" else 0, fallback=fallback),
-        market=rows.market,
-        tier=rows.tier,
-        speeds=speeds_of(space, rows.worker, nodes),
+        choice=Choice(columns=columns, least=least, replicas=1 if tier == "memory" else 0, fallback=fallback),
+        market=market,
+        tier=tier,
+        speeds=speeds_of(space, worker, nodes),
         losses_per_h=rate,
     )

@@ -1,7 +1,7 @@
 """The search under a market: a space and its spot markets in; judged trials, the best first, out.
 
-Three rounds: the analytic screen chooses some 200 clusters; replays rank them; the best are changed a little, and
-judged again on other draws of the market, so that luck in the first ones does not decide.
+Three rounds: the analytic screen chooses some 200 clusters; replays rank them, and the best are changed a little until
+no change helps; so are the best of these on other draws of the market, so that luck in the first ones does not decide.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 
 from deepvm.market.trace import Trace
 from deepvm.plan.risk.replays import Judged, Progress, Replays
-from deepvm.plan.risk.screen import Pick, Screen, Screened, picks, trial_of
+from deepvm.plan.risk.screen import Pick, Screen, Screened, picks, trial_of, trial_of_choice
 from deepvm.plan.risk.spot import Spot
-from deepvm.plan.risk.trial import Trial, with_replicas
+from deepvm.plan.risk.trial import Trial, fallback_allowed, with_replicas
 from deepvm.plan.search.space import Space
 
 MOST_TRIALS = 200
 MOST_OF_A_GROUP = 6
 FINALISTS = 24
+CLIMBERS, LAST_CLIMBERS, MOST_ROUNDS = 3, 1, 5
 FEW_STARTS, MANY_STARTS = 64, 384
 MANY_WORLDS = 16
 NEIGHBOURS = (-2, -1, 1, 2)
@@ -52,8 +53,7 @@ def search(
     if not any(one.kept for one in judged):
         judged += first.all(trials_of(screen, groups, fastest(groups)), progress)
     kept = sorted((one for one in judged if one.kept), key=lambda one: one.rank)
-    near = first.all(_variants(screen, groups, kept[:4]), progress)
-    kept = sorted([*kept, *(one for one in near if one.kept)], key=lambda one: one.rank)
+    kept = _climbed(first, screen, kept, CLIMBERS, progress)
 
     afresh = Screen(space=space, spot=spot.afresh(MANY_WORLDS))
     last = Replays(afresh.market, MANY_STARTS)
@@ -61,6 +61,7 @@ def search(
     most = max(FINALISTS, 2 * space.board.request.top)
     final = last.all((one.trial for one in _finalists(kept, late, most)), progress)
     best = sorted((one for one in final if one.kept), key=lambda one: one.rank)
+    best = _climbed(last, afresh, best, LAST_CLIMBERS, progress)
     late = sorted((one for one in final if not one.kept), key=lambda one: (one.risk.missed, one.rank))
     if not best:  # kept by luck alone
         return None
@@ -111,43 +112,79 @@ def trials_of(screen: Screen, groups: Sequence[Screened], chosen: Iterable[Pick]
             yield trial
 
 
-def _variants(screen: Screen, groups: Sequence[Screened], best: Sequence[Judged]) -> Iterator[Trial]:
-    """Change the best trials a little: other sizes, a smaller least gang, intervals by age, replicas, no fallback."""
-    for one in best:
-        trial = one.trial
-        choice = trial.choice
-        rows = next(r for r in groups if _same_group(screen, r, trial))
-        nodes = trial.candidate.nodes
-        for other in NEIGHBOURS:
-            at = np.flatnonzero(rows.nodes == nodes + other)
-            if at.size:
-                changed = trial_of(screen, rows, nodes + other, fallback=bool(rows.fallback[at[0]]))
-                if changed is not None:
-                    yield changed
-        least_nodes = int(trial.board.workers.least_nodes[trial.candidate.worker])
-        if choice.least is not None and choice.least > max(least_nodes, nodes // 4, 1):
-            yield trial.changed(least=max(least_nodes, nodes // 4, 1))
-        law = None if trial.market is None else trial.spells()
-        if law is not None:
-            yield trial.changed(by_age=law)
-        if choice.fallback:  # the confidence may allow to be late at times
-            yield trial.changed(fallback=False)
-        if choice.replicas == 1:
-            double = with_replicas(trial.candidate, 2)
-            if trial.affordable(double):
-                yield trial.changed(double, replicas=2)
+def _climbed(
+    replays: Replays, screen: Screen, kept: Sequence[Judged], climbers: int, progress: Progress | None
+) -> list[Judged]:
+    """Change the best trials a little, and the best of these again, until no change helps; return all that are kept."""
+    found, known, expanded = list(kept), {_identity(one.trial) for one in kept}, set[int]()
+    for _ in range(MOST_ROUNDS):
+        starts = [one for one in found[:climbers] if id(one) not in expanded]
+        if not starts:
+            break
+        expanded |= {id(one) for one in starts}
+        fresh = {_identity(trial): trial for one in starts for trial in _variants(screen, one.trial)}
+        new = replays.all([trial for key, trial in fresh.items() if key not in known], progress)
+        known |= fresh.keys()
+        found = sorted([*found, *(one for one in new if one.kept)], key=lambda one: one.rank)
+    return found
 
 
-def _same_group(screen: Screen, rows: Screened, trial: Trial) -> bool:
-    architecture = trial.candidate.architecture
-    return (
-        screen.space.architectures[rows.architecture] is architecture
-        and rows.worker == trial.candidate.worker
-        and rows.columns == trial.choice.columns
-        and rows.tier == trial.tier
-        and rows.shrink == (trial.choice.least is not None)
-        and (rows.market is None) == (trial.market is None)
-    )
+def _identity(trial: Trial) -> tuple[object, ...]:
+    return trial.candidate.architecture.name, trial.candidate.cluster, trial.choice
+
+
+def _variants(screen: Screen, trial: Trial) -> Iterator[Trial]:
+    """Yield other sizes, zones, least gangs, intervals by age, replicas, and the other way with on-demand machines."""
+    nodes, choice = trial.candidate.nodes, trial.choice
+    shrink = choice.least is not None
+    for other in NEIGHBOURS:
+        yield from _remade(screen, trial, nodes + other, choice.columns, shrink=shrink)
+    for columns in _other_zones(trial):
+        yield from _remade(screen, trial, nodes, columns, shrink=shrink)
+    if trial.market is not None:
+        yield from _remade(screen, trial, nodes, choice.columns, shrink=not shrink)
+        yield from _remade(screen, trial, nodes, choice.columns, shrink=shrink)
+    least_nodes = int(trial.board.workers.least_nodes[trial.candidate.worker])
+    if choice.least is not None and choice.least > max(least_nodes, nodes // 4, 1):
+        yield trial.changed(least=max(least_nodes, nodes // 4, 1))
+    law = None if trial.market is None else trial.spells()
+    if law is not None:
+        yield trial.changed(by_age=law)
+    if choice.fallback:  # the confidence may allow to be late at times
+        yield trial.changed(fallback=False)
+    if choice.replicas == 1:
+        double = with_replicas(trial.candidate, 2)
+        if trial.affordable(double):
+            yield trial.changed(double, replicas=2)
+
+
+def _remade(screen: Screen, trial: Trial, nodes: int, columns: tuple[int, ...], *, shrink: bool) -> Iterator[Trial]:
+    """Yield the cluster of another size or in other zones, with and without on-demand machines before a deadline."""
+    space, market, worker = screen.space, trial.market, trial.candidate.worker
+    rows = [worker] if market is None else [market.columns[column].row for column in columns]
+    a = next(i for i, one in enumerate(space.architectures) if one is trial.candidate.architecture)
+    if not 1 <= nodes <= len(space.nodes) or (shrink and nodes < 2) or not screen.possible[a, rows, nodes - 1].all():
+        return
+    made = trial_of_choice(screen, a, rows[0], market, columns, nodes, shrink=shrink, tier=trial.tier, fallback=False)
+    if made is None:
+        return
+    due = trial.board.request.deadline_s is not None and market is not None
+    if due and fallback_allowed(space, rows[0], made.keeper_usd, nodes).all():
+        yield made.changed(fallback=True)
+    yield made
+
+
+def _other_zones(trial: Trial) -> Iterator[tuple[int, ...]]:
+    """Yield the zones with a region more and with a region less."""
+    if trial.market is None:
+        return
+    chosen, every = set(trial.choice.columns), range(len(trial.market.columns))
+    regions = [column.region for column in trial.market.columns]
+    whole = [{i for i in every if regions[i] == region} for region in dict.fromkeys(regions)]
+    for change in whole:
+        for other in (chosen | change, chosen - change):
+            if other and other != chosen:
+                yield tuple(sorted(other))
 
 
 def _finalists(kept: Sequence[Judged], late: Sequence[Judged], most: int) -> list[Judged]:

@@ -1,14 +1,15 @@
 """The spot markets of a board's machine types: catalogue prices with drawn or recorded capacity in, markets out.
 
-Capacity is drawn for every place of the catalogue at once, by accelerator: prices never change what is drawn.
+Capacity is drawn by accelerator and region: neither prices nor the other places of a request change what is drawn.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import combinations, groupby
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from deepvm.errors import UsageError
 from deepvm.json_fields import json_fields
 from deepvm.market.builtin import SHARED, HazardClass, History, builtin_history, classes_of
-from deepvm.market.hazard.drawing import draw
+from deepvm.market.hazard.drawing import Region, draw
+from deepvm.market.hazard.hidden import HiddenBulk
 from deepvm.market.market import Market
 from deepvm.market.trace import Trace
 from deepvm.plan.risk.recorded import Recorded, recorded_markets
@@ -139,12 +141,14 @@ class TypeMarket:
 
     @cached_property
     def zone_sets(self) -> tuple[tuple[int, ...], ...]:
-        """The sets of zones to train in that a plan tries: one zone, its region, several regions, other regions."""
+        """The sets of zones to train in that a plan tries first: one zone, regions and each choice of some, and all."""
         columns = self.columns
         regions = list(dict.fromkeys(column.region for column in columns))
         whole = [tuple(i for i, column in enumerate(columns) if column.region == region) for region in regions]
         sets = [zones[:1] for zones in whole[:3] if columns[zones[0]].zone is not None]
-        sets += [*whole[:3], tuple(range(min(3, len(columns)))), tuple(range(len(columns)))]
+        for count in range(1, min(3, len(whole)) + 1):
+            sets += [tuple(sorted(sum(some, ()))) for some in combinations(whole[:3], count)]
+        sets += [tuple(range(min(3, len(columns)))), tuple(range(len(columns)))]
         return tuple(dict.fromkeys(sets))
 
 
@@ -224,23 +228,26 @@ def _zones_of(region: str, zone: str | None) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _draw(classes: tuple[HazardClass, ...], regions: tuple[str, ...], seed: int, worlds: int) -> Capacity:
-    """Draw worlds side by side, and lay them one after the other. In each, every zone has a tightness of its own."""
+    """Draw worlds side by side, and lay them one after the other. In each, every zone has a tightness of its own.
+
+    A region's draws depend on the seed and on its zones alone."""
     tick_s = {row.model.tick_s for row in classes}
     if len(tick_s) > 1:
         raise UsageError(f"the built-in hazards of one accelerator have ticks of {sorted(tick_s)} s: fit them alike")
-    chance = np.random.default_rng(seed)
     seen = np.array([row.history.zones for row in classes], dtype=np.float64)
-    zones, ticks = len(regions), round(DAYS * 86400 / tick_s.pop())
-    tightness = chance.choice(len(classes), size=worlds * zones, p=seen / seen.sum())
-    numbers = {region: i for i, region in enumerate(dict.fromkeys(regions))}
-    capacity = draw(
-        chance,
-        [classes[i].model for i in tightness],
-        machines=DRAWN_MACHINES,
-        ticks=ticks,
-        groups=[world * len(numbers) + numbers[region] for world in range(worlds) for region in regions],
-        shared=SHARED,
-    )
-    return np.ascontiguousarray(
-        capacity.reshape(worlds, zones, ticks).swapaxes(0, 1).reshape(zones, worlds * ticks), dtype=np.int32
-    )
+    ticks = round(DAYS * 86400 / tick_s.pop())
+    places = {region: [i for i, name in enumerate(regions) if name == region] for region in dict.fromkeys(regions)}
+    models, drawn, groups = list[HiddenBulk](), list[Region](), list[int]()
+    for number, (region, at) in enumerate(places.items()):
+        chance = np.random.default_rng([seed, zlib.crc32(region.encode())])
+        tightness = chance.choice(len(classes), size=worlds * len(at), p=seen / seen.sum())
+        models += [classes[i].model for i in tightness]
+        drawn.append(Region(chance=chance, zones=worlds * len(at), groups=worlds))
+        groups += [number * worlds + world for world in range(worlds) for _ in at]
+    capacity = draw(drawn, models, machines=DRAWN_MACHINES, ticks=ticks, groups=groups, shared=SHARED)
+    laid, first = np.empty((len(regions), worlds * ticks), np.int32), 0
+    for at in places.values():
+        rows = capacity[first : first + worlds * len(at)].reshape(worlds, len(at), ticks)
+        laid[at] = rows.swapaxes(0, 1).reshape(len(at), worlds * ticks)
+        first += worlds * len(at)
+    return laid
