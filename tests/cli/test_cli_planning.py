@@ -299,3 +299,12 @@ def test_catalogues_are_joined_and_prices_may_be_a_percentile() -> None:
         refused = deepvm(f"plan --budget 3 {words}", DEEPVM_HOME="/none")
         assert refused.returncode in (1, 2), words
         assert told in " ".join(refused.stderr.split()), words
+
+
+def test_aws_says_that_the_built_in_catalogue_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DEEPVM_HOME", str(tmp_path))
+    for words, said in (("--catalog aws", True), ("", False)):
+        assert run(f"plan --budget 3 {words}".split()) == 0
+        assert ("aws is aws-2026-08 here, as no skypilot-aws" in " ".join(capsys.readouterr().out.split())) == said

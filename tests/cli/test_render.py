@@ -51,6 +51,9 @@ def test_prices_are_old_after_a_month() -> None:
         "prices of 2026-08-01 are 32 days old: "
         "deepvm catalog update --source skypilot, then --catalog skypilot-aws, has today's",
     ]
+    of_google = price_age_note(seen, date(2026, 9, 2), "gcp")
+    assert of_google is not None
+    assert "catalog update --source skypilot --provider gcp, then --catalog skypilot-gcp" in of_google
 
 
 def test_files_are_written_as_they_are_or_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from deepvm.errors import UnknownName, UsageError
 
 DEFAULT = "aws-2026-08"
 BUILT_IN = (DEFAULT, "paper-aws-2023", "paper-virtual")
+STANDS_IN = f"aws is {DEFAULT} here, as no skypilot-aws is imported: deepvm catalog update --source skypilot"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 
 
@@ -50,7 +52,8 @@ def load(name_or_file: str | Path = DEFAULT) -> Catalog:
         if _NAME.match(name) and path_of(name).is_file():
             return files.read(path_of(name))
     if text == "aws":
-        return load(DEFAULT)
+        built_in = load(DEFAULT)
+        return replace(built_in, notes=(*built_in.notes, STANDS_IN))
     raise UnknownName("catalogue", text, names())
 
 

@@ -333,7 +333,7 @@ def _print_notes(catalog: Catalog) -> None:
     for note in catalog.notes:
         console.print(f"[dim]note: {escape(note)}[/]")
     seen = catalog.prices_seen
-    if hint := price_age_note(seen[0], _today()) if seen else None:
+    if hint := price_age_note(seen[0], _today(), catalog.provider) if seen else None:
         console.print(f"[yellow]{escape(hint)}[/]")
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from deepvm import plan as planning
 from deepvm.catalog import Catalog
+from deepvm.catalog.library import STANDS_IN
 from deepvm.cli.options import takes_request
 from deepvm.cli.render import JsonFlag, console, json_text, price_age_note, print_json, table, write_text
 from deepvm.cli.risk import shown
@@ -71,7 +72,7 @@ def command(
         usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
     )  # fmt: skip
     if (risk or figure is not None) and not request.under_market(catalog):
-        raise UsageError("--risk and --figure need a spot market: give --work, and not --market none")
+        raise UsageError(f"--risk and --figure need a spot market: {_no_market(request)}")
     recorded = _traces(traces, meaning)
     today = _today()
     with LateBar("searching") as bar:  # mixed clusters and explanations over a whole cloud take seconds
@@ -97,7 +98,7 @@ def command(
     if as_json:
         print_json(document)
         return
-    _show(plan, today)
+    _show(plan, today, catalog.provider)
     if risk and expected is not None:
         shown.show_distribution(expected, deadline_h)
     if front is not None:
@@ -107,6 +108,19 @@ def command(
     for path in (output, figure):
         if path is not None:
             console.print(escape(f"\nwritten to {path}"), style="dim", soft_wrap=True)
+
+
+def _no_market(request: Request) -> str:
+    """Say why a request has no spot market, and what gives it one."""
+    if request.work_eflops_h is None:
+        return "give --work"
+    if request.published:
+        return f"the paper's objective {request.objective} has none, choose throughput, cost or time"
+    if request.policy != "deepvm":
+        return f"policy {request.policy} has none, leave it out"
+    if request.mixed:
+        return "--mixed has none, leave it out"
+    return "leave --market none out" if request.market == "none" else "the paper's catalogues need --market built-in"
 
 
 def _today() -> date:
@@ -123,7 +137,7 @@ def _traces(folder: Path | None, meaning: str | None) -> dict[str, tuple[Trace, 
     return load_traces(folder, meaning=meaning)
 
 
-def _show(plan: Plan, today: date) -> None:
+def _show(plan: Plan, today: date, provider: str) -> None:
     request = plan.request
     console.print(
         f"[bold]1 Request[/]  {format_usd(request.budget_usd)}/h from {escape(plan.catalog)}, "
@@ -142,7 +156,9 @@ def _show(plan: Plan, today: date) -> None:
         console.print(escape(f"estimated, not measured: {', '.join(best.estimates)}"), style="dim")
     if request.ratings is not None:
         console.print(escape(_rated(request.ratings)), style="dim")
-    hint = price_age_note(oldest, today)
+    if STANDS_IN in plan.notes:
+        console.print(escape(STANDS_IN), style="yellow")
+    hint = price_age_note(oldest, today, best.worker.cloud or provider)
     if hint:
         console.print(hint, style="yellow")
 
@@ -301,7 +317,8 @@ def _reasons(plan: Plan, why: Explanation) -> Iterator[tuple[str, str]]:
         yield "runner-up", "no other GPU type fits"
     else:
         price = f"{why.runner_up.hourly_usd:.4f} $/h"
-        yield "runner-up", f"{cluster_text(why.runner_up)} at {price}, {why.runner_up_behind or 0.0:.1%} behind"
+        behind = f"{why.runner_up_behind or 0.0:.1%} behind, the best of another type"
+        yield "runner-up", f"{cluster_text(why.runner_up)} at {price}, {behind}"
     if why.dollar_more is not None:
         gained = f"{why.dollar_more_gain or 0.0:+.1%}, with {cluster_text(why.dollar_more)}"
         yield "$1/h more", gained if why.dollar_more_gain else "buys nothing"

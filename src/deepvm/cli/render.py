@@ -90,14 +90,16 @@ def table(title: str | None = None, *headings: str) -> Table:
     return made
 
 
-def price_age_note(seen: date, today: date) -> str | None:
+def price_age_note(seen: date, today: date, cloud: str = "aws") -> str | None:
     """Return a hint if prices are too old to rely on."""
     from deepvm.catalog.model import STALE_DAYS  # not at the top: `deepvm --help` then needs no NumPy
 
     days = (today - seen).days
     if days <= STALE_DAYS:
         return None
+    cloud = cloud if cloud in ("gcp", "azure") else "aws"
+    provider = "" if cloud == "aws" else f" --provider {cloud}"
     return (
         f"prices of {seen.isoformat()} are {format_days(days)}: "
-        "deepvm catalog update --source skypilot, then --catalog skypilot-aws, has today's"
+        f"deepvm catalog update --source skypilot{provider}, then --catalog skypilot-{cloud}, has today's"
     )

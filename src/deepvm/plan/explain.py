@@ -107,22 +107,22 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
     request = replace(plan.request, mixed=False)
     chosen = plan.recommendations[0]
     board = analyse_instances(catalog, request)
-    under_market = chosen.expected is not None
+    under_market, least = chosen.expected is not None, 1e-9 if chosen.expected is None else _ROUGH
     find = partial(first_of, catalog, traces=None if plan.found is None else plan.found.traces)
     base = (find(request) or chosen) if under_market else chosen
-    least = _ROUGH if under_market else 1e-9
 
     def better(loosened: Request) -> Recommendation | None:
         found = find(loosened)
         return found if found is not None and _gain(base, found) > least else None
 
     dollar = find(replace(request, budget_usd=request.budget_usd + 1))
+    gain = 0.0 if dollar is None else _gain(base, dollar)
     raises = _quota_raises(catalog, request, base, better)
     if under_market:
-        from deepvm.plan.risk.reasons import flip_of_cost  # with the simulator
+        from deepvm.plan.risk.reasons import flip_of_cost, runner_up_of  # with the simulator
 
         next_better = _next_better_estimate(request, better)
-        runner_up = next((r for r in plan.failover if r.worker.instance != chosen.worker.instance), None)
+        runner_up = runner_up_of(plan, chosen)
         flip = flip_of_cost(chosen, runner_up)
     else:
         next_better = _next_better_usd(board)
@@ -134,7 +134,7 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
     )
     return Explanation(
         because=_because(board, plan, chosen),
-        binding=_binding(board, better, next_better, raises),
+        binding=_binding(board, chosen, better, next_better, raises),
         unspent_usd=request.budget_usd - chosen.hourly_usd,
         links=_links(board, chosen),
         batch=_batch(board, chosen),
@@ -142,7 +142,7 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
         runner_up=runner_up,
         runner_up_behind=None if runner_up is None else -_gain(chosen, runner_up),
         dollar_more=dollar,
-        dollar_more_gain=None if dollar is None else _gain(base, dollar),
+        dollar_more_gain=None if dollar is None else gain if gain > least else 0.0,
         next_better_usd=next_better,
         flip_usd=flip,
         quota_raises=raises,
@@ -209,6 +209,7 @@ def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
 
 def _binding(
     board: Board,
+    chosen: Recommendation,
     find: Find,
     next_better_usd: float | None,
     raises: tuple[QuotaRaise, ...],
@@ -218,10 +219,10 @@ def _binding(
     if next_better_usd is not None:
         found.append(f"budget (the next better cluster costs {format_usd(next_better_usd)}/h)")
     found += [f"quota {r.quota} ({r.vcpus:g} vCPUs)" for r in raises]
-    size = f"{request.buffers} × {format_bytes(request.checkpoint_bytes)} of checkpoints"
+    held = f"memory and network for {request.buffers} ×" if len(chosen.roles) > 1 else "saves and reads of"
     relaxed: dict[str, Request] = {
         f"--max-nodes {request.max_nodes}": replace(request, max_nodes=request.max_nodes * 2),
-        f"memory and network for {size}": request.without_checkpoints(),
+        f"{held} {format_bytes(request.checkpoint_bytes)} of checkpoints": request.without_checkpoints(),
     }
     if request.deadline_s is not None:
         relaxed["deadline"] = replace(request, deadline_s=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import date
 
@@ -139,6 +140,29 @@ def test_waiting_priced_buys_machines_and_cost_alone_says_that_it_does_not() -> 
     priced = planning.plan(small(), request(gpu="V100", usd_per_hour_of_waiting=20.0))
     assert priced.recommendations[0].nodes > alone.recommendations[0].nodes
     assert not any("--deadline" in line for line in priced.advice)
+
+
+def test_a_slow_plan_names_a_faster_one_that_costs_little_more_also_before_a_deadline() -> None:
+    for deadline_s in (None, 400 * 3600.0):
+        found = planning.plan(small(), request(deadline_s=deadline_s, budget_usd=20.0, max_nodes=8))
+        slow = found.recommendations[0].expected
+        assert slow is not None
+        line = next(line for line in found.advice if "cost alone favours few machines" in line)
+        hours, usd = re.search(r": ([\d.]+)h would cost \$([\d.]+) instead", line).groups()  # type: ignore[union-attr]
+        assert float(hours) <= slow.hours / 2
+        assert slow.cost_usd <= float(usd) <= 1.5 * slow.cost_usd
+        assert ("--deadline" in line) == (deadline_s is None)
+
+
+def test_the_runner_up_is_the_best_of_another_type_and_what_is_too_little_buys_nothing() -> None:
+    catalog, wanted = small(), request(budget_usd=2.0)
+    found = planning.plan(catalog, wanted)
+    why = planning.explain(catalog, found, date(2026, 8, 30))
+    other = next((r for r in (*found.recommendations, *found.failover) if r.worker.instance != "slow"), None)
+    assert (why.runner_up is None) == (other is None)
+    assert why.dollar_more_gain is None or why.dollar_more_gain == 0 or why.dollar_more_gain > 0.02
+    if all(role.role == "worker" for role in found.recommendations[0].roles):
+        assert not any("memory and network" in each for each in why.binding)
 
 
 def test_a_calm_zone_needs_no_memory_node() -> None:

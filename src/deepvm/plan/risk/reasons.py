@@ -10,7 +10,7 @@ from typing import Any
 
 from deepvm.json_fields import json_fields
 from deepvm.plan import architectures
-from deepvm.plan.result import Recommendation
+from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.risk.replays import Judged
 from deepvm.plan.risk.search import Found
 from deepvm.plan.risk.trial import Trial, tier_of
@@ -146,6 +146,16 @@ def _between(days: int, points: Sequence[tuple[int, float]]) -> float:
         if at <= high:
             return first + (second - first) * (math.log(at / low) / math.log(high / low))
     return points[-1][1]
+
+
+def runner_up_of(plan: Plan, chosen: Recommendation) -> Recommendation | None:
+    """Return the best plan of another machine type that ends the job, and in time if there is a deadline."""
+    allowed = 0.0 if plan.request.deadline_s is None else 1 - plan.request.confidence
+    for other in (*plan.recommendations, *plan.failover):
+        in_time = other.expected is not None and other.expected.missed <= allowed + 1e-9
+        if in_time and other.worker.instance != chosen.worker.instance:
+            return other
+    return None
 
 
 def flip_of_cost(chosen: Recommendation, runner_up: Recommendation | None) -> float | None:
