@@ -181,6 +181,19 @@ def test_gradients_are_accumulated_over_fetches_and_passes(fetches: int, passes:
     assert script.reports[0]["batch"] == batch
 
 
+def test_several_forward_passes_of_one_loss_are_one_batch() -> None:
+    script = Script(warmup=3)
+
+    def step() -> None:
+        for _ in range(2):  # accumulated gradients of triplets: an anchor, a positive and a negative one
+            (script.forward() + script.forward() - script.forward()).backward()
+        script.stepped(script.optimizer)
+
+    finishes(step)
+    assert script.reports[0]["batch"] == 10
+    assert not any(p._post_accumulate_grad_hooks for p in script.model.parameters())
+
+
 def test_the_batch_is_the_median_over_the_warm_up() -> None:
     script = Script(warmup=3)
     for batch in (7, 64, 8):

@@ -55,6 +55,9 @@ class Watch:
         self._waits: list[float] = []
         self._waited_s, self._fetched = 0.0, 0
         self._calls: list[int] = []  # samples of each forward pass of the first module, in this step
+        self._firsts: list[int] = []  # those that came first before each backward pass
+        self._backward_came = True
+        self._gradient_hooks: list[RemovableHandle] = []
         self._batches: list[int] = []  # samples of each step
         self._first: torch.nn.Module | None = None
         self._has_closure = False
@@ -96,11 +99,19 @@ class Watch:
             if tensor is None or next(module.parameters(), None) is None or not torch.is_grad_enabled():
                 return  # an augmentation, an evaluation, or a call by names: one of its parts gets the tensor
             self._first = module
+            held: list[Any] = [p for p in module.parameters() if p.requires_grad and p.is_leaf]
+            self._gradient_hooks = [p.register_post_accumulate_grad_hook(self._accumulated) for p in held]
         if module is self._first:
             self.seen["forward passes"] += 1
             if tensor is not None and torch.is_grad_enabled():
                 self._calls.append(int(tensor.shape[0]))
+                if self._backward_came or not self._gradient_hooks:
+                    self._firsts.append(self._calls[-1])
+                self._backward_came = False
                 self._precision = self._precision or _autocast(tensor.device.type)
+
+    def _accumulated(self, _: torch.Tensor) -> None:
+        self._backward_came = True
 
     # --- phases -------------------------------------------------------------------------------------------------
 
@@ -128,7 +139,8 @@ class Watch:
                 self._finish()
             self._count()
         self._progress(self.done)
-        self._waited_s, self._fetched, self._calls = 0.0, 0, []
+        self._waited_s, self._fetched, self._calls, self._firsts = 0.0, 0, [], []
+        self._backward_came = True
         self._begun_s = time.perf_counter()
 
     def _restart(self) -> None:
@@ -138,15 +150,22 @@ class Watch:
         self._times, self._waits = [], []
 
     def _observe_batch(self) -> None:
-        """Several fetches, or several forward passes, before an optimizer steps: gradients are accumulated."""
+        """Several fetches, or several backward passes, before an optimizer steps: gradients are accumulated. Several
+        forward passes before one backward pass are of one loss, such as that of triplets."""
         if not self._calls:
             return
         once = len(self._pace.optimizers) > 1 or self._has_closure  # other passes are over the same samples
-        parts = self._fetched or (1 if once else len(self._calls))
-        self._batches.append(sum(self._calls[:parts]) if parts <= len(self._calls) else self._calls[0] * parts)
+        if self._fetched:
+            parts = self._fetched
+            self._batches.append(sum(self._calls[:parts]) if parts <= len(self._calls) else self._calls[0] * parts)
+        else:
+            self._batches.append(self._calls[0] if once else sum(self._firsts))
 
     def _unhooked(self) -> bool:
         """Take the hook off forward passes. False if compiled code may be compiled again in the next step for that."""
+        for each in self._gradient_hooks:
+            each.remove()
+        self._gradient_hooks = []
         hook, self._forward_hook = self._forward_hook, None
         if hook is not None:
             hook.remove()
