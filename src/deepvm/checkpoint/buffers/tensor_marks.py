@@ -15,7 +15,7 @@ import torch
 BLOCK = 256  # tensors: they stay in the core's cache while all of a block is compared
 
 address_of, stride_of, _storage = torch.Tensor.data_ptr, torch.Tensor.stride, torch.Tensor.untyped_storage
-_storage_bytes = torch.UntypedStorage.nbytes
+storage_bytes = torch.UntypedStorage.nbytes
 _dtype, _shape = attrgetter("dtype"), attrgetter("shape")
 
 
@@ -38,7 +38,7 @@ class _Block:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._addresses, self._storages = numbers(address_of, tensors), list(map(_storage, tensors))
-        self._sizes = numbers(_storage_bytes, self._storages)  # a storage can shrink under its tensor
+        self._sizes = numbers(storage_bytes, self._storages)  # a storage can shrink under its tensor
         self._dtypes, known = list(map(_dtype, tensors)), dict[Any, Any]()
         self._shapes, self._strides = (
             [known.setdefault(value, value) for value in map(of, tensors)] for of in (_shape, stride_of)
@@ -48,7 +48,7 @@ class _Block:
     def holds(self, tensors: list[torch.Tensor]) -> bool:
         return (
             numbers(address_of, tensors) == self._addresses
-            and numbers(_storage_bytes, self._storages) == self._sizes
+            and numbers(storage_bytes, self._storages) == self._sizes
             and list(map(_dtype, tensors)) == self._dtypes
             and list(map(stride_of, tensors)) == self._strides
             and list(map(_shape, tensors)) == self._shapes

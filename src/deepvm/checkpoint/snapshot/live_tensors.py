@@ -15,7 +15,7 @@ import torch
 from deepvm.checkpoint.buffers.copying import ALONE_BYTES, ONE_CALL_BYTES, Copier, Span, Work, copy_jobs, is_small
 from deepvm.checkpoint.buffers.off_heap import run_off_heap
 from deepvm.checkpoint.buffers.staging import Staging
-from deepvm.checkpoint.buffers.tensor_marks import address_of, numbers
+from deepvm.checkpoint.buffers.tensor_marks import address_of, numbers, storage_bytes
 from deepvm.checkpoint.buffers.write_watch import Range, WriteWatch
 from deepvm.checkpoint.snapshot.live_pages import LivePages
 from deepvm.checkpoint.snapshot.live_parts import LiveParts, Part
@@ -39,7 +39,8 @@ class LiveTensors:
         self.chunk_map, self.staging, self._copier = chunk_map, staging, copier
         self.addresses = [None if t is None else t.data_ptr() for t in tensors]
         self._held = [t.detach() for t in tensors if t is not None]
-        self._marks = numbers(address_of, self._held)
+        self._storages = [t.untyped_storage() for t in self._held]
+        self._marks = numbers(address_of, self._held), numbers(storage_bytes, self._storages)
         self.locks = [threading.Lock() for _ in range(chunk_map.count)]  # of chunks, while they are read or move
         self.gate = threading.Event()  # open, unless a copy wants the memory's bandwidth and the cores for itself
         self.gate.set()
@@ -57,9 +58,9 @@ class LiveTensors:
         self._copying: Work | None = None
 
     def begin(self, *, live: bool = True) -> None:
-        """Protect what can be, and begin to copy all else. ``live``: False to copy everything. Only right after the
-        state was captured, by which the addresses are valid: a tensor that is held may have got other memory since the
-        last save (by ``share_memory_``), and what it had may be unmapped."""
+        """Protect what can be, and begin to copy all else. ``live``: False to copy everything. Only if the tensors are
+        ``unmoved``: one may have got other memory since the last save (by ``share_memory_``), and what it had may be
+        unmapped."""
         protected: tuple[Range, ...] = self.pages.protect() if live and self.pages is not None else ()
         if protected != self.in_place.ranges:
             self.in_place = run_off_heap(lambda: LiveParts(self.chunk_map, self.staging, self._large, protected))
@@ -69,11 +70,15 @@ class LiveTensors:
         else:
             self._copying = self._copier.start(self._copies)
 
+    def unmoved(self) -> bool:
+        """True if the tensors that are held have the memory for which this was planned."""
+        return (numbers(address_of, self._held), numbers(storage_bytes, self._storages)) == self._marks
+
     def finish(self) -> None:
         """Return when what ``begin`` copies is in staging memory. Raises if another thread gave a tensor other memory
         meanwhile: what was copied may be anything."""
         self._wait()
-        if numbers(address_of, self._held) != self._marks:
+        if not self.unmoved():
             raise CheckpointError("the memory of a tensor was freed (it was shared or resized) while save() copied it")
 
     def _wait(self) -> None:

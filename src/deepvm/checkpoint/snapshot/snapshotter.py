@@ -97,12 +97,23 @@ class Snapshotter:
             self._plan = None
         self._outgrown = False
         live, self._copy_next = self._live and not self._copy_next, False
-        captured, plan = self._plan_together(state)
+        last, begun = self._plan, False
+
+        def begin() -> None:
+            nonlocal begun
+            if last is not None and last.live.unmoved():
+                begun = True
+                last.live.begin(live=live)  # large copies begin while this thread compares the state
+
         try:
-            plan.live.begin(live=live)
+            captured, plan = self._plan_together(state, begin)
+            if plan is not last or not begun:
+                plan.live.begin(live=live)
             return self._stage(plan, captured, live), captured.texts
         except BaseException:
-            plan.live.abandon()
+            for one in (last, self._plan):
+                if one is not None:
+                    one.live.abandon()
             raise
 
     def _stage(self, plan: _Plan, captured: Captured, live: bool) -> Snapshot:
@@ -140,11 +151,11 @@ class Snapshotter:
                 (owned if live and address and address == tensor.data_ptr() else loose).append((entry, tensor))
         return self.device_copies.start(plan.live.staging, plan.chunk_map.layout, loose, owned)
 
-    def _plan_together(self, state: Mapping[str, Any]) -> tuple[Captured, _Plan]:
+    def _plan_together(self, state: Mapping[str, Any], begin: Callable[[], None]) -> tuple[Captured, _Plan]:
         """Capture the state. All ranks plan, or none; with room for the longest skeleton, and with one layout."""
 
         def capture() -> tuple[Captured, list[int]]:
-            captured = self._capture.take(state)
+            captured = self._capture.take(state, begin)
             fits = self._plan is not None and self._plan.still_fits(captured)
             return captured, [not fits, not (fits or self._may_plan_again(captured)), skeleton_bytes(captured)]
 

@@ -8,7 +8,7 @@ structure, hooks, classes, and each tensor's memory, type and layout. Everything
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -249,10 +249,11 @@ class Capture:
         self._tensors: dict[str, torch.Tensor] = {}
         self._texts: dict[str, bytearray] = {}
 
-    def take(self, components: Mapping[str, Any]) -> Captured:
+    def take(self, components: Mapping[str, Any], before_comparing: Callable[[], None] = lambda: None) -> Captured:
+        """``before_comparing`` is called when all code of the user's has run, if the components are the same."""
         known = [(name, id(component)) for name, component in components.items()]
         if known == self._components:
-            found = self._again()
+            found = self._again(before_comparing)
             if found is not None:
                 return found
         self._components = []  # until all of it is captured: a part may raise
@@ -264,12 +265,20 @@ class Capture:
         self._tensors, self._components = tensors, known
         return Captured(tensors=self._tensors, texts=texts, same=False, replaced={})
 
-    def _again(self) -> Captured | None:
+    def _again(self, before_comparing: Callable[[], None]) -> Captured | None:
         texts: dict[str, str] = {}
         replaced: dict[str, torch.Tensor] = {}
-        plain_first = sorted(self._parts.items(), key=lambda item: not isinstance(item[1], _Plain))
-        for name, part in plain_first:  # others' code may move the memory of modules, so these are compared after it
-            found = part.again()
+        plain = [name for name, part in self._parts.items() if isinstance(part, _Plain)]
+        others = [name for name in self._parts if name not in plain]
+        for name in [
+            *plain,
+            None,
+            *others,
+        ]:  # others' code may move the memory of modules, so these are compared after it
+            if name is None:
+                before_comparing()
+                continue
+            found = self._parts[name].again()
             if found is None:
                 return None
             texts[name], tensors = found
