@@ -50,7 +50,7 @@ def test_a_command_that_cannot_start_leaves_nothing_open(system: str, tmp_path: 
 
 def test_wait_returns_none_while_the_command_runs_and_end_ends_it(system: str, tmp_path: Path) -> None:
     process = started(tmp_path, "import os, time; print(os.getpid(), flush=True); time.sleep(1000)")
-    wait_until(lambda: process.wait(0.01) is None and process.lines(1) != [], "its output")
+    wait_until(lambda: process.wait(0.01) is None and process.output.endswith(b"\n"), "its output")
     assert process.wait(0.0) is None
     pid = int(process.lines(1)[0])
     process.end()
@@ -63,7 +63,7 @@ def test_a_session_is_ended_with_its_children(tmp_path: Path, monkeypatch: pytes
     code += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
     code += "print(os.getsid(0) == os.getpid(), child.pid, flush=True)\ntime.sleep(1000)"
     process = started(tmp_path, code)
-    wait_until(lambda: process.wait(0.01) is None and process.lines(1) != [], "its output")
+    wait_until(lambda: process.wait(0.01) is None and process.output.endswith(b"\n"), "its output")
     leads, child = process.lines(1)[0].split()
     assert leads == "True"
     process.end()

@@ -117,6 +117,15 @@ def test_a_gang_moves_back_when_that_is_cheaper_by_more_than_the_threshold_and_s
     assert gang(board).better(CLUSTER) is None
 
 
+def test_traffic_is_said_only_where_a_machine_keeps_checkpoints_in_another_zone() -> None:
+    board = Board()
+    for keepers, said in (((KEEPER,), True), ((), False)):
+        there = replace(CLUSTER, machines=(*(replace(w, zone=B, usd_per_hour=0.16) for w in WORKERS), *keepers))
+        found = gang(board).better(there)
+        assert found is not None
+        assert any("from another zone costs" in sentence for sentence in found[1]) is said
+
+
 def test_a_gang_returns_to_the_plans_own_type_when_that_does_the_same_work_for_less() -> None:
     board = Board()
     board.put(A, 2, 0.3, "g5.xlarge")

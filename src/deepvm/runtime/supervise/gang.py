@@ -207,7 +207,7 @@ def moved(present: Cluster, target: Cluster, why: str, cost: MoveCost) -> Moved:
         told.append(
             f"the move stops training for about {format_seconds(cost.still_s)}, which costs {format_usd(still_usd)}"
         )
-    if old.zone != new.zone and cost.state_bytes is not None:
+    if old.zone != new.zone and cost.state_bytes is not None and any(machine.keeps for machine in target.machines):
         traffic_usd = cost.state_bytes / _GB * move_usd_per_gb(old.zone, new.zone)
         usd += traffic_usd
         told.append(
