@@ -81,15 +81,16 @@ def test_a_restore_is_bound_by_its_busiest_connection_as_estimated(count: int, c
         before = len(brought)
         with Checkpointer(work.state, url, deadline_s=DEADLINE_S) as ckpt:
             assert ckpt.restore() == 1
-        opened = brought[before:]  # on a busy machine, one more than asked for may take the place of a slow one
-        busiest_s = max(opened) / FLOW_BYTES_PER_S
+        # On a busy machine, one more than asked for may take the place of a slow one; others bring answers alone.
+        bringing = [number for number in brought[before:] if number > sent / 100]
+        busiest_s = max(bringing) / FLOW_BYTES_PER_S
     estimate = restore_time(
         RestorePath(
             state_bytes=sent,
             worker_link_bytes_per_s=4e9,
             node_link_bytes_per_s=4e9,
             memory_nodes=count,
-            connections=max(connections, math.ceil(len(opened) / count)),
+            connections=max(connections, math.ceil(len(bringing) / count)),
             flow_bytes_per_s=FLOW_BYTES_PER_S,
         )
     )
