@@ -209,7 +209,7 @@ def test_hazards_of_two_ticks_are_not_drawn_together() -> None:
                 (0, 1, 2),
                 (0, 1, 2, 3, 4),
             ],
-        ),  # fmt: skip
+        ),
         (["a", "b"], [(0,), (1,), (0, 1)]),
     ],
 )
