@@ -81,18 +81,17 @@ def test_a_restore_is_bound_by_its_busiest_connection_as_estimated(count: int, c
         before = len(brought)
         with Checkpointer(work.state, url, deadline_s=DEADLINE_S) as ckpt:
             assert ckpt.restore() == 1
-        # On a busy machine, one more than asked for may take the place of a slow one; others bring answers alone.
-        bringing = [number for number in brought[before:] if number > sent / 100]
-        busiest_s = max(bringing) / FLOW_BYTES_PER_S
+        busiest_s = max(brought[before:]) / FLOW_BYTES_PER_S
     estimate = restore_time(
         RestorePath(
             state_bytes=sent,
             worker_link_bytes_per_s=4e9,
             node_link_bytes_per_s=4e9,
             memory_nodes=count,
-            connections=max(connections, math.ceil(len(bringing) / count)),
+            connections=connections,
             flow_bytes_per_s=FLOW_BYTES_PER_S,
         )
     )
     assert estimate.bound_by == "its connections"
-    assert 0.8 < busiest_s / estimate.fetch_s < 2.0
+    # The connection that asked for the manifest brings chunks, too: three share what two are expected to bring.
+    assert 0.66 < busiest_s / estimate.fetch_s < 2.0
