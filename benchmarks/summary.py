@@ -10,6 +10,7 @@ from benchmarks import display
 
 RESULTS = Path(__file__).parent / "results"
 BESIDE = {
+    "agreement": "the simulator, on the same market",
     "calibration": "what the predicted configurations take",
     "checkpoint": "the paper's scheme, torch.save, safetensors, DCP, five other packages, memcpy, iperf3",
     "sharing": "the same saves without a look for shared chunks",

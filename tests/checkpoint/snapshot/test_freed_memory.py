@@ -5,7 +5,9 @@ Each case runs in a process of its own, since reading freed memory ends it.
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import subprocess
 import sys
 from collections.abc import Callable
@@ -175,10 +177,11 @@ def test_guarded_copies_gather_and_scatter() -> None:
 
 
 def test_memory_that_is_gone_is_an_error() -> None:
-    mapped = torch.randn(LARGE)
-    address, size = mapped.data_ptr(), mapped.nbytes
+    size = 1 << 20
+    held = mmap.mmap(-1, size)  # kept, so that no other thread gets this address; but nobody may read it any more
+    address = ctypes.addressof(ctypes.c_char.from_buffer(held))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 0) == 0
     to = Staging(size)
-    del mapped
     with pytest.raises(MemoryGone, match="freed"):
         GuardedCopy([(address, size)]).into(to.address)
 
