@@ -1,4 +1,4 @@
-"""How long before its end a spot machine is told of it: a cloud in, the seconds that its manual promises out.
+"""How long before its end a spot machine gets a notice: a cloud in, the seconds that its manual promises out.
 
 Clouds promise the time, not the notice: an interruption may come without one, and traces do not say which did.
 """

@@ -19,7 +19,7 @@ Texts = dict[str, bytearray]  # a rank's plain values, as JSON by component
 
 
 def save_name(session: str, attempt: int) -> str:
-    """Return the name of one save in its manifest's facts: a step that is saved again is another save."""
+    """Return the name of one save in its manifest's facts: a step that is saved again has another name."""
     return f"{fingerprint(session)}/{attempt}"
 
 

@@ -49,7 +49,7 @@ class _Saving:
 
 
 class LastMoment:
-    """Decides when a gang goes on demand, and when it returns."""
+    """Decides when a gang changes to on-demand machines, and when it returns."""
 
     def __init__(
         self,
