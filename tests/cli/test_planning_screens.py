@@ -23,8 +23,9 @@ from deepvm.performance.job import Component, Job
 from deepvm.performance.measured import Machine, Provenance, Samples
 from deepvm.performance.profile import OVERHEADS, ComputePoint, NetworkPoint, OverheadPoint, Profile, ScalingPoint
 from deepvm.plan.explain import Figure, PriceAge, QuotaRaise
-from deepvm.plan.risk.conduct import LAST_MOMENT, Conduct, Expected
+from deepvm.plan.result import Expected
 from deepvm.plan.risk.reasons import Change, RiskReasons
+from deepvm.policy.conduct import LAST_MOMENT, Conduct
 from deepvm.simulate.outcome import Outcomes
 from deepvm.simulate.risk import Risk
 from deepvm.simulate.strategy import Strategy

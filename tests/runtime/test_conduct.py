@@ -11,9 +11,9 @@ import pytest
 
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy import YoungDaly, parse_policy
+from deepvm.policy.conduct import Conduct
 from deepvm.runtime.agent.prefetch import store_urls
 from deepvm.runtime.cluster import Cluster, load_cluster, scaled
-from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.ledger.ledger import Ledger
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.policies import (
@@ -59,12 +59,12 @@ def test_a_plan_says_how_to_run_it_and_the_ledger_keeps_that(tmp_path: Path) -> 
     "wrong",
     [
         "wait", {"at_loss": "panic"}, {"least_workers": 0}, {"zones": "us-east-1a"}, {"save": 5}, {"tier": "tape"},
-        {"fallback": "maybe"}, {"replicas": -1}, {"fallback_tries": -1},
+        {"fallback": "maybe"}, {"replicas": -1}, {"fallback_tries": -1}, {"way_back": 1}, {"ceiling": 0.5},
     ],
 )  # fmt: skip
 def test_a_conduct_that_is_not_one_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(DeepvmError, match="not a valid plan"):
-        cluster_with(tmp_path, wrong)
+        cluster_with(tmp_path, {**CONDUCT, **wrong} if isinstance(wrong, dict) else wrong)
 
 
 def test_the_user_decides_then_the_plan_then_the_default() -> None:
@@ -142,19 +142,19 @@ def test_the_least_number_of_workers_shrinks_with_the_part_of_the_plan_that_this
 
 
 def test_a_plans_save_policy_that_is_not_valid_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    chosen = choose_policies(Conduct(save="often"), policy=None, after_loss=None)
+    with pytest.raises(DeepvmError, match="not a valid plan: 'often' is not a valid save policy"):
+        cluster_with(tmp_path, {**CONDUCT, "save": "often"})
     script = tmp_path / "x.py"
     script.touch()
     with pytest.raises(UsageError, match="'often' is not a valid save policy"):
-        RunSpec(script=str(script), policy=chosen.policy).check()
+        RunSpec(script=str(script), policy="often").check()
 
 
-def test_a_plan_says_whether_it_goes_on_demand_and_what_a_cloud_does_not_do_of_it(tmp_path: Path) -> None:
-    assert Conduct.from_json(CONDUCT).not_followed_in_a_cloud == ()
-    late = Conduct.from_json({**CONDUCT, "fallback": "on-demand at the last moment", "fallback_tries": 4})
-    assert late.fallback_tries == 4
-    (note,) = late.not_followed_in_a_cloud
-    assert "on this machine only" in note
+def test_a_conduct_comes_back_from_its_json() -> None:
+    late = Conduct.from_json({**CONDUCT, "ceiling": 2, "fallback": "on-demand at the last moment", "fallback_tries": 4})
+    assert (late.fallback_tries, late.ceiling) == (4, 2)
+    assert Conduct.from_json(late.to_json()) == late
+    assert Conduct.from_json(Conduct().to_json()) == Conduct()
 
 
 def test_a_plan_says_how_long_its_work_takes_and_its_deadline(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def command(
         document["explanation"] = reasons.to_json()
     expected = plan.recommendations[0].expected
     if risk and expected is not None:
-        document["risk"] = expected.distribution()
+        document["risk"] = expected.risk.distribution()
     deadline_h = None if request.deadline_s is None else request.deadline_s / 3600
     if figure is not None and expected is not None:
         from deepvm.cli.risk.figure import draw_risk

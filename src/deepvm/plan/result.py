@@ -17,8 +17,9 @@ from deepvm.plan.search.board import LeftOut
 
 if TYPE_CHECKING:
     from deepvm.plan.rehearsal.written import Replay
-    from deepvm.plan.risk.conduct import Conduct, Expected
     from deepvm.plan.risk.search import Found
+    from deepvm.policy.conduct import Conduct
+    from deepvm.simulate.risk import Risk
 
 FORMAT = "deepvm-plan/1"
 
@@ -79,6 +80,34 @@ class RestoreForecast:
         sizes = json_fields(self, "state_bytes workers memory_nodes")
         total = {"on_demand_total_s": self.on_demand_s, "measured": list(self.measured)}
         return {**sizes, **self.time.to_json(), **total}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Expected:
+    """What replays of a recommendation gave, over many starts."""
+
+    risk: Risk
+    notes: tuple[str, ...] = ()  # what the history does not show
+
+    @property
+    def cost_usd(self) -> float:
+        return self.risk.mean_usd
+
+    @property
+    def hours(self) -> float:
+        return self.risk.mean_h
+
+    @property
+    def missed(self) -> float:
+        return self.risk.missed
+
+    @property
+    def guess(self) -> bool:
+        """True if the history is too short, or of another accelerator."""
+        return not self.risk.history.enough
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.risk.to_json(), "notes": list(self.notes)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.plan.result import FORMAT as PLAN_FORMAT
-from deepvm.runtime.conduct import Conduct
+from deepvm.policy.conduct import Conduct
 
 RoleName = Literal["worker", "anchor", "memory"]
 Market = Literal["spot", "on-demand"]

@@ -14,6 +14,7 @@ from deepvm import strict_json as strict
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.policy import parse_policy
 from deepvm.policy.batch import BATCH_POLICIES, KEEP_GLOBAL
+from deepvm.policy.conduct import Conduct
 from deepvm.policy.loss import parse_after_loss
 from deepvm.runtime.entry import Entry
 
@@ -25,7 +26,6 @@ JOB_FIELDS = (
     "run", "script", "args", "policy", "after_loss", "batch", "planned_world_size", "memory_bytes", "durable",
     "max_restarts", "env", "module", "replicas",
 )  # fmt: skip
-SAVE, AFTER_LOSS = "every 10s or at notice", "wait"  # where neither the user nor the plan decides
 _START_FIELDS = frozenset(
     {"run", "folder", "token_file", "hub", "planned_world_size", "replicas", "env"}
 )  # not in the settings
@@ -40,8 +40,8 @@ class RunSpec:
     module: bool = False  # the script is a module's name, as after ``python -m``
     cwd: str = ""  # of the workers, on local machines; empty: that of deepvm run
     rank: int = 1  # of the plan's recommendations
-    policy: str = SAVE  # of saves
-    after_loss: str = AFTER_LOSS
+    policy: str = Conduct().save
+    after_loss: str = Conduct().after_loss
     batch: str = KEEP_GLOBAL
     preempt: str = ""
     seed: int = 0

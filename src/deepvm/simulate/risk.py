@@ -20,6 +20,7 @@ from deepvm.simulate.strategy import Strategy
 
 Floats = NDArray[np.float64]
 STARTS = 200
+BINS = 12  # of a distribution
 PATIENCE = 10  # a run that takes this many times its work has not finished
 
 
@@ -47,6 +48,18 @@ class Risk:
 
     def to_json(self) -> dict[str, Any]:
         return {**summary(self.outcomes, self.deadline_h), "history": self.history.to_json()}
+
+    def distribution(self) -> dict[str, Any]:
+        """Return histograms of cost and time: the edges of equal bins, and the share of the starts in each."""
+        return {"cost_usd": _histogram(self.outcomes.cost_usd), "hours": _histogram(self.outcomes.hours)}
+
+
+def _histogram(values: Floats) -> dict[str, list[float]]:
+    low, high = float(values.min()), float(values.max())
+    if high - low < 1e-6 * max(1.0, abs(high)):  # a plan of on-demand machines has one cost
+        return {"edges": [low, high], "share": [1.0]}
+    counts, edges = np.histogram(values, bins=BINS, range=(low, high))
+    return {"edges": edges.tolist(), "share": (counts / len(values)).tolist()}
 
 
 def risk_of(

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from deepvm.performance.checks import check_number
 from deepvm.policy.fallback import Fallback, SafetyNet, UniformProgress
 from deepvm.policy.placement import CheapestUp, Stay
-from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import FixedInterval, NeverSave, SaveTimes
-from deepvm.simulate.strategy import Strategy
+from deepvm.simulate.strategy import Overheads, Strategy
 
 NAMES = (
     "on-demand",
@@ -25,8 +24,6 @@ NAMES = (
     "planned",
     "oracle",
 )
-LEAST_INTERVAL_S = 10.0  # a save more often than this is not worth its bookkeeping
-MOST_INTERVAL_S = 3600.0
 TRIES = 4  # of spot machines, once on-demand ones had to be rented
 BOOT_S = 90.0  # from the request of a machine to its first process: EC2 boots in 40 to 90 s
 
@@ -73,7 +70,7 @@ class Maker:
         stay, move = Stay(zone), CheapestUp(way_back=0.9, most_usd=self.on_demand_usd)
         makers = {
             "on-demand": lambda: replace(self.durable(stay), on_demand_only=True, fallback=SafetyNet()),
-            "no-checkpoint": lambda: self._strategy("no-checkpoint", NeverSave(), stay, 0.0),
+            "no-checkpoint": lambda: self._strategy(self._overheads(restore_s=0.0), stay, saves=NeverSave()),
             "durable": lambda: self.durable(stay),
             "single-anchor": lambda: self.anchor(stay),
             "tiering": lambda: self.tiering(stay),
@@ -87,19 +84,20 @@ class Maker:
         """Checkpoints in the memory of on-demand nodes in the gang's zone."""
         rates, size = self.rates, self.job.checkpoint_bytes
         nodes = rates.memory_nodes(size)
-        saves = self._saves(rates.stall_s, size / (rates.memory_bytes_per_s * nodes))
-        restore_s, moves_s = size / (rates.restore_bytes_per_s * nodes), size / rates.cross_zone_bytes_per_s
-        made = self._strategy(
-            "tiering", saves, placement, restore_s, fallback, keeper_usd=nodes * rates.memory_node_usd
-        )
-        return replace(made, move_h=moves_s / 3600)
+        over = self._overheads(
+            remote_s=size / (rates.memory_bytes_per_s * nodes), restore_s=size / (rates.restore_bytes_per_s * nodes),
+            move_s=size / rates.cross_zone_bytes_per_s,
+        )  # fmt: skip
+        return self._strategy(over, placement, fallback, keeper_usd=nodes * rates.memory_node_usd)
 
     def durable(self, placement: Stay | CheapestUp, fallback: Fallback | None = None) -> Strategy:
         """Checkpoints in object storage only."""
         rates, size = self.rates, self.job.checkpoint_bytes
-        transfer_s = size / (rates.durable_bytes_per_s * self.job.machines)
-        restore_s = size / rates.durable_bytes_per_s  # each machine reads all of it
-        return self._strategy("durable", self._saves(rates.durable_stall_s, transfer_s), placement, restore_s, fallback)
+        over = self._overheads(
+            stall_s=rates.durable_stall_s, remote_s=size / (rates.durable_bytes_per_s * self.job.machines),
+            restore_s=size / rates.durable_bytes_per_s,  # each machine reads all of it
+        )  # fmt: skip
+        return self._strategy(over, placement, fallback)
 
     def anchor(self, placement: Stay | CheapestUp) -> Strategy:
         """One on-demand machine of the gang keeps the checkpoints, and bills through outages.
@@ -107,10 +105,8 @@ class Maker:
         It trains with fewer spot machines than the job's gang if the budget pays no more of them beside the anchor."""
         rates, size, wanted = self.rates, self.job.checkpoint_bytes, self.job.machines
         spot = self._paid_beside(self.on_demand_usd, wanted - 1)
-        made = self._strategy(
-            "single-anchor", self._saves(rates.stall_s, size / rates.memory_bytes_per_s), placement,
-            size / rates.restore_bytes_per_s, keeper_usd=self.on_demand_usd, spot_machines=spot,
-        )  # fmt: skip
+        over = self._overheads(remote_s=size / rates.memory_bytes_per_s, restore_s=size / rates.restore_bytes_per_s)
+        made = self._strategy(over, placement, keeper_usd=self.on_demand_usd, spot_machines=spot)
         if spot == wanted - 1:
             return made
         return replace(made, speed=tuple(n / spot * (spot + 1) / wanted for n in range(spot + 1)))
@@ -121,34 +117,32 @@ class Maker:
             return most
         return min(most, max(1, int((self.budget_usd - keeper_usd) / self.spot_usd + 1e-9)))
 
-    def _saves(self, stall_s: float, transfer_s: float) -> SaveTimes:
-        """Return the interval of Young and Daly for the gang's losses, long enough for one save to be sent."""
-        wanted_s = daly_interval_s(stall_s, self.losses_per_h / 3600)
-        interval_s = min(max(wanted_s, LEAST_INTERVAL_S, 2 * transfer_s), MOST_INTERVAL_S)
-        return FixedInterval(interval_h=interval_s / 3600, stall_h=stall_s / 3600, remote_h=transfer_s / 3600)
+    def _overheads(self, *, restore_s: float, **figures: float) -> Overheads:
+        rates = self.rates
+        usual = {"start_s": rates.start_s, "regroup_s": rates.regroup_s, "stall_s": rates.stall_s}
+        return Overheads(restore_s=restore_s, **usual | figures)
 
     def _strategy(
         self,
-        name: str,
-        saves: SaveTimes,
+        over: Overheads,
         placement: Stay | CheapestUp,
-        restore_s: float,
         fallback: Fallback | None = None,
         *,
+        saves: SaveTimes | None = None,
         keeper_usd: float = 0.0,
         spot_machines: int | None = None,
     ) -> Strategy:
-        rates = self.rates
-        made = Strategy(
-            name=name,
-            saves=saves,
+        rates, every_s = self.rates, over.interval_s(self.losses_per_h)
+        at_interval = FixedInterval(
+            interval_h=every_s / 3600, stall_h=over.stall_s / 3600, remote_h=over.remote_s / 3600
+        )
+        made = over.strategy(
+            name="",
+            saves=saves or at_interval,
             placement=placement,
             fallback=fallback,
             spot_machines=spot_machines,
             keeper_usd=keeper_usd,
-            start_h=rates.start_s / 3600,
-            restore_h=restore_s / 3600,
-            regroup_h=rates.regroup_s / 3600,
             notices=Notices(seconds=rates.notice_s, share=rates.notices) if rates.notices else None,
         )
         if self.budget_usd is None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deepvm.errors import UsageError
+from deepvm.json_fields import json_fields
 from deepvm.performance.checks import check_number
 from deepvm.policy.fallback import Fallback, Rest, margin_h
 from deepvm.policy.placement import Placement, Stay
+from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.notices import Notices
 from deepvm.simulate.saves import NeverSave, SaveTimes
 
 Floats = NDArray[np.float64]
+LEAST_INTERVAL_S = 10.0  # a save more often than this is not worth its bookkeeping
+MOST_INTERVAL_S = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,4 +87,37 @@ class Strategy:
         return Rest(
             work_h=job.work_h, done_h=done_h, deadline_h=job.deadline_h, speed=speed, needed_h=needed_h,
             margin_h=self.margin_h,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Overheads:
+    """What saves, restores and starts of a cluster take: seconds, and dollars of one save."""
+
+    start_s: float  # from the request of a machine to its first step, without the restore
+    regroup_s: float  # when machines come or go while others stay
+    stall_s: float  # of training, by a save
+    remote_s: float = 0.0  # until a save is safe
+    restore_s: float = 0.0
+    move_s: float = 0.0  # more, if the checkpoint comes from another zone
+    save_usd: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return json_fields(self, "start_s regroup_s stall_s remote_s restore_s move_s save_usd")
+
+    def interval_s(self, losses_per_h: float) -> float:
+        """Return the whole seconds between two saves that lose the least time (Young and Daly), enough to send one."""
+        wanted_s = daly_interval_s(self.stall_s, losses_per_h / 3600)
+        return float(math.ceil(min(max(wanted_s, LEAST_INTERVAL_S, 2 * self.remote_s), MOST_INTERVAL_S)))
+
+    def lost_share(self, interval_s: float, losses_per_h: float) -> float:
+        """Return the hours that an hour of training takes more, by saves and losses."""
+        repeated_h = (interval_s / 2 + self.remote_s + self.restore_s + self.start_s) / 3600
+        return self.stall_s / interval_s + losses_per_h * repeated_h
+
+    def strategy(self, **decisions: Any) -> Strategy:
+        """Return the strategy of a cluster that has these."""
+        return Strategy(
+            start_h=self.start_s / 3600, restore_h=self.restore_s / 3600, regroup_h=self.regroup_s / 3600,
+            move_h=self.move_s / 3600, **decisions,
         )  # fmt: skip

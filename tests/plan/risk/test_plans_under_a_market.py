@@ -255,7 +255,7 @@ def test_distributions_hold_all_starts() -> None:
     plan = planning.plan(small(), request(deadline_s=DUE_S))
     expected = plan.recommendations[0].expected
     assert expected is not None
-    for found in expected.distribution().values():
+    for found in expected.risk.distribution().values():
         assert sum(found["share"]) == pytest.approx(1.0)
         assert len(found["edges"]) == len(found["share"]) + 1
 

@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import deepvm
 from deepvm.cli.app import run as deepvm_command
 from deepvm.errors import DeepvmError
 from deepvm.events import Event
+from deepvm.policy.conduct import LAST_MOMENT, Conduct, Fallback
 from deepvm.runtime.backends.ec2 import backend as ec2_module
 from deepvm.runtime.cluster import load_cluster
 from deepvm.runtime.ledger.ledger import Ledger
@@ -472,6 +474,17 @@ def test_a_lost_hub_ends_the_following_with_what_to_do(sky: Sky, here: Path, mon
     assert said[-1] == "memory/0 is down (lost)"
     cloud_run.end("r1")
     assert sky.alive == {}
+
+
+@pytest.mark.parametrize(("fallback", "notes"), [(LAST_MOMENT, 1), ("none", 0)])
+def test_a_cloud_says_that_it_does_not_keep_the_plans_deadline(
+    fallback: Fallback, notes: int, sky: Sky, here: Path
+) -> None:
+    said: list[str] = []
+    planned = replace(load_cluster("plan.json", rank=RANK), conduct=Conduct(fallback=fallback))
+    settings = RunSpec(script="train.py", rank=RANK)
+    cloud_run.run_cloud("skypilot", planned, settings, "r1", options=SKY, dry_run=True, show=said.append)
+    assert sum("on this machine only" in text for text in said) == notes
 
 
 def test_a_module_is_not_run_on_machines_of_a_cloud(here: Path) -> None:

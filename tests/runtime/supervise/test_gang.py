@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from deepvm.market.trace import region_of
+from deepvm.policy.conduct import Conduct
 from deepvm.policy.loss import AfterLoss
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.supervise.gang import Gang
 from tests.support.runtime.machines import machine
 
@@ -164,6 +164,14 @@ def test_a_zone_dearer_than_on_demand_is_not_taken() -> None:
     board.put(A, 0, 0.5)
     board.put(B, 2, 0.6)
     assert gang(board).instead_of(CLUSTER, WORKERS[0], "sold out") is None
+
+
+def test_a_zone_above_the_plans_ceiling_is_not_taken() -> None:
+    board = Board()
+    board.put(A, 0, 0.1)
+    planned = replace(CLUSTER, conduct=Conduct(zones=(A, B), ceiling=1.5))
+    assert gang(board).instead_of(planned, WORKERS[0], "sold out") is None, "0.16 is over 1.5 times 0.1"
+    assert gang(board).instead_of(CLUSTER, WORKERS[0], "sold out") is not None, "by default, 3 times"
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -15,11 +15,11 @@ import pytest
 
 from deepvm.events import Event
 from deepvm.policy import parse_policy
+from deepvm.policy.conduct import Conduct
 from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.loss import AfterLoss
 from deepvm.runtime.backends.base import Change, NoCapacity
 from deepvm.runtime.cluster import Cluster, Machine
-from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.hub.client import HubClient
 from deepvm.runtime.hub.hub import Hub
 from deepvm.runtime.ledger.ledger import Ledger

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deepvm.drawing import canvas
-from deepvm.plan.risk.conduct import Expected
+from deepvm.plan.result import Expected
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def draw_risk(expected: Expected, path: Path, *, title: str, deadline_h: float | None) -> None:
     """Draw both histograms, with mean, p5 and p95, and with the deadline."""
-    document, summary = expected.distribution(), expected.to_json()
+    document, summary = expected.risk.distribution(), expected.to_json()
     with canvas.figure([path], width_in=9.0, height_in=3.8) as drawn:
         starts = len(expected.risk.outcomes.hours)
         canvas.headline(drawn, title, f"replayed from {starts} starts; {expected.risk.history}")

@@ -15,8 +15,9 @@ from deepvm.plan import Recommendation
 from deepvm.units import format_usd
 
 if TYPE_CHECKING:
-    from deepvm.plan.risk.conduct import Conduct, Expected
+    from deepvm.plan.result import Expected
     from deepvm.plan.risk.reasons import Change, RiskReasons
+    from deepvm.policy.conduct import Conduct
 
 _BAR = 32  # characters of the longest bar
 _EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -72,7 +73,7 @@ def show_conduct(best: Recommendation, failover: Sequence[Recommendation], advic
 
 def show_distribution(expected: Expected, deadline_h: float | None) -> None:
     """Draw cost and time of the first recommendation as bars."""
-    document = expected.distribution()
+    document = expected.risk.distribution()
     for name, title, unit in (("cost_usd", "Cost", "$"), ("hours", "Time", "h")):
         starts = len(expected.risk.outcomes.hours)
         rows = table(f"\n{title}  over {starts} start{'' if starts == 1 else 's'}", f">{unit}", "share", "")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from deepvm import strict_json as strict
 from deepvm.catalog.model import MOST_USD
@@ -14,21 +14,21 @@ from deepvm.errors import MalformedFile, UsageError
 from deepvm.market.trace import Trace
 from deepvm.performance.profile import Profile
 from deepvm.plan.rehearsal.written import Replay
-from deepvm.plan.risk.conduct import AtLoss, Conduct, Fallback, Figures, Tier
-from deepvm.plan.risk.overheads import Overheads, measured_overheads
+from deepvm.plan.risk.overheads import measured_overheads
 from deepvm.plan.risk.recorded import Recorded, recorded_markets
 from deepvm.plan.risk.replays import Replays, on_demand_risk
 from deepvm.plan.risk.screen import MOST_WORK_H
 from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket, most_worlds
+from deepvm.plan.risk.strategy import Figures, strategy_of
+from deepvm.policy.conduct import Conduct
 from deepvm.simulate.inputs.planned_cluster import MOST_BYTES
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.risk import PATIENCE, Risk
-from deepvm.simulate.strategy import Strategy
+from deepvm.simulate.strategy import Overheads, Strategy
 
 HINT = "make a plan with: deepvm plan --budget 3 --work 24h@g4dn.xlarge -o plan.json"
 MOST_STARTS = 100_000
 _MOST_MACHINES, _MOST_S, _TEXT, _MOST_DRAWN = 10_000, 1e9, 500, 5000
-_MOST_TRIES = 1000
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,8 +76,8 @@ class Planned:
 
     @cached_property
     def strategy(self) -> Strategy:
-        made = self.conduct.strategy(
-            self.written.figures, name=self.name, zones=len(self.columns), notices=self.notices
+        made = strategy_of(
+            self.conduct, self.written.figures, name=self.name, zones=len(self.columns), notices=self.notices
         )
         return replace(made, name="planned")
 
@@ -154,7 +154,7 @@ def read_planned(path: Path) -> Planned | None:
         worker = next(role for role in roles if role.get("role") == "worker")
         return Planned(
             name=strict.text(strict.member(best, "architecture"), "architecture", _TEXT),
-            conduct=_conduct(strict.member(best, "conduct")),
+            conduct=Conduct.from_json(strict.member(best, "conduct")),
             written=written,
             job=_job(request, _number(best, "performance", 1e15), written.figures.machines),
             notices=strict.number(request.get("notices", 0.0), "notices", 0, 1),
@@ -187,30 +187,6 @@ def _job(request: Mapping[str, Any], performance: float, machines: int) -> GangJ
         deadline_h=None if deadline_s is None else deadline_s / 3600,
         usd_per_hour_of_waiting=strict.number(request.get("usd_per_hour_of_waiting", 0.0), "usd_per_hour", 0, MOST_USD),
     )
-
-
-def _conduct(document: Any) -> Conduct:
-    table = strict.table(document, "conduct")
-    zones = strict.array(strict.member(table, "zones"), "zones", _MOST_MACHINES)
-    return Conduct(
-        zones=tuple(strict.text(zone, "a zone", _TEXT, least=1) for zone in zones),
-        way_back=_optional(table, "way_back", 1),
-        ceiling=_optional(table, "ceiling", MOST_USD),
-        at_loss=_choice(table, "at_loss", AtLoss),
-        least_workers=strict.integer(strict.member(table, "least_workers"), "least_workers", 1, _MOST_MACHINES),
-        save=strict.text(strict.member(table, "save"), "save", _TEXT, least=1),
-        tier=_choice(table, "tier", Tier),
-        replicas=strict.integer(strict.member(table, "replicas"), "replicas", 0, _MOST_MACHINES),
-        fallback=_choice(table, "fallback", Fallback),
-        fallback_tries=strict.integer(table.get("fallback_tries", 0), "fallback_tries", 0, _MOST_TRIES),
-    )
-
-
-def _choice(table: Mapping[str, Any], name: str, kind: Any) -> Any:
-    value = strict.member(table, name)
-    if value not in get_args(kind):
-        raise strict.MalformedJson(f"{name} is {strict.brief(value)}, not one of {', '.join(get_args(kind))}")
-    return value
 
 
 def _replay(document: Any) -> Replay:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from deepvm.json_fields import json_value
-from deepvm.plan.risk.conduct import Figures
 from deepvm.plan.risk.spot import TypeMarket
+from deepvm.plan.risk.strategy import Figures
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,9 +15,8 @@ from deepvm.plan.infeasible import infeasible
 from deepvm.plan.planner import MOST_FAILOVERS, instance_rows, recommendation
 from deepvm.plan.rehearsal.written import Replay
 from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES, Request
-from deepvm.plan.result import Plan, Recommendation
+from deepvm.plan.result import Expected, Plan, Recommendation
 from deepvm.plan.risk.advice import advice_of
-from deepvm.plan.risk.conduct import Expected
 from deepvm.plan.risk.deadline import never_ends, nothing_keeps
 from deepvm.plan.risk.replays import Judged, Progress
 from deepvm.plan.risk.search import estimate, place_of, search, shape_of

@@ -7,51 +7,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from deepvm.json_fields import json_fields
 from deepvm.performance.overheads import overhead
 from deepvm.performance.profile import Profile
 from deepvm.plan.forecast import part_gbps, restore_forecast
-from deepvm.plan.risk.conduct import Tier
 from deepvm.plan.search.board import Board
 from deepvm.plan.search.space import Candidate
 from deepvm.plan.search.tiers import FAILURES_PER_YEAR
-from deepvm.policy.saving import daly_interval_s
-from deepvm.simulate.strategies import BOOT_S, LEAST_INTERVAL_S, MOST_INTERVAL_S, Rates
+from deepvm.policy.conduct import Tier
+from deepvm.simulate.strategies import BOOT_S, Rates
+from deepvm.simulate.strategy import Overheads
 
 RATES = Rates()
+USUAL = Overheads(start_s=RATES.start_s, regroup_s=RATES.regroup_s, stall_s=RATES.stall_s)  # if nothing is measured
 DURABLE_USD_PER_PART = 5e-6  # an upload of one part into S3 Standard, us-east-1, list price of 2026-08
 DURABLE_PART_BYTES = 8 * 2**20
 NODE_FAILURES_PER_H = FAILURES_PER_YEAR / (365 * 24)
 _BYTES_PER_S = 1e9 / 8  # of a Gbit/s
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Overheads:
-    """Seconds; and dollars of one save."""
-
-    start_s: float = RATES.start_s  # from the request of a machine to its first step, without the restore
-    regroup_s: float = RATES.regroup_s
-    stall_s: float = RATES.stall_s  # of training, by a save
-    remote_s: float = 0.0  # until a save is safe
-    restore_s: float = 0.0
-    move_s: float = 0.0  # more, if the checkpoint comes from another zone
-    save_usd: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return json_fields(self, "start_s regroup_s stall_s remote_s restore_s move_s save_usd")
-
-    def interval_s(self, losses_per_h: float) -> float:
-        """Return the whole seconds between two saves that lose the least time, and leave time to send one."""
-        wanted_s = daly_interval_s(self.stall_s, losses_per_h / 3600)
-        return float(math.ceil(min(max(wanted_s, LEAST_INTERVAL_S, 2 * self.remote_s), MOST_INTERVAL_S)))
-
-    def lost_share(self, interval_s: float, losses_per_h: float) -> float:
-        """Return the hours that an hour of training takes more, by saves and losses."""
-        repeated_h = (interval_s / 2 + self.remote_s + self.restore_s + self.start_s) / 3600
-        return self.stall_s / interval_s + losses_per_h * repeated_h
 
 
 def rough_overheads(board: Board, tier: Tier, worker: int) -> Overheads:
@@ -59,12 +32,15 @@ def rough_overheads(board: Board, tier: Tier, worker: int) -> Overheads:
     size = board.request.checkpoint_bytes
     link = min(RATES.memory_bytes_per_s, float(board.workers.gbps[worker]) * _BYTES_PER_S)
     if tier == "durable":
-        return Overheads(
+        return replace(
+            USUAL,
             stall_s=_measured(board, "save_stall", RATES.durable_stall_s),
             restore_s=size / RATES.durable_bytes_per_s,
             save_usd=_save_usd(size),
         )
-    return Overheads(stall_s=_measured(board, "save_stall", RATES.stall_s), remote_s=size / link, restore_s=size / link)
+    return replace(
+        USUAL, stall_s=_measured(board, "save_stall", RATES.stall_s), remote_s=size / link, restore_s=size / link
+    )
 
 
 def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) -> Overheads:
@@ -74,7 +50,8 @@ def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) 
     regroup_s = _measured(board, "regroup", RATES.regroup_s)
     if tier == "durable":
         taken = min(RATES.durable_bytes_per_s, link)
-        return Overheads(
+        return replace(
+            USUAL,
             regroup_s=regroup_s,
             stall_s=_measured(board, "save_stall", RATES.durable_stall_s),
             remote_s=size / (taken * count),
@@ -86,7 +63,8 @@ def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) 
     node_link = keeper.count * part_gbps(board, keeper) * _BYTES_PER_S
     forecast = restore_forecast(board, candidate, float(board.workers.gbps[candidate.worker]))
     into = min(link * senders, node_link)
-    return Overheads(
+    return replace(
+        USUAL,
         regroup_s=regroup_s,
         stall_s=_measured(board, "save_stall", RATES.stall_s),
         remote_s=size * max(1, replicas) / into if math.isfinite(into) else size / RATES.memory_bytes_per_s,

@@ -13,7 +13,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from deepvm.plan.risk.conduct import Tier
 from deepvm.plan.risk.overheads import NODE_FAILURES_PER_H, rough_overheads
 from deepvm.plan.risk.spot import Spot, TypeMarket
 from deepvm.plan.risk.trial import (
@@ -26,6 +25,7 @@ from deepvm.plan.risk.trial import (
 )
 from deepvm.plan.search.board import Floats, Ints
 from deepvm.plan.search.space import Space
+from deepvm.policy.conduct import Tier
 from deepvm.units import USD_TOLERANCE
 
 MOST_WORK_H = 10_000.0  # longer jobs are not replayed

@@ -16,18 +16,18 @@ from deepvm.catalog.clouds.notices import notice_s
 from deepvm.market.hazard.hyperexponential import TYPICAL_UP, fit_spells
 from deepvm.market.hazard.observed import observe, spells_of
 from deepvm.plan.architectures import Cluster, Part, hourly_usd
-from deepvm.plan.risk.conduct import LAST_MOMENT, Conduct, Figures, Tier
-from deepvm.plan.risk.overheads import Overheads, overheads_of
+from deepvm.plan.risk.overheads import overheads_of
 from deepvm.plan.risk.spot import TypeMarket
+from deepvm.plan.risk.strategy import Figures, strategy_of
 from deepvm.plan.search.board import Board, Floats
 from deepvm.plan.search.space import Candidate, Space
+from deepvm.policy.conduct import LAST_MOMENT, Conduct, Tier
 from deepvm.policy.fallback import SafetyNet
 from deepvm.policy.placement import CheapestUp
 from deepvm.policy.saving import YoungDalyByAge
 from deepvm.simulate.by_age import policy_by_age
 from deepvm.simulate.job import GangJob
-from deepvm.simulate.strategies import LEAST_INTERVAL_S
-from deepvm.simulate.strategy import Strategy
+from deepvm.simulate.strategy import LEAST_INTERVAL_S, Overheads, Strategy
 from deepvm.units import USD_TOLERANCE
 
 AT_NOTICE = " or at notice"  # replays count on it for the share of losses that a request says
@@ -113,7 +113,7 @@ class Trial:
     @cached_property
     def strategy(self) -> Strategy:
         name, zones = self.candidate.architecture.name, len(self.choice.columns)
-        return self.conduct().strategy(self.figures, name=name, zones=zones, notices=self.board.request.notices)
+        return strategy_of(self.conduct(), self.figures, name=name, zones=zones, notices=self.board.request.notices)
 
     @property
     def columns(self) -> tuple[int, ...]:

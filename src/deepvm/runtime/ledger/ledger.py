@@ -20,8 +20,8 @@ from typing import Any, cast
 from deepvm import strict_json as strict
 from deepvm.errors import MalformedFile, UsageError
 from deepvm.events import Event, is_time
+from deepvm.policy.conduct import Conduct
 from deepvm.runtime.cluster import MOST_PLAN_BYTES, Cluster, Machine
-from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.ledger.sqlite_file import FORMAT, LedgerError, create_database, open_database, take_lock
 
 _ROWS = 10_000  # read at once: a longer transaction would delay the checkpoint of the write-ahead log

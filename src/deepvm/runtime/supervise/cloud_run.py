@@ -26,11 +26,16 @@ from deepvm.runtime.ledger.sqlite_file import LedgerError, being_written
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.cloud_supervisor import CloudSupervisor, Show
 from deepvm.runtime.supervise.local_run import STATES_IN_MEMORY
-from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, with_hazard
+from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, replicas_of, with_hazard
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 
 HUB_PORT = 7071
+_NO_LAST_MOMENT = (
+    "the plan goes on demand at the last moment before its deadline, and deepvm run does that on this machine only: in "
+    "a cloud it does not see how many steps are done, so watch the deadline, and start a plan with on-demand machines "
+    "in time"
+)
 STATES = ("machine-up", "machine-down", "run-ended")
 SUPERVISOR_ENDS_S = 30.0  # for the supervisor to detect that another process ends the run
 
@@ -99,10 +104,9 @@ def run_cloud(
         raise UsageError(f"{names} are for --on local: leave them out in a cloud")
     if spec.module:
         raise UsageError(f"-m {spec.script}: machines of a cloud get a script, not a module; write -- train.py")
-    if cluster.conduct is not None and (notes := cluster.conduct.not_followed_in_a_cloud):
-        cluster = dataclasses.replace(cluster, notes=(*cluster.notes, *notes))
-        for note in notes:
-            show(note)
+    if cluster.conduct is not None and cluster.conduct.fallback != "none":
+        cluster = dataclasses.replace(cluster, notes=(*cluster.notes, _NO_LAST_MOMENT))
+        show(_NO_LAST_MOMENT)
     kept = {"plan": cluster.plan, "settings": spec.to_settings(), "on": on, "options": list(options)}
     folder = RunFolder.create(run, kept)
     machines_exist = False
@@ -210,7 +214,7 @@ def _started(spec: RunSpec, folder: RunFolder, cluster: Cluster) -> RunSpec:
     return folder.started(
         spec,
         policy=with_hazard(spec.policy, losses_per_h(cluster)),
-        replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
+        replicas=replicas_of(cluster.conduct),
         script=str(Path(spec.script).resolve()),
         hub=f"0.0.0.0:{HUB_PORT}",
         planned_world_size=len(cluster.trainers),

@@ -17,8 +17,9 @@ from deepvm.market.market import move_usd_per_gb
 from deepvm.market.trace import region_of
 from deepvm.performance.overheads import overhead
 from deepvm.performance.profile import Profile
+from deepvm.policy.conduct import Conduct
 from deepvm.policy.loss import AfterLoss
-from deepvm.policy.placement import WAIT, CheapestUp, Placement, Stay
+from deepvm.policy.placement import WAIT, Placement, Stay
 from deepvm.runtime.cluster import Cluster, Machine
 from deepvm.units import format_bytes, format_seconds, format_usd
 
@@ -179,7 +180,8 @@ class Gang:
         if len(zones) < 2:
             return Stay(0)
         dearest = next((m.on_demand_usd_per_hour for m in cluster.gang), None)
-        return CheapestUp(way_back=None if self._threshold is None else 1 - self._threshold, most_usd=dearest)
+        planned = (cluster.conduct or Conduct()).cheapest_up(most_usd=dearest)
+        return replace(planned, way_back=None if self._threshold is None else 1 - self._threshold)
 
 
 def in_place(cluster: Cluster, like: Machine) -> Cluster:

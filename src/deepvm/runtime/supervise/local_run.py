@@ -34,7 +34,13 @@ from deepvm.runtime.supervise.fault_injection import Faults, parse_faults
 from deepvm.runtime.supervise.gang import Gang
 from deepvm.runtime.supervise.local_supervisor import RECONSIDER_S, RETRY_S, Outcome, Supervisor
 from deepvm.runtime.supervise.moves.last_moment import lacks_for_deadline, last_moment_of
-from deepvm.runtime.supervise.policies import conduct_facts, losses_per_h, scaled_after_loss, with_hazard
+from deepvm.runtime.supervise.policies import (
+    conduct_facts,
+    losses_per_h,
+    replicas_of,
+    scaled_after_loss,
+    with_hazard,
+)
 from deepvm.runtime.supervise.replan import Replanner
 from deepvm.runtime.supervise.run_folder import RunFolder
 from deepvm.runtime.supervise.run_state import View
@@ -164,7 +170,7 @@ def _run(
         spec,
         policy=with_hazard(spec.policy, losses_per_h(cluster)),
         after_loss=scaled_after_loss(spec, cluster),
-        replicas=cluster.conduct.replicas if cluster.conduct is not None else 1,
+        replicas=replicas_of(cluster.conduct),
         planned_world_size=len(ledger.cluster.trainers),  # at the run's first start: batches are shared by it
         memory_bytes=spec.memory_bytes or _memory_bytes(cluster),
         env={} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads)},

@@ -10,10 +10,9 @@ from typing import Any, Literal
 from deepvm.errors import UsageError
 from deepvm.market.builtin import classes_of
 from deepvm.policy import AllOf, AnyOf, SavePolicy, YoungDaly, parse_after_loss, parse_policy
-from deepvm.policy.placement import CheapestUp
+from deepvm.policy.conduct import Conduct
 from deepvm.runtime.cluster import Cluster, cluster_of
-from deepvm.runtime.conduct import Conduct
-from deepvm.runtime.run_spec import AFTER_LOSS, SAVE, RunSpec
+from deepvm.runtime.run_spec import RunSpec
 
 Origin = Literal["command line", "plan", "default"]
 
@@ -35,15 +34,17 @@ def choose_policies(
 
     A plan that trains in one of several zones was replayed with moves to a cheaper one, so such a run moves, too."""
     plan = conduct or Conduct()
-    way_back = plan.way_back or CheapestUp().way_back  # plans before it was written were replayed with the default
+    planner: Origin = "default" if conduct is None else "plan"
+    way_back = plan.cheapest_up().way_back
     planned = None if way_back is None or len(plan.zones) < 2 else 1 - way_back
-    save, save_origin = _first(policy, plan.save, SAVE)
-    loss, loss_origin = _first(after_loss, plan.after_loss, AFTER_LOSS)
     return Chosen(
-        policy=save,
-        after_loss=loss,
+        policy=plan.save if policy is None else policy,
+        after_loss=plan.after_loss if after_loss is None else after_loss,
         replan_threshold=planned if replan_threshold is None else parse_threshold(replan_threshold),
-        origins={"policy": save_origin, "after_loss": loss_origin},
+        origins={
+            "policy": planner if policy is None else "command line",
+            "after_loss": planner if after_loss is None else "command line",
+        },
     )
 
 
@@ -60,10 +61,9 @@ def parse_threshold(text: str) -> float | None:
     return share
 
 
-def _first(given: str | None, planned: str | None, default: str) -> tuple[str, Origin]:
-    if given is not None:
-        return given, "command line"
-    return (default, "default") if planned is None else (planned, "plan")
+def replicas_of(conduct: Conduct | None) -> int:
+    """Return how many replicas of a checkpoint the memory nodes keep; also of those beside a durable store."""
+    return 1 if conduct is None else max(1, conduct.replicas)
 
 
 def losses_per_h(cluster: Cluster) -> float | None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from deepvm.errors import DeepvmError, UsageError
+from deepvm.policy.conduct import Conduct
 from deepvm.runtime.backends.base import Change, NoCapacity
 from deepvm.runtime.backends.local.played_market import PlayedMarket, load_markets, split_rules
 from deepvm.runtime.cluster import Machine, load_cluster
-from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.local_run import checked
 from tests.support.runtime.machines import machine

@@ -13,11 +13,11 @@ from deepvm.events import Event
 from deepvm.market.market import market_of
 from deepvm.market.trace import Trace, TraceKind
 from deepvm.policy import parse_policy
+from deepvm.policy.conduct import Conduct
 from deepvm.policy.fallback import SafetyNet
 from deepvm.runtime.backends.local.backend import LocalBackend
 from deepvm.runtime.backends.local.played_market import Played, PlayedMarket
 from deepvm.runtime.cluster import Cluster
-from deepvm.runtime.conduct import Conduct
 from deepvm.runtime.ledger.report import Report, make_report
 from deepvm.runtime.run_spec import RunSpec
 from deepvm.runtime.supervise.moves.last_moment import Deadline, LastMoment, lacks_for_deadline, last_moment_of
