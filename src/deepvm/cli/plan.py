@@ -16,9 +16,8 @@ from deepvm import plan as planning
 from deepvm.catalog import Catalog
 from deepvm.catalog.library import STANDS_IN
 from deepvm.cli.options import takes_request
-from deepvm.cli.render import JsonFlag, console, json_text, price_age_note, print_json, table, write_text
+from deepvm.cli.render import JsonFlag, LateBar, console, json_text, price_age_note, print_json, table, write_text
 from deepvm.cli.risk import shown
-from deepvm.cli.risk.late_bar import LateBar
 from deepvm.errors import UsageError
 from deepvm.plan import POLICIES, Explanation, Plan, Recommendation, Request
 from deepvm.plan.explain import Figure

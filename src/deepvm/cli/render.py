@@ -6,10 +6,12 @@ import json
 import math
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -19,6 +21,11 @@ from rich.table import Table
 
 from deepvm.errors import UsageError, printable
 from deepvm.units import format_days
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+LATE_S = 1.0  # until work that has not ended gets a bar
 
 
 class SafeConsole(Console):
@@ -103,3 +110,39 @@ def price_age_note(seen: date, today: date, cloud: str = "aws") -> str | None:
         f"prices of {seen.isoformat()} are {format_days(days)}: "
         f"deepvm catalog update --source skypilot{provider}, then --catalog skypilot-{cloud}, has today's"
     )
+
+
+class LateBar:
+    """A bar on stderr for work of more than a second: a spinner at first, gone at the end."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._status = what, stderr.status(what)
+        self._bar: tuple[Progress, TaskID] | None = None
+        self._begun_s = time.monotonic()
+
+    def __enter__(self) -> LateBar:
+        self._status.start()
+        return self
+
+    def __call__(self, done: int, every: int) -> None:
+        if self._bar is None and stderr.is_terminal and time.monotonic() - self._begun_s > LATE_S:
+            self._status.stop()
+            self._bar = self._started()
+        if self._bar is not None:
+            bar, task = self._bar
+            bar.update(task, completed=done, total=every)
+
+    def _started(self) -> tuple[Progress, TaskID]:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # few plans are late
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        bar = Progress(*columns, console=stderr, transient=True)
+        bar.start()
+        return bar, bar.add_task(self._what)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._status.stop()
+        if self._bar is not None:
+            self._bar[0].stop()
