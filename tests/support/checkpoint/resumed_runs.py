@@ -206,9 +206,10 @@ class Session:
     def kill(self, apart_s: float = 0.0) -> Story:
         """kill -9, for every process of every rank; the ranks one after another, in an order of chance."""
         for process in random.sample(self._processes, len(self._processes)):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.kill()
+            if process.is_alive():  # else its number may belong to another test's process
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.kill()
             time.sleep(apart_s)
         for process in self._processes:
             process.join(PATIENCE_S)

@@ -43,9 +43,9 @@ class S3Server:
         }
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        if self.process.poll() is None:  # else its number may belong to another test's process
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+            self.process.wait(10)
 
 
 @contextlib.contextmanager
