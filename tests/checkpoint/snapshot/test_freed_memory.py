@@ -8,9 +8,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import mmap
-import subprocess
-import sys
+import traceback
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,8 @@ from deepvm.checkpoint.buffers.write_watch import collapse
 from deepvm.checkpoint.snapshot.snapshot import Snapshot
 from deepvm.checkpoint.snapshot.snapshotter import Snapshotter
 from tests.support.checkpoint.huge_memory import HUGE, watched
+from tests.support.checkpoint.processes import Forked
 
-ROOT = Path(__file__).parents[3]
 MIB = 2**20
 LARGE = 34 * MIB // 4  # numbers; malloc maps what is larger than 32 MiB, and unmaps it when it is freed
 
@@ -147,10 +147,26 @@ CASES = {
 }
 
 
+def perform(pipe: Connection, name: str, store: str) -> None:
+    """In the process of a case: send what went wrong, or nothing."""
+    logging.disable(logging.CRITICAL)
+    try:
+        next(case for cases in CASES.values() for case in cases if case.__name__ == name)(store)
+    except BaseException:
+        pipe.send(traceback.format_exc())
+        raise
+    pipe.send("")
+
+
 def run(case: Callable[[str], None], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", __name__, case.__name__, f"file://{tmp_path}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-2000:]}"
+    forked = Forked(perform, case.__name__, f"file://{tmp_path}")
+    try:
+        assert forked.receive(300) == ""
+    except EOFError:
+        forked.process.join(60)
+        pytest.fail(f"the process ended with {forked.process.exitcode}")
+    finally:
+        forked.kill()
 
 
 @pytest.mark.parametrize("case", CASES["between saves"], ids=lambda case: case.__name__)
@@ -184,9 +200,3 @@ def test_memory_that_is_gone_is_an_error() -> None:
     to = Staging(size)
     with pytest.raises(MemoryGone, match="freed"):
         GuardedCopy([(address, size)]).into(to.address)
-
-
-if __name__ == "__main__":
-    logging.disable(logging.CRITICAL)
-    name, place = sys.argv[1:]
-    next(case for cases in CASES.values() for case in cases if case.__name__ == name)(place)
