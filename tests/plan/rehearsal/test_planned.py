@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -86,14 +87,18 @@ def test_the_seed_of_the_plan_draws_its_market_again_and_another_one_does_not(tm
     assert len(found.started(17).risk().outcomes.hours) == 17
 
 
-def document_of(tmp_path: Path, **wanted: Any) -> dict[str, Any]:
-    catalog = small(places=ZONAL)
-    plan = planning.plan(catalog, request(gpu="V100", architectures=("all-spot",), deadline_s=2 * DUE_S, **wanted))
-    return dict(plan.to_json())
+@functools.cache
+def whole_plan() -> Plan:
+    asked = request(gpu="V100", architectures=("all-spot",), deadline_s=2 * DUE_S)
+    return planning.plan(small(places=ZONAL), asked)
+
+
+def fresh_document() -> dict[str, Any]:
+    return copy.deepcopy(whole_plan().to_json())
 
 
 def test_what_a_user_changes_in_the_conduct_is_what_is_replayed(tmp_path: Path) -> None:
-    document = document_of(tmp_path)
+    document = fresh_document()
 
     def changed(**conduct: Any) -> Planned:
         other = copy.deepcopy(document)
@@ -113,7 +118,7 @@ def test_what_a_user_changes_in_the_conduct_is_what_is_replayed(tmp_path: Path) 
 
 
 def test_prices_that_are_given_are_paid(tmp_path: Path) -> None:
-    found = planned(document_of(tmp_path), tmp_path)
+    found = planned(fresh_document(), tmp_path)
     dear = found.priced(10 * found.market.columns[0].usd, None) if found.market is not None else found
     assert dear.risk().outcomes.spot_usd.mean() > 5 * found.risk().outcomes.spot_usd.mean()
 
@@ -161,7 +166,7 @@ def test_long_jobs_have_a_bound_from_some_of_the_starts(tmp_path: Path) -> None:
 
 
 def test_announced_losses_lose_less_where_a_save_fits(tmp_path: Path) -> None:
-    document = document_of(tmp_path)
+    document = fresh_document()
     found = planned(document, tmp_path)
     told = [found.told(share, 120.0).risk().outcomes.lost_h.mean() for share in (0.0, 0.5, 1.0)]
     assert told[0] > told[1] > told[2]
@@ -204,7 +209,7 @@ def test_plans_without_a_conduct_have_none(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_plans_are_one_sentence(where: str, value: Any, told: str, tmp_path: Path) -> None:
-    document = document_of(tmp_path)
+    document = fresh_document()
     *folders, name = where.split(".")
     at = document["recommendations"][0]
     for folder in folders:
