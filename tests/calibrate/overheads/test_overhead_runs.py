@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import os
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
 import deepvm
-from deepvm.calibrate.overheads import OverheadSettings, calibrate_overheads, measure
+from deepvm.calibrate.overheads import OverheadSettings, calibrate_overheads, measure, training
 from deepvm.calibrate.overheads.settings import parse_sizes
 from deepvm.calibrate.profile_file import ProfileFile
 from deepvm.calibrate.sized_model import LEAST_BYTES, SizedTraining
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.performance.measured import Samples
 from deepvm.performance.profile import OVERHEADS, OverheadPoint, read_profile
-
-SCRIPT = Path(measure.__file__).with_name("training.py")
 
 
 def test_its_script_saves_a_state_of_the_size_and_continues_from_it(
@@ -27,12 +24,26 @@ def test_its_script_saves_a_state_of_the_size_and_continues_from_it(
     monkeypatch.setenv("DEEPVM_STORE", f"file://{tmp_path}")
     monkeypatch.setenv("DEEPVM_POLICY", "every 2 steps")
     for steps in (2, 4):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "1000000", "0", str(steps), str(tmp_path / "starts")])
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        monkeypatch.setattr(sys, "argv", ["training.py", "1000000", "0", str(steps), str(tmp_path / "starts")])
+        training.main()
         largest = max(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
         assert largest == pytest.approx(1_000_000, rel=0.1)
         with deepvm.Checkpointer(SizedTraining(1_000_000).state, policy="at notice") as ckpt:
             assert ckpt.restore() == steps
+
+
+def test_its_script_counts_its_starts_and_trains_past_the_losses_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = tmp_path / "starts"
+    starts.write_text(".")
+    monkeypatch.setenv("DEEPVM_STORE", f"file://{tmp_path}")
+    monkeypatch.setenv("DEEPVM_POLICY", "every 4 steps")
+    monkeypatch.setattr(sys, "argv", ["training.py", "1000000", "1", "2", str(starts)])
+    training.main()
+    assert starts.read_text() == ".."
+    with deepvm.Checkpointer(SizedTraining(1_000_000).state, policy="at notice") as ckpt:
+        assert ckpt.restore() == 4, "one loss, two steps before it and two after it"
 
 
 def test_a_run_that_fails_is_one_sentence_and_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
