@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import threading
@@ -21,8 +22,9 @@ class Tester:
         self.folder = folder
         self.recorder = scratch.make(folder, observed=observed)
         self.observed = observed
+        command = [str(folder / "venv/bin/python"), str(folder / "tree/tools/mutate/test_process.py")]
         self._process = subprocess.Popen(
-            [folder / "venv/bin/python", folder / "tree/tools/mutate/test_process.py"],
+            [*_own_shared_memory(), *command],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder,
             stderr=(folder / "stderr").open("w"), start_new_session=True,
         )  # fmt: skip
@@ -64,6 +66,18 @@ class Tester:
         for tester in cls.started:
             tester._process.kill()
             tester._process.wait()
+
+
+@functools.cache
+def _own_shared_memory() -> tuple[str, ...]:
+    """Return the beginning of a command that gets a /dev/shm of its own, where root may: what a fault leaves there
+    would make other tests of this machine fail."""
+    words = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"')
+    try:
+        tried = subprocess.run([*words, "true"], capture_output=True, check=False)
+    except FileNotFoundError:
+        return ()
+    return words if tried.returncode == 0 else ()
 
 
 def run_side_by_side(serve: Callable[[int], None], jobs: int) -> None:

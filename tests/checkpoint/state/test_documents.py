@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deepvm.checkpoint.state.documents import skeleton_of_rank, witness_rows
+from deepvm.checkpoint.state.documents import module_rows, skeleton_of_rank, witness_rows
 from deepvm.errors import Corrupt
 
 A, B = "0" * 16, "1" * 16
@@ -50,3 +50,10 @@ def test_fewer_ranks_serve_in_turn() -> None:
 def test_a_skeleton_of_another_shape_is_corrupt(text: str | None) -> None:
     with pytest.raises(Corrupt, match="the saved state"):
         skeleton_of_rank({} if text is None else {"skeleton": text}, 0)
+
+
+@pytest.mark.parametrize("pair", [["a", 1, 2], ["a"], "ab", [1, 2]])
+def test_names_of_a_module_are_taken_from_pairs_alone(pair: Any) -> None:
+    assert module_rows({"$module": {"$items": [["$w", 1], ["b", 2]]}}) == {"$w": 1, "b": 2}
+    rows = {"$items": [["$w", 1], pair]}
+    assert module_rows({"$module": rows}) == rows
