@@ -119,8 +119,12 @@ def test_what_a_user_changes_in_the_conduct_is_what_is_replayed(tmp_path: Path) 
 
 def test_prices_that_are_given_are_paid(tmp_path: Path) -> None:
     found = planned(fresh_document(), tmp_path)
-    dear = found.priced(10 * found.market.columns[0].usd, None) if found.market is not None else found
+    assert found.market is not None
+    dear_usd = 10 * found.market.columns[0].usd
+    dear = found.priced(dear_usd, 2 * dear_usd)
     assert dear.risk().outcomes.spot_usd.mean() > 5 * found.risk().outcomes.spot_usd.mean()
+    assert len(found.columns) > 1
+    assert found.priced(dear_usd, None).risk().outcomes.spot_usd.max() == 0, "dearer than on demand: it waits"
 
 
 def test_all_strategies_are_beside_it_from_the_same_starts(tmp_path: Path) -> None:

@@ -77,8 +77,9 @@ class Planned:
     @cached_property
     def strategy(self) -> Strategy:
         made = strategy_of(
-            self.conduct, self.written.figures, name=self.name, zones=len(self.columns), notices=self.notices
-        )
+            self.conduct, self.written.figures, name=self.name, zones=len(self.columns), notices=self.notices,
+            most_usd=None if self.market is None else self.market.on_demand_usd,
+        )  # fmt: skip
         return replace(made, name="planned")
 
     def risk(self) -> Risk:
