@@ -145,7 +145,13 @@ def test_a_plan_of_on_demand_machines_is_beside_a_drawn_market(tmp_path: Path) -
     document = beside(found, strategies=("planned", "tiering")).to_json()
     expected = plan.recommendations[0].expected
     assert expected is not None
-    assert document["strategies"][0]["cost_usd"]["mean"] == pytest.approx(expected.cost_usd)
+    assert document["strategies"][0]["cost_usd"]["mean"] == expected.cost_usd
+    assert document["history"]["note"] == "on-demand machines are assumed to be there, and to stay"
+    assert document["markets"][0]["market"].startswith("a drawn market of V100")
+    cheap = beside(found.priced(0.01, None), strategies=("planned", "tiering")).to_json()
+    assert cheap["strategies"][0]["cost_usd"] == document["strategies"][0]["cost_usd"]
+    assert cheap["strategies"][1]["cost_usd"]["mean"] < document["strategies"][1]["cost_usd"]["mean"]
+    assert not any("70% of the on-demand price" in note for note in cheap["notes"])
     with pytest.raises(UsageError, match="no spot machines"):
         found.on_traces(traces([16] * 100))
 
