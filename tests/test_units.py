@@ -96,6 +96,12 @@ def test_ages_for_users(days: float, text: str) -> None:
     assert units.format_days(days) == text
 
 
+def test_hours_are_rounded_up() -> None:
+    assert [units.format_hours_up(hours) for hours in (24.1004, 24.11, 24.0, 0.1 + 0.2)] == [
+        "24.11", "24.11", "24.00", "0.30"
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1e308, -1e308, 2**63, math.inf, math.nan, 0])
 def test_any_number_can_be_shown(value: float) -> None:
     for show in (units.format_bytes, units.format_seconds, units.format_usd, units.format_days):

@@ -92,6 +92,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds / 86400:.3g} d"
 
 
+def format_hours_up(hours: float) -> str:
+    """Format hours with two digits, rounded up: a limit that is read back is never below the figure."""
+    return f"{math.ceil(hours * 100 - 1e-9) / 100:.2f}"
+
+
 def format_days(days: float) -> str:
     days = _as_float(days)
     if days < 1:

@@ -92,6 +92,8 @@ def test_what_was_measured_replaces_the_overheads_of_the_plan(
     [
         ("--days 10", "--days has no effect on a plan with a market of its own"),
         ("--gpu V100", "--gpu has no effect on a plan"),
+        ("--meaning up", "--meaning has no effect without --traces"),
+        ("--usd-per-hour-of-waiting 5", "--usd-per-hour-of-waiting has no effect on a plan's own conduct"),
         ("--notice 30s", "--notice has no effect without --notices"),
         ("--notices 1.5", "notices is 1.5"),
         ("--deadline 200000h", "too long to be replayed"),
@@ -102,6 +104,24 @@ def test_what_cannot_be_is_told_in_a_sentence(
 ) -> None:
     assert run(["simulate", str(plan), *words.split()]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_budget_below_the_price_on_demand_leaves_that_strategy_out(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = json.loads(plan.read_text(encoding="utf-8"))
+    worker = next(role for role in document["recommendations"][0]["roles"] if role["role"] == "worker")
+    usd = next(one["on_demand_usd"] for one in document["instances"] if one["instance"] == worker["instance"])
+    found = simulated(capsys, str(plan), "--budget", f"{usd - 0.01}", "--runs", "5")
+    assert [one["name"] for one in found["strategies"]] == ["planned", "oracle"]
+    assert any("on-demand is left out: the budget pays no on-demand machine" in note for note in found["notes"])
+
+
+def test_a_gang_waits_where_spot_machines_cost_more_than_on_demand_ones(
+    plan: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual, dear = (row(simulated(capsys, str(plan), *more)) for more in ((), ("--spot-price", "100")))
+    assert dear["cost_usd"]["p95"] < 5 * usual["cost_usd"]["p95"], "on-demand machines alone"
 
 
 def test_notices_without_a_plan_need_their_time(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from deepvm.cli.app import run
-from deepvm.errors import Infeasible, UnknownName
+from deepvm.errors import Infeasible, UnknownName, UsageError
 from deepvm.simulate import backtest, backtests, simulate
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.strategies import NAMES
@@ -147,3 +147,27 @@ def test_prices_of_a_market_are_what_its_strategies_pay() -> None:
     outcomes = rows[0].outcomes
     assert outcomes is not None
     assert np.all(outcomes.spot_usd >= 8 * market.price.min() * JOB.work_h * 0.999)
+
+
+def test_runs_that_never_end_have_no_regret_and_keep_no_promise() -> None:
+    market = bulk_market(1, zones=3, days=14)
+    dear = replace(market, price=np.full_like(market.price, 100.0))
+    job = replace(JOB, deadline_h=None)
+    document = backtest(dear, job, starts=10, after_h=200.0, strategies=("on-demand", "planned", "oracle")).to_json()
+    on_demand, planned, _ = document["strategies"]
+    assert on_demand["regret"] > 0
+    assert (planned["missed"], planned["regret"], document["coverage"]) == (1.0, None, 0.0)
+
+
+def test_on_demand_machines_that_the_budget_does_not_pay_are_left_out() -> None:
+    market = bulk_market(1, zones=3)
+    cheap = replace(market, price=np.full_like(market.price, 0.2))
+    found = backtest(cheap, JOB, starts=5, strategies=("on-demand", "durable"), budget_usd=2.0)
+    assert [row.name for row in found.rows] == ["durable"]
+    assert found.unpaid == "the budget pays no on-demand machine at $3.00/h: raise the budget"
+
+
+@pytest.mark.parametrize("starts", [0, -5])
+def test_no_starts_are_refused(starts: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"starts is {starts}: at least one is needed"):
+        backtests(write_traces(tmp_path), JOB, meaning="up", starts=starts)

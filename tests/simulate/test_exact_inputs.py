@@ -30,7 +30,7 @@ def trace(**fields: Any) -> Trace:
     """Half days."""
     usual = {"zone": "us-east-1c", "machines": 4, "gap_s": 43_200.0, "kind": TraceKind.LAUNCH, "accelerator": "V100"}
     start = datetime(2025, 10, 2, 12, tzinfo=timezone.utc)
-    return Trace(up=np.full(5, 4, np.int32), **{**usual, "start": start, **fields})
+    return Trace(**{**usual, "up": np.full(5, 4, np.int32), "start": start, **fields})
 
 
 def prices(seen: range = range(DAY, DAY + 7), title: str = "set", **fields: Any) -> ZonePrices:
@@ -48,6 +48,14 @@ def test_a_region_has_the_median_of_its_zones_by_day() -> None:
     assert (own.spot.tolist(), own.on_demand_usd, own.where) == ([0.4] * 5, None, "p3.2xlarge in us-west-2a")
     later = prices(start=datetime(2025, 10, 4, tzinfo=timezone.utc))
     assert later.on_demand_usd == 3.1
+
+
+def test_days_with_an_empty_price_have_the_last_one_and_are_counted() -> None:
+    found = prices(start=datetime(2025, 10, 4, tzinfo=timezone.utc), up=np.full(6, 4, np.int32))
+    assert found.spot.tolist() == pytest.approx([1.1] * 6)
+    assert found.bridged_days == 2, "az2 has none from 5 October on"
+    assert found.note.endswith("at most 0 days old; on 2 days without a price, the last one counts")
+    assert prices(start=datetime(2025, 10, 4, tzinfo=timezone.utc), up=np.full(4, 4, np.int32)).note.count("1 day ")
 
 
 @pytest.mark.parametrize(

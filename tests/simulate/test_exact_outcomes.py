@@ -19,7 +19,7 @@ from deepvm.simulate.backtesting.result import Kept
 from deepvm.simulate.by_age import age_waste, intervals_by_age, policy_by_age
 from deepvm.simulate.choice import Promise, candidates, choose, weighted_quantile
 from deepvm.simulate.oracle import lower_bound_usd
-from deepvm.simulate.outcome import Outcomes
+from deepvm.simulate.outcome import Outcomes, spread
 from deepvm.simulate.saves import FixedInterval, IntervalsByAge, NeverSave
 from deepvm.simulate.strategies import NAMES, Maker
 from deepvm.simulate.strategy import Strategy
@@ -169,8 +169,10 @@ def promise(most_usd: float, most_h: float) -> Promise:
 
 def test_a_promise_is_kept_up_to_its_limits_in_both_figures() -> None:
     usd, hours = np.array([1.0, 2.0, 2.1, 1.9]), np.array([3.0, 4.0, 4.0, 4.1])
-    kept = Kept(cost_usd=usd, hours=hours, promised=(promise(1.0, 3.0), *(promise(2.0, 4.0),) * 3))
+    promised = (promise(1.0, 3.0), *(promise(2.0, 4.0),) * 3)
+    kept = Kept(cost_usd=usd, hours=hours, finished=np.ones(4, bool), promised=promised)
     assert kept.coverage == 0.5
+    assert replace(kept, finished=np.array([True, False, True, True])).coverage == 0.25, "a run that never ended"
     assert kept.to_json() == {
         "starts": 4,
         "confidence": 0.95,
@@ -182,7 +184,7 @@ def test_a_promise_is_kept_up_to_its_limits_in_both_figures() -> None:
         },
         "hours": {"promised_mean": 1.875, "real_mean": 3.775, "promised_most": 3.75, "real_p95": pytest.approx(4.085)},
     }
-    nothing = Kept(cost_usd=usd[:0], hours=hours[:0], promised=())
+    nothing = Kept(cost_usd=usd[:0], hours=hours[:0], finished=np.zeros(0, bool), promised=())
     assert (nothing.coverage, nothing.to_json()) == (None, None)
 
 
@@ -196,6 +198,23 @@ def test_a_choice_promises_this() -> None:
     assert (short.strategy, short.past_h, short.enough) == (maker().named("planned"), pytest.approx(143 / 6), False)
     assert math.isnan(short.most_usd)
     assert choose(None, maker(), confidence=0.9).past_h == 0.0
+
+
+def test_without_a_deadline_runs_that_never_end_are_chosen_last() -> None:
+    capacity = np.full((2, 2000), 8, np.int32)
+    capacity[1, :1900] = capacity[1, 1930:] = 0
+    price = np.array([[1.0], [0.1]]) * np.ones(2000)
+    past = Market(zones=("a", "b"), tick_s=3600, capacity=capacity, price=price, on_demand_usd=np.full(2, 3.0))
+    sure, cheap = (
+        Strategy(name=name, saves=SAVES, placement=Stay(zone)) for zone, name in enumerate(("sure", "cheap"))
+    )
+    job = GangJob(work_h=40.0, machines=8)
+    found = choose(past, replace(maker(), job=job), confidence=0.1, tried=(sure, cheap))
+    assert found.strategy is sure, "from the last starts, the cheap zone is up for 30 h alone"
+
+
+def test_a_mean_of_equal_figures_is_that_figure() -> None:
+    assert spread(np.full(300, 61.958828296019554))["mean"] == 61.958828296019554
 
 
 def test_a_weighted_quantile_is_the_value_that_the_share_does_not_exceed() -> None:

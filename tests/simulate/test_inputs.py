@@ -20,6 +20,7 @@ from deepvm.performance.profile import OverheadPoint
 from deepvm.simulate import GangJob, Rates, backtest, backtests
 from deepvm.simulate.inputs.dated_prices import zone_prices
 from deepvm.simulate.inputs.measured_rates import measured_rates
+from deepvm.simulate.strategies import NAMES
 from tests.support.simulate.markets import bulk_market, write_traces
 
 JOB = GangJob(work_h=6.0, machines=8, checkpoint_bytes=6 * 10**9, deadline_h=9.0)
@@ -144,9 +145,23 @@ def test_sets_that_a_budget_cannot_show_are_left_out_and_the_others_replayed(
     assert run([*words, "--budget", "20"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert [market["market"] for market in document["markets"]] == ["availability/1-node/some-set"]
-    assert list(document["left_out"].values()) == ["the budget pays no on-demand machine at $24.48/h: raise the budget"]
-    assert run([*words, "--budget", "1.5"]) == 3
+    unpaid = "the budget pays no on-demand machine at $24.48/h: raise the budget"
+    assert list(document["left_out"].values()) == [unpaid], "on 19 machines, no strategy ends there"
+    assert run([*words, "--budget", "3.4"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in document["strategies"]] == list(NAMES)
+    assert [[row["name"] for row in market["strategies"]] for market in document["markets"]] == [
+        list(NAMES[1:]), list(NAMES)
+    ]  # fmt: skip
+    assert f"availability/1-node/eight: on-demand is left out: {unpaid}" in document["notes"]
     assert run([*words, "--budget", "0.3"]) == 3
+
+
+def test_the_heading_has_the_machines_that_were_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(write_traces(tmp_path))
+    words = ["backtest", "--traces", folder, "--meaning", "up", "--work", "6h", "--starts", "2", "--budget", "2"]
+    assert run([*words, "--strategy", "durable"]) == 0
+    assert capsys.readouterr().out.startswith("1 machine, 6 h of work")
 
 
 def test_on_demand_prices_of_two_sources_name_their_zones(tmp_path: Path) -> None:
@@ -164,7 +179,10 @@ def test_a_deadline_that_no_strategy_keeps_names_the_nearest(tmp_path: Path) -> 
     folder = write_traces(tmp_path)
     job = replace(JOB, deadline_h=6.2)
     result = backtests(folder, job, meaning="up", starts=20, strategies=("durable", "no-checkpoint"))
-    assert any("the nearest that can be kept is" in note for note in result.to_json()["notes"])
+    (note,) = (note for note in result.to_json()["notes"] if "the nearest that can be kept is" in note)
+    nearest_h = float(note.rpartition(" is ")[2].removesuffix(" h"))
+    assert result.markets[0].nearest_h is not None
+    assert 6.2 < result.markets[0].nearest_h <= nearest_h
     with pytest.raises(Infeasible, match="nearest that can be kept"):
         backtests(folder, replace(JOB, deadline_h=6.001), meaning="up")
 
@@ -252,6 +270,13 @@ def test_a_plan_gives_its_work_and_deadline_and_both_spellings_do(
     ):
         assert run(words) == 0
         assert "4 machines, 6 h of work, 1 GB of checkpoint, deadline 9 h" in capsys.readouterr().out
+    without(tmp_path / "traces", "prices")
+    words = ["backtest", str(plan), "--traces", folder, "--meaning", "up", "--starts", "2", "--strategy", "durable"]
+    assert run(words) == 0
+    assert "spot at $0.9/h, the plan's price" in (shown := capsys.readouterr().out)
+    assert "on-demand at $3/h, the plan's price" in shown
+    assert run([*words, "--spot-price", "0.8"]) == 0
+    assert "spot at $0.8/h, as given" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "value"), [("usd_per_hour", 5e-324), ("usd_per_hour", 0), ("performance", 5e-324)])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from deepvm.errors import UsageError
 from deepvm.market.market import Market
 from deepvm.policy.fallback import SafetyNet, UniformProgress
-from deepvm.policy.placement import CheapestUp, Placement, Stay
+from deepvm.policy.placement import WAIT, CheapestUp, Placement, Stay
 from deepvm.policy.saving import daly_interval_s
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.notices import Notices
@@ -147,3 +147,17 @@ def test_more_zones_never_cost_more_under_the_oracle() -> None:
 def test_a_start_outside_of_the_market_is_refused() -> None:
     with pytest.raises(UsageError, match="starts must be from 0 h"):
         replay(bulk_market(0), GangJob(work_h=1.0, machines=8), Strategy(name="x"), [1e9])
+
+
+@pytest.mark.parametrize(("ceiling", "waits"), [(3.3, True), (3.4, False)])
+def test_the_ceiling_is_of_the_price_of_a_machine_also_for_a_part_of_a_gang(ceiling: float, waits: bool) -> None:
+    market = Market(
+        zones=("cheap", "dear"), tick_s=600, capacity=np.array([[0] * 200, [4] * 200], np.int32),
+        price=np.array([[1.0] * 200, [3.33] * 200]), on_demand_usd=np.array([5.0, 5.0]),
+    )  # fmt: skip
+    job, speed = GangJob(work_h=5.0, machines=8), (0.0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)  # 4 machines: 0.7
+    placement = CheapestUp(ceiling=ceiling)
+    found = replay(market, job, Strategy(name="x", placement=placement, least=4, speed=speed), 0.0)
+    assert (found.spot_usd[0] == 0, not found.finished[0]) == (waits, waits)
+    run = placement.choose(market.capacity[:, :1] >= 4, market.price[:, :1])  # as ``runtime.supervise.gang`` asks
+    assert (run[0] == WAIT) == waits

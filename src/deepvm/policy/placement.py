@@ -1,6 +1,7 @@
 """Where a gang of machines trains: capacity and prices of zones in, a zone to start in and a reason to move out. Pure.
 
-The simulator passes whole histories, [zone, tick]; the runtime passes one moment, [zone, 1]. Both use the same objects.
+The simulator passes whole histories, [zone, tick]; the runtime passes one moment, [zone, 1]. Both use the same objects,
+and both pass the prices of one machine, however many of a gang that shrinks are up.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WAIT = -1  # no zone
 
 class Placement(Protocol):
     def choose(self, up: Flags, usd: Floats) -> Zones:
-        """Return the zone to start in at every tick, or WAIT. ``up`` and ``usd`` are [zone, tick]."""
+        """Return the zone to start in at every tick, or WAIT. ``up`` and ``usd``, of one machine, are [zone, tick]."""
         ...
 
     def leave(self, up: Flags, usd: Floats) -> Flags:

@@ -77,11 +77,12 @@ def choose(
         )  # fmt: skip
     best: tuple[tuple[float, float], Risk] | None = None
     weights = _recent(past.hours - spread_starts(past, STARTS))
+    allowed = 0.0 if job.deadline_h is None else 1 - confidence  # without a deadline, all runs must end
     for risk in risks_of(past, job, candidates(maker) if tried is None else tried, starts=STARTS):
         outcomes = risk.outcomes
         late = float(weights @ outcomes.missed(job.deadline_h))
         price = float(weights @ (outcomes.cost_usd + job.usd_per_hour_of_waiting * outcomes.hours))
-        rank = (max(0.0, late - (1 - confidence)), price)
+        rank = (max(0.0, late - allowed), price)
         if best is None or rank < best[0]:
             best = (rank, risk)
     assert best is not None  # noqa: S101 - there is always a candidate

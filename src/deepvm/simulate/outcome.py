@@ -57,7 +57,7 @@ def spread(values: Floats) -> dict[str, float]:
     """Return mean, p5, p50 and p95."""
     figures = np.percentile(values, PERCENTILES)
     named = {f"p{p}": float(figure) for p, figure in zip(PERCENTILES, figures, strict=True)}
-    return {"mean": float(values.mean()), **named}
+    return {"mean": float(np.clip(values.mean(), values.min(), values.max())), **named}  # of equal ones, that one
 
 
 def summary(outcomes: Outcomes, deadline_h: float | None) -> dict[str, Any]:

@@ -42,17 +42,13 @@ class Tables:
         machines = np.minimum(market.capacity, most).astype(np.int64)
         machines[machines < least] = 0
         up = market.capacity >= least
-        speeds = strategy.speeds(job)
-        speed = speeds[machines] / speeds[-1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            usd = np.where(up & (speed > 0), market.price * machines / (max(1, most) * speed), market.price)
-        choice = np.append(strategy.placement.choose(up, usd), WAIT).astype(np.int64)
+        choice = np.append(strategy.placement.choose(up, market.price), WAIT).astype(np.int64)
         changes = np.zeros(machines.shape, bool)
         changes[:, 1:] = machines[:, 1:] != machines[:, :-1]
         return cls(
             machines=machines,
             next_change=np.append(_next(changes), np.full((len(up), 1), market.ticks), axis=1)[:, 1:],
-            next_leave=_next(strategy.placement.leave(up, usd)),
+            next_leave=_next(strategy.placement.leave(up, market.price)),
             choice=choice,
             next_choice=np.append(_next((choice != WAIT)[None, :-1])[0], market.ticks),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +87,11 @@ def test_traces_and_a_budget_set_the_number_of_machines(asked: list[Any], tmp_pa
     assert (priced[1]["strategies"], priced[1]["spot_usd"]) == (NAMES, 0.3)
 
 
+def test_what_has_no_effect_without_traces_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["simulate", "--meaning", "up"]) == 2
+    assert "--meaning has no effect without --traces" in capsys.readouterr().err
+
+
 def row(name: str, cost: float, *, oracle: bool = False, regret: float | None = 0.25) -> dict[str, Any]:
     figures = {"mean": cost, "p5": cost / 2, "p50": cost, "p95": cost * 2}
     if oracle:
@@ -105,7 +111,8 @@ def result(markets: int, *, deadline_h: float | None, coverage: float | None, kn
         "markets": [{"market": f"market [{number}]", "strategies": rows[:1]} for number in range(markets)],
     }  # fmt: skip
     job = GangJob(work_h=24.0, machines=8, checkpoint_bytes=6 * 10**9, deadline_h=deadline_h)
-    return SimpleNamespace(job=job, to_json=lambda: document)
+    gangs = [SimpleNamespace(job=replace(job, machines=8 - 2 * number)) for number in range(markets)]
+    return SimpleNamespace(job=job, markets=gangs, to_json=lambda: document)
 
 
 @pytest.mark.usefixtures("terminal")

@@ -119,8 +119,12 @@ def test_what_a_user_changes_in_the_conduct_is_what_is_replayed(tmp_path: Path) 
 
 def test_prices_that_are_given_are_paid(tmp_path: Path) -> None:
     found = planned(fresh_document(), tmp_path)
-    dear = found.priced(10 * found.market.columns[0].usd, None) if found.market is not None else found
+    assert found.market is not None
+    dear_usd = 10 * found.market.columns[0].usd
+    dear = found.priced(dear_usd, 2 * dear_usd)
     assert dear.risk().outcomes.spot_usd.mean() > 5 * found.risk().outcomes.spot_usd.mean()
+    assert len(found.columns) > 1
+    assert found.priced(dear_usd, None).risk().outcomes.spot_usd.max() == 0, "dearer than on demand: it waits"
 
 
 def test_all_strategies_are_beside_it_from_the_same_starts(tmp_path: Path) -> None:
@@ -141,7 +145,13 @@ def test_a_plan_of_on_demand_machines_is_beside_a_drawn_market(tmp_path: Path) -
     document = beside(found, strategies=("planned", "tiering")).to_json()
     expected = plan.recommendations[0].expected
     assert expected is not None
-    assert document["strategies"][0]["cost_usd"]["mean"] == pytest.approx(expected.cost_usd)
+    assert document["strategies"][0]["cost_usd"]["mean"] == expected.cost_usd
+    assert document["history"]["note"] == "on-demand machines are assumed to be there, and to stay"
+    assert document["markets"][0]["market"].startswith("a drawn market of V100")
+    cheap = beside(found.priced(0.01, None), strategies=("planned", "tiering")).to_json()
+    assert cheap["strategies"][0]["cost_usd"] == document["strategies"][0]["cost_usd"]
+    assert cheap["strategies"][1]["cost_usd"]["mean"] < document["strategies"][1]["cost_usd"]["mean"]
+    assert not any("70% of the on-demand price" in note for note in cheap["notes"])
     with pytest.raises(UsageError, match="no spot machines"):
         found.on_traces(traces([16] * 100))
 

@@ -58,9 +58,8 @@ class Run:
         count = np.where(up, np.minimum(market.capacity, most), 0)
         self.count = count
         speeds = self.strategy.speeds(self.job)
-        usd = np.where(up, market.price * count / np.maximum(most * speeds[count], 1e-300), market.price)
-        choice = self.strategy.placement.choose(up, usd)
-        leave = self.leave = self.strategy.placement.leave(up, usd)
+        choice = self.strategy.placement.choose(up, market.price)
+        leave = self.leave = self.strategy.placement.leave(up, market.price)
         for tick in range(int(self.start_h / market.tick_h + 1e-9), market.ticks):
             end = (tick + 1) * market.tick_h
             if self.zone != WAIT:

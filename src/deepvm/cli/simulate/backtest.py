@@ -32,18 +32,19 @@ def command(
     as_json: JsonFlag = False,
 ) -> None:
     """Replay a job on recorded spot markets: what every strategy would have paid, for every start."""
-    figures, given = check_figures(figure), settings.spot_usd
+    figures, usd = check_figures(figure), settings.prices
+    if prices is not None:
+        usd["spot_usd"] = settings.spot_usd  # a plan's is older than the file's
     with progress() as shown:
         result = backtests(
             traces,
             job,
             meaning=settings.meaning,
             prices=None if prices is None else PriceHistory.read(prices),
-            spot_usd=settings.planned.spot_usd if given is None and prices is None else given,
-            on_demand_usd=settings.planned.on_demand_usd if settings.on_demand_usd is None else settings.on_demand_usd,
             fill_budget=settings.fill_budget,
             strategies=tuple(strategy or NAMES),
             progress=shown,
+            **usd,
             **settings.replayed,
         )
     answer(result, as_json=as_json, figures=figures)

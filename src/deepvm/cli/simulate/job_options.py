@@ -34,6 +34,7 @@ class Given:
     seed: int | None
     notices: float | None
     notice_s: float | None
+    waiting: bool  # what an hour of it is worth
     profiles: tuple[Profile, ...]
 
 
@@ -49,6 +50,15 @@ class Settings:
     spot_usd: float | None
     on_demand_usd: float | None
     replayed: dict[str, Any]  # arguments of deepvm.simulate.backtest
+
+    @property
+    def prices(self) -> dict[str, Any]:
+        """Return the prices that are given, else the plan's, and which of them are the plan's."""
+        given = {"spot": self.spot_usd, "on-demand": self.on_demand_usd}
+        own = {"spot": self.planned.spot_usd, "on-demand": self.planned.on_demand_usd}
+        found = {side: own[side] if usd is None else usd for side, usd in given.items()}
+        of_plan = tuple(side for side, usd in given.items() if usd is None and own[side] is not None)
+        return {"spot_usd": found["spot"], "on_demand_usd": found["on-demand"], "plan_prices": of_plan}
 
 
 def job_options(
@@ -68,7 +78,9 @@ def job_options(
     budget: Annotated[
         str | None, typer.Option(help="Most that the gang may cost an hour; without --workers, it sets their number.")
     ] = None,
-    usd_per_hour_of_waiting: Annotated[str, typer.Option(help="What an hour until the end is worth.")] = "0",
+    usd_per_hour_of_waiting: Annotated[
+        str | None, typer.Option(help="What an hour until the end is worth [0].")
+    ] = None,
     confidence: Annotated[float, typer.Option(help="Of what is promised: 0.95 means 19 of 20.")] = 0.95,
     meaning: Annotated[str | None, typer.Option(help="What the traces count: up or preempted.")] = None,
     spot_price: Annotated[
@@ -112,7 +124,7 @@ def job_options(
         machines=DEFAULT_WORKERS if count is None else count,
         checkpoint_bytes=size,
         deadline_h=found.deadline_h if deadline is None else parse_seconds(deadline) / 3600,
-        usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
+        usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting or "0"),
     )
     share = found.notices if notices is None else notices
     told_s = found.notice_s if notice_s is None else notice_s
@@ -129,6 +141,7 @@ def job_options(
             seed=seed,
             notices=notices,
             notice_s=notice_s,
+            waiting=usd_per_hour_of_waiting is not None,
             profiles=profiles,
         ),
         fill_budget=budget_usd is not None and count is None,

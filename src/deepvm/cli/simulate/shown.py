@@ -21,7 +21,8 @@ def show(result: Backtests) -> None:
     job, document = result.job, result.to_json()
     due = "no deadline" if job.deadline_h is None else f"deadline {job.deadline_h:g} h"
     size = format_bytes(job.checkpoint_bytes)
-    machines = "1 machine" if job.machines == 1 else f"{job.machines} machines"
+    low, high = min(m.job.machines for m in result.markets), max(m.job.machines for m in result.markets)
+    machines = "1 machine" if high == 1 else f"{high} machines" if low == high else f"{low} to {high} machines"
     console.print(f"[bold]{machines}, {job.work_h:.4g} h of work, {size} of checkpoint, {due}[/]")
     markets = document["markets"]
     for market in markets if len(markets) > 1 else []:

@@ -43,6 +43,8 @@ def command(
     figures = check_figures(figure)
     strategies = NAMES if compare else FEW
     planned = settings.planned
+    if traces is None and settings.meaning is not None:
+        raise UsageError("--meaning has no effect without --traces")
     if planned.conduct and not settings.given.another:
         from deepvm.cli.simulate.own_conduct import replayed  # with the planner
 
@@ -52,14 +54,19 @@ def command(
             raise UsageError(
                 f"{wrong} has no effect on a plan with a market of its own: leave it out, or give --workers"
             )
+        if settings.given.waiting:
+            raise UsageError(
+                "--usd-per-hour-of-waiting has no effect on a plan's own conduct: plan with it, or give --workers"
+            )
         with progress() as shown:
             result = replayed(settings, strategies=strategies, traces=traces, progress=shown)
         answer(result, as_json=as_json, figures=figures)
         return
+    usd = settings.prices
     common: dict[str, Any] = {
         "strategies": strategies,
-        "spot_usd": planned.spot_usd if settings.spot_usd is None else settings.spot_usd,
-        "on_demand_usd": planned.on_demand_usd if settings.on_demand_usd is None else settings.on_demand_usd,
+        "spot_usd": usd["spot_usd"],
+        "on_demand_usd": usd["on_demand_usd"],
     }
     notes = tuple(
         f"planned is chosen every day, and not the plan's conduct, which is of another cluster: {name} is given"
@@ -69,7 +76,7 @@ def command(
         if traces is not None:
             result = backtests(
                 traces, job, meaning=settings.meaning, fill_budget=settings.fill_budget, progress=shown,
-                **common, **settings.replayed,
+                plan_prices=usd["plan_prices"], **common, **settings.replayed,
             )  # fmt: skip
         elif settings.fill_budget:
             raise UsageError(

@@ -29,7 +29,8 @@ def beside(
     risk = planned.risk()
     if planned.market is None:
         found = simulate(
-            planned.job, on_demand_usd=planned.on_demand_usd, strategies=strategies, planned=risk,
+            planned.job, accelerator=planned.accelerator, spot_usd=planned.spot_usd,
+            on_demand_usd=planned.on_demand_usd, strategies=strategies, planned=risk,
             starts=max(DRAWN_STARTS, planned.written.starts), seed=seed, **settings,
         )  # fmt: skip
         return replace(found, notes=(*notes, *found.notes))

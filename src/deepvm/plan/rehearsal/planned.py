@@ -21,7 +21,7 @@ from deepvm.plan.risk.screen import MOST_WORK_H
 from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket, most_worlds
 from deepvm.plan.risk.strategy import Figures, strategy_of
 from deepvm.policy.conduct import Conduct
-from deepvm.simulate.inputs.planned_cluster import MOST_BYTES
+from deepvm.simulate.inputs.planned_cluster import MOST_BYTES, accelerator_of
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.risk import PATIENCE, Risk
 from deepvm.simulate.strategy import Overheads, Strategy
@@ -40,7 +40,9 @@ class Planned:
     written: Replay
     job: GangJob
     notices: float  # the share of announced losses
+    accelerator: str | None
     on_demand_usd: float  # an hour of one worker of an on-demand cluster
+    spot_usd: float | None = None  # of the market beside an on-demand cluster; None: a share of the on-demand price
     expected_usd: float | None  # the means that the plan says
     expected_h: float | None
 
@@ -77,8 +79,9 @@ class Planned:
     @cached_property
     def strategy(self) -> Strategy:
         made = strategy_of(
-            self.conduct, self.written.figures, name=self.name, zones=len(self.columns), notices=self.notices
-        )
+            self.conduct, self.written.figures, name=self.name, zones=len(self.columns), notices=self.notices,
+            most_usd=None if self.market is None else self.market.on_demand_usd,
+        )  # fmt: skip
         return replace(made, name="planned")
 
     def risk(self) -> Risk:
@@ -107,7 +110,8 @@ class Planned:
         changed: dict[str, Any] = {name: usd for name, usd in given.items() if usd is not None}
         if not changed:
             return self
-        found = self if on_demand_usd is None else replace(self, on_demand_usd=on_demand_usd)
+        found = replace(self, spot_usd=spot_usd)
+        found = found if on_demand_usd is None else replace(found, on_demand_usd=on_demand_usd)
         if self.market is None:
             return found
         columns = tuple(replace(column, **changed) for column in self.market.columns)
@@ -158,6 +162,7 @@ def read_planned(path: Path) -> Planned | None:
             written=written,
             job=_job(request, _number(best, "performance", 1e15), written.figures.machines),
             notices=strict.number(request.get("notices", 0.0), "notices", 0, 1),
+            accelerator=accelerator_of(table, worker),
             on_demand_usd=_number(worker, "usd_per_hour", MOST_USD),
             expected_usd=_mean(expected, "cost_usd"),
             expected_h=_mean(expected, "hours"),

@@ -94,6 +94,13 @@ class TypeMarket:
     def hours(self) -> float:
         return float(self.capacity.shape[1] * self.tick_s / 3600)
 
+    @property
+    def on_demand_usd(self) -> float | None:
+        """An hour of one on-demand machine where spot ones are cheapest, as runs read it from a plan's instances; None
+        if it is not offered."""
+        usd = min((column.usd, column.on_demand_usd) for column in self.columns)[1]
+        return usd if np.isfinite(usd) else None
+
     def gangs(self, machines: int) -> Capacity:
         """Return the capacity for a gang of this size. A zone is as deep as the gang is large."""
         return self.capacity if machines <= self.machines else self.capacity * machines // self.machines

@@ -31,8 +31,12 @@ class Figures:
         return json_fields(self, "overheads machines spot_machines keeper_usd speeds losses_per_h notice_s")
 
 
-def strategy_of(conduct: Conduct, figures: Figures, *, name: str, zones: int, notices: float) -> Strategy:
-    """Return what the simulator runs, in a market of this many zones. ``notices`` is the share of announced losses."""
+def strategy_of(
+    conduct: Conduct, figures: Figures, *, name: str, zones: int, notices: float, most_usd: float | None
+) -> Strategy:
+    """Return what the simulator runs, in a market of this many zones. ``notices`` is the share of announced losses.
+
+    ``most_usd`` is the on-demand price: as in a run, a gang that moves never pays more for one machine."""
     over, spot = figures.overheads, figures.spot_machines
     times = times_of(
         parse_policy(conduct.save), stall_s=over.stall_s, remote_s=over.remote_s, losses_per_h=figures.losses_per_h
@@ -40,7 +44,7 @@ def strategy_of(conduct: Conduct, figures: Figures, *, name: str, zones: int, no
     every_s = over.interval_s(figures.losses_per_h) if times.every_s is None else times.every_s
     anchors = figures.machines - spot if spot else 0
     told = times.at_notice if notices and figures.notice_s else None
-    placement: Placement = Stay(0) if zones < 2 else conduct.cheapest_up()
+    placement: Placement = Stay(0) if zones < 2 else conduct.cheapest_up(most_usd=most_usd)
     return over.strategy(
         name=name,
         saves=times.saves,

@@ -113,7 +113,10 @@ class Trial:
     @cached_property
     def strategy(self) -> Strategy:
         name, zones = self.candidate.architecture.name, len(self.choice.columns)
-        return strategy_of(self.conduct(), self.figures, name=name, zones=zones, notices=self.board.request.notices)
+        return strategy_of(
+            self.conduct(), self.figures, name=name, zones=zones, notices=self.board.request.notices,
+            most_usd=None if self.market is None else self.market.on_demand_usd,
+        )  # fmt: skip
 
     @property
     def columns(self) -> tuple[int, ...]:

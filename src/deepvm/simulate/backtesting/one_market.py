@@ -22,6 +22,7 @@ from deepvm.simulate.outcome import Outcomes
 from deepvm.simulate.replay import replay
 from deepvm.simulate.risk import Risk
 from deepvm.simulate.strategies import NAMES, Maker, Rates
+from deepvm.units import format_hours_up
 
 Floats = NDArray[np.float64]
 PLAN_EVERY_H = 24.0  # how often the past is looked at again
@@ -57,8 +58,7 @@ def backtest(
     for name in strategies:
         if name not in NAMES:
             raise UnknownName("strategy", name, NAMES)
-    if starts < 1:
-        raise UsageError(f"starts is {starts}: at least one is needed")
+    check_starts(starts)
     if planned is None and market.capacity.max() < job.machines:
         most = int(market.capacity.max())
         raise Infeasible(f"the market never has {job.machines} machines at once, at most {most}: ask for fewer workers")
@@ -103,15 +103,22 @@ class _Backtest:
             self.market, paid, self.starts_h[some], window_h=window_h(self.job), start_h=self.rates.start_s / 3600
         )
         rows, promises = list[Row](), list[Promise]()
+        unpaid: Infeasible | None = None
         for done, name in enumerate(strategies):
             self.progress(name, done, len(strategies))
             if name == "oracle":
                 rows.append(Row(name=name, cost_usd=bound, outcomes=None, regret=0.0))
                 continue
-            outcomes, promised = self._outcomes(name)
+            try:
+                outcomes, promised = self._outcomes(name)
+            except Infeasible as error:  # the budget pays no on-demand machine
+                unpaid = error
+                continue
             promises += promised
-            regret = regret_of(outcomes.cost_usd[some], bound)
+            regret = regret_of(outcomes.cost_usd[some], outcomes.finished[some], bound)
             rows.append(Row(name=name, cost_usd=outcomes.cost_usd, outcomes=outcomes, regret=regret))
+        if unpaid is not None and not any(row.outcomes is not None and row.outcomes.finished.any() for row in rows):
+            raise unpaid
         return Backtest(
             market=self.market.name,
             job=self.job,
@@ -123,6 +130,7 @@ class _Backtest:
             history_h=self.market.hours,
             zones=len(self.market.zones),
             nearest_h=self._nearest_h(rows),
+            unpaid=None if unpaid is None else str(unpaid),
             rests_on=None if self.planned is None else self.planned.history,
         )
 
@@ -142,7 +150,7 @@ class _Backtest:
         if self.job.deadline_h < alone_h:
             raise Infeasible(
                 f"nothing keeps the deadline of {self.job.deadline_h:g} h: with a start and saves, the work of "
-                f"{self.job.work_h:g} h takes {alone_h:.2f} h, which is the nearest that can be kept"
+                f"{self.job.work_h:g} h takes {format_hours_up(alone_h)} h, which is the nearest that can be kept"
             )
 
     def _nearest_h(self, rows: Sequence[Row]) -> float | None:
@@ -207,6 +215,11 @@ class _Backtest:
         up = past.capacity >= self.job.machines
         share = up.mean(axis=1)
         return int(np.argmin(np.where(share > 0, past.price.mean(axis=1) / np.maximum(share, 1e-9), np.inf)))
+
+
+def check_starts(starts: int) -> None:
+    if starts < 1:
+        raise UsageError(f"starts is {starts}: at least one is needed")
 
 
 def window_h(job: GangJob) -> float:

@@ -13,6 +13,7 @@ from deepvm.market.builtin import LEAST_DAYS, LEAST_ZONES, History
 from deepvm.simulate.choice import Promise
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.outcome import Outcomes, spread, summary
+from deepvm.units import format_hours_up
 
 Floats = NDArray[np.float64]
 NOT_ENOUGH = f"not enough history: {LEAST_DAYS:g} days and {LEAST_ZONES} zones are needed"
@@ -26,7 +27,7 @@ class Row:
     name: str
     cost_usd: Floats
     outcomes: Outcomes | None
-    regret: float | None  # None where the bound is zero, as machines cost nothing
+    regret: float | None  # None where no run ended, or the bound is zero, as machines cost nothing
 
     def to_json(self, deadline_h: float | None) -> dict[str, Any]:
         if self.outcomes is None:
@@ -35,10 +36,10 @@ class Row:
         return {"name": self.name, **summary(self.outcomes, deadline_h), "regret": self.regret}
 
 
-def regret_of(cost_usd: Floats, bound_usd: Floats) -> float | None:
-    """Return the mean cost over the mean lower bound, minus 1."""
-    bound = float(bound_usd.mean())
-    return float(cost_usd.mean()) / bound - 1 if bound > 0 else None
+def regret_of(cost_usd: Floats, finished: NDArray[np.bool_], bound_usd: Floats) -> float | None:
+    """Return the mean cost over the mean lower bound, minus 1, of the runs that ended: others are not yet paid."""
+    bound = float(bound_usd[finished].sum())
+    return float(cost_usd[finished].sum()) / bound - 1 if bound > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +48,17 @@ class Kept:
 
     cost_usd: Floats
     hours: Floats
+    finished: NDArray[np.bool_]
     promised: tuple[Promise, ...]
 
     @property
     def coverage(self) -> float | None:
-        """The share of starts whose cost and time were both within the promise; None without enough history."""
+        """The share of starts that ended, with cost and time both within the promise; None without enough history."""
         if not self.promised:
             return None
-        kept = (self.cost_usd <= [p.most_usd for p in self.promised]) & (
-            self.hours <= [p.most_h for p in self.promised]
-        )
-        return float(kept.mean())
+        cheap = self.cost_usd <= [p.most_usd for p in self.promised]
+        soon = self.hours <= [p.most_h for p in self.promised]
+        return float((cheap & soon & self.finished).mean())
 
     def to_json(self) -> dict[str, Any] | None:
         if not self.promised:
@@ -89,16 +90,21 @@ class Backtest:
     history_h: float
     zones: int
     nearest_h: float | None = None  # the nearest deadline that a strategy keeps, if none kept the job's
+    unpaid: str | None = None  # why on-demand machines are left out
     rests_on: History | None = None  # of a plan's conduct
 
     @property
     def kept(self) -> Kept:
         outcomes = next((row.outcomes for row in self.rows if row.name == "planned"), None)
         if outcomes is None or not self.promises:
-            return Kept(cost_usd=np.zeros(0), hours=np.zeros(0), promised=())
+            return Kept(cost_usd=np.zeros(0), hours=np.zeros(0), finished=np.zeros(0, bool), promised=())
         enough = np.array([promise.enough for promise in self.promises])
-        promised = tuple(promise for promise in self.promises if promise.enough)
-        return Kept(cost_usd=outcomes.cost_usd[enough], hours=outcomes.hours[enough], promised=promised)
+        return Kept(
+            cost_usd=outcomes.cost_usd[enough],
+            hours=outcomes.hours[enough],
+            finished=outcomes.finished[enough],
+            promised=tuple(promise for promise in self.promises if promise.enough),
+        )
 
     @property
     def coverage(self) -> float | None:
@@ -119,7 +125,7 @@ class Backtest:
 
 @dataclass(frozen=True, kw_only=True)
 class Backtests:
-    """The same job on several markets, and all of their starts together."""
+    """The same job on several markets, and all of their starts together. Gangs may differ in size by market."""
 
     job: GangJob
     markets: tuple[Backtest, ...]
@@ -131,6 +137,7 @@ class Backtests:
         everything = Kept(
             cost_usd=np.concatenate([k.cost_usd for k in kept]),
             hours=np.concatenate([k.hours for k in kept]),
+            finished=np.concatenate([k.finished for k in kept]),
             promised=tuple(promise for k in kept for promise in k.promised),
         )
         coverage, rows = everything.coverage, self.joined()
@@ -149,31 +156,40 @@ class Backtests:
             ),
             "worse_than": worse_than(rows, self.job.deadline_h),
             "markets": [m.to_json() for m in self.markets],
-            "notes": [*self.notes, *self._late()],
+            "notes": [*self.notes, *self._unpaid(), *self._late()],
             "left_out": dict(self.left_out),
         }
 
     def joined(self) -> list[Row]:
-        """Return each strategy over all markets. Regret is weighed by cost."""
+        """Return each strategy over all markets that have it. Regret is weighed by cost."""
         joined = []
-        bounds = np.concatenate([m.bound_usd for m in self.markets])
-        for index, row in enumerate(self.markets[0].rows):
-            alike = [m.rows[index] for m in self.markets]
-            cost = np.concatenate([r.cost_usd for r in alike])
-            parts = [r.outcomes for r in alike if r.outcomes is not None]
-            outcomes = Outcomes.joined(parts) if parts else None
-            of_bounds = [
-                r.cost_usd if r.outcomes is None else r.cost_usd[m.bounded]
-                for m, r in zip(self.markets, alike, strict=True)
-            ]
-            regret = regret_of(np.concatenate(of_bounds), bounds)
-            joined.append(Row(name=row.name, cost_usd=cost, outcomes=outcomes, regret=regret))
+        for name in self._names():
+            found = [(m, row) for m in self.markets for row in m.rows if row.name == name]
+            cost = np.concatenate([row.cost_usd for _, row in found])
+            parts = [row.outcomes for _, row in found if row.outcomes is not None]
+            if not parts:
+                joined.append(Row(name=name, cost_usd=cost, outcomes=None, regret=0.0))
+                continue
+            bounded = [(row.cost_usd, row.outcomes.finished, m) for m, row in found if row.outcomes is not None]
+            regret = regret_of(
+                np.concatenate([usd[m.bounded] for usd, _, m in bounded]),
+                np.concatenate([ended[m.bounded] for _, ended, m in bounded]),
+                np.concatenate([m.bound_usd for _, _, m in bounded]),
+            )
+            joined.append(Row(name=name, cost_usd=cost, outcomes=Outcomes.joined(parts), regret=regret))
         return joined
+
+    def _names(self) -> list[str]:
+        """Return the strategies, in the order of the market that has most of them."""
+        return [row.name for row in max(self.markets, key=lambda m: len(m.rows)).rows]
+
+    def _unpaid(self) -> list[str]:
+        return [f"{m.market}: on-demand is left out: {m.unpaid}" for m in self.markets if m.unpaid is not None]
 
     def _late(self) -> list[str]:
         return [
             f"{m.market}: no strategy keeps the deadline of {self.job.deadline_h:g} h with this confidence: "
-            f"the nearest that can be kept is {m.nearest_h:.1f} h"
+            f"the nearest that can be kept is {format_hours_up(m.nearest_h)} h"
             for m in self.markets
             if m.nearest_h is not None
         ]
@@ -184,7 +200,8 @@ def _history(
 ) -> dict[str, Any]:
     """``known_hours`` is what plans knew of the market when they were made, in the median."""
     if rests_on is not None:
-        note = None if rests_on.enough else str(rests_on)
+        assumed = str(rests_on) if rests_on.zones else rests_on.origin  # no zones: a plan without spot machines
+        note = None if rests_on.enough else assumed
         return {"hours": hours, "zones": zones, "known_hours": None, "enough": rests_on.enough, "note": note}
     if not promises:  # nothing was promised, as ``planned`` was not asked for
         enough = hours >= LEAST_DAYS * 24 and zones >= LEAST_ZONES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from deepvm.market.builtin import builtin_history, builtin_market
 from deepvm.market.history import PriceHistory
 from deepvm.market.reference_prices import SPOT_SHARE, SPOT_SHARE_SOURCE
 from deepvm.market.reference_prices import on_demand_usd as listed_usd
-from deepvm.simulate.backtesting.one_market import backtest, window_h
+from deepvm.simulate.backtesting.one_market import backtest, check_starts, window_h
 from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.inputs.trace_sets import load_markets
 from deepvm.simulate.job import GangJob
@@ -33,17 +34,21 @@ def backtests(
     prices: PriceHistory | None = None,
     budget_usd: float | None = None,
     fill_budget: bool = False,
+    plan_prices: Collection[str] = (),
     rates: Rates | None = None,
     **settings: Any,
 ) -> Backtests:
     """Run ``backtest`` on every market of a folder of traces; the starts are shared out among them.
 
     ``prices`` are used where traces have none. With ``fill_budget``, each market's gang has as many machines as the
-    budget pays there on its first day, instead of the job's."""
+    budget pays there on its first day, instead of the job's. ``plan_prices`` says whether ``spot_usd`` ("spot") and
+    ``on_demand_usd`` ("on-demand") are a plan's."""
+    check_starts(starts)
     rates = rates or Rates()
     found = load_markets(
         folder, job, meaning=meaning, least_hours=window_h(job), spot_usd=spot_usd, on_demand=on_demand_usd,
         prices=prices, budget_usd=budget_usd if fill_budget else None, keeper_usd=_keeper_usd(rates, job),
+        plan_prices=plan_prices,
     )  # fmt: skip
     share = max(1, round(starts / len(found.markets)))
     done, left_out = [], dict(found.left_out)
@@ -56,7 +61,7 @@ def backtests(
     if not done:
         raise Infeasible("; ".join(dict.fromkeys(left_out[market.name] for market in found.markets)))
     notes = (*found.notes, *counted_on(rates.notices, rates.notice_s))
-    return Backtests(job=job, markets=tuple(done), notes=notes, left_out=left_out)
+    return Backtests(job=done[0].job, markets=tuple(done), notes=notes, left_out=left_out)
 
 
 def simulate(

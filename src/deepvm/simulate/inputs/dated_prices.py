@@ -15,6 +15,7 @@ from deepvm.market.reference_prices import machine_types, zone_id_region
 from deepvm.market.trace import Trace, region_of
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 _DAY_S = 86_400
 _DATED_SET = re.compile(r"(?<!\d)(\d\d)-(\d\d)-(\d{4})(?!\d)")  # public sets are named by month, day and year
 
@@ -27,12 +28,15 @@ class ZonePrices:
     on_demand_usd: float | None
     age_days: int
     where: str  # whose prices these are
+    bridged_days: int  # on which a zone was not offered by the file: its last price counts
 
     @property
     def note(self) -> str:
+        days = "1 day" if self.bridged_days == 1 else f"{self.bridged_days} days"
+        gaps = f"; on {days} without a price, the last one counts" if self.bridged_days else ""
         if self.age_days < 0:
-            return f"prices of {self.where}, from {-self.age_days} days after the trace began"
-        return f"prices of {self.where}, at most {self.age_days} days old"
+            return f"prices of {self.where}, from {-self.age_days} days after the trace began{gaps}"
+        return f"prices of {self.where}, at most {self.age_days} days old{gaps}"
 
 
 def zone_prices(history: PriceHistory, trace: Trace, title: str) -> ZonePrices | None:
@@ -54,10 +58,11 @@ def zone_prices(history: PriceHistory, trace: Trace, title: str) -> ZonePrices |
         seen = history.seen[np.searchsorted(history.seen, days, side="right") - 1]
         age = int((days - seen).max())
     return ZonePrices(
-        spot=np.asarray(sum(spot for spot, _ in found)),
+        spot=np.asarray(sum(spot for spot, _, _ in found)),
         on_demand_usd=_on_demand(history, types, trace.zone, days),
         age_days=age,
         where=f"{' + '.join(types)} in {found[0][1]}",
+        bridged_days=len(np.unique(days[np.any([gaps for _, _, gaps in found], axis=0)])),
     )
 
 
@@ -77,11 +82,14 @@ def _days(begin: datetime, trace: Trace) -> NDArray[np.int64]:
     return np.asarray(np.floor(seconds / _DAY_S).astype(np.int64) + date(1970, 1, 1).toordinal())
 
 
-def _spot(history: PriceHistory, type_: str, zone: str, days: NDArray[np.int64]) -> tuple[Floats, str] | None:
-    """Return prices by tick, and of which place they are."""
+def _spot(history: PriceHistory, type_: str, zone: str, days: NDArray[np.int64]) -> tuple[Floats, str, Flags] | None:
+    """Return prices by tick, of which place they are, and where some of them are bridged."""
     keys, where = _keys(history, type_, zone)
-    rows = [row for row in (_by_day(history, key, days) for key in keys) if row is not None]
-    return (np.median(np.stack(rows), axis=0), where) if rows else None
+    priced = [(row, key) for row, key in ((_by_day(history, key, days), key) for key in keys) if row is not None]
+    if not priced:
+        return None
+    gaps = np.any([_not_offered(history, key, days) for _, key in priced], axis=0)
+    return np.median(np.stack([row for row, _ in priced]), axis=0), where, gaps
 
 
 def _keys(history: PriceHistory, type_: str, zone: str) -> tuple[Sequence[Key], str]:
@@ -101,6 +109,13 @@ def _by_day(history: PriceHistory, key: Key, days: NDArray[np.int64]) -> Floats 
         return None
     at = np.searchsorted(changed[known], days, side="right") - 1
     return np.asarray(usd[known][np.maximum(at, 0)])
+
+
+def _not_offered(history: PriceHistory, key: Key, days: NDArray[np.int64]) -> Flags:
+    """Return the days on which the price is empty. A trace with machines of such a day shows that they were there."""
+    changed, usd = history.changes[key]
+    at = np.searchsorted(changed, days, side="right") - 1
+    return np.asarray((at >= 0) & np.isnan(usd[np.maximum(at, 0)]))
 
 
 def _on_demand(history: PriceHistory, types: Sequence[str], zone: str, days: NDArray[np.int64]) -> float | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deepvm import strict_json as strict
 from deepvm.catalog.model import LEAST, LEAST_USD, MOST_USD
@@ -39,21 +41,18 @@ def machines_of(path: Path) -> Machines:
         roles = [strict.table(role, "a role") for role in strict.array(strict.member(best, "roles"), "roles", 1000)]
         training = [role for role in roles if role.get("role") in ("worker", "anchor")]
         worker = next(role for role in roles if role.get("role") == "worker")
-        name = strict.text(strict.member(worker, "instance"), "instance", _NAME)
-        rows = strict.array(strict.member(table, "instances"), "instances")
-        instance: dict[str, object] = next(
-            (row for row in rows if strict.table(row, "an instance").get("instance") == name), {}
-        )
         request = strict.table(strict.member(table, "request"), "request")
         work = _optional(request.get("work_eflops_h"), "work_eflops_h")
         performance = _optional(best.get("performance"), "performance", LEAST)
         deadline_s = _optional(request.get("deadline_s"), "deadline_s")
         return Machines(
             workers=sum(strict.integer(strict.member(role, "count"), "count", 0, 10_000) for role in training),
-            accelerator=_optional_text(instance.get("accelerator")),
+            accelerator=accelerator_of(table, worker),
             checkpoint_bytes=strict.integer(strict.member(request, "checkpoint_bytes"), "checkpoint_bytes", 0, 2**60),
             spot_usd=strict.number(strict.member(worker, "usd_per_hour"), "usd_per_hour", LEAST_USD, MOST_USD),
-            on_demand_usd=_optional(instance.get("on_demand_usd"), "on_demand_usd", LEAST_USD, MOST_USD),
+            on_demand_usd=_optional(
+                _instance(table, worker).get("on_demand_usd"), "on_demand_usd", LEAST_USD, MOST_USD
+            ),
             work_h=None if not work or not performance else work / performance,
             deadline_h=None if deadline_s is None else deadline_s / 3600,
             notices=strict.number(request.get("notices", 0.0), "notices", 0, 1),
@@ -65,8 +64,16 @@ def machines_of(path: Path) -> Machines:
         raise MalformedFile(path, f"not a valid plan: {reason}; {hint}") from None
 
 
-def _optional_text(value: object) -> str | None:
-    return None if value is None else strict.text(value, "accelerator", _NAME)
+def accelerator_of(plan: Mapping[str, Any], role: Mapping[str, Any]) -> str | None:
+    """Return the accelerator of a role's machines, by the plan's instances. MalformedJson if they are not valid."""
+    name = _instance(plan, role).get("accelerator")
+    return None if name is None else strict.text(name, "accelerator", _NAME)
+
+
+def _instance(plan: Mapping[str, Any], role: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = strict.text(strict.member(role, "instance"), "instance", _NAME)
+    rows = strict.array(strict.member(plan, "instances"), "instances")
+    return next((row for row in rows if strict.table(row, "an instance").get("instance") == name), {})
 
 
 def _optional(value: object, name: str, least: float = 0.0, most: float = 1e15) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,6 +38,16 @@ class _Prices:
     spot_usd: float | None
     on_demand_usd: float | None
     history: PriceHistory | None
+    of_plan: Collection[str]  # "spot" and "on-demand", where the given one is a plan's
+
+    def spot(self) -> str:
+        return f"spot at ${self.spot_usd:g}/h, {self._origin('spot')}"
+
+    def on_demand(self) -> str:
+        return f"on-demand at ${self.on_demand_usd:g}/h, {self._origin('on-demand')}"
+
+    def _origin(self, side: str) -> str:
+        return "the plan's price" if side in self.of_plan else "as given"
 
 
 def load_markets(
@@ -51,6 +61,7 @@ def load_markets(
     prices: PriceHistory | None = None,
     budget_usd: float | None = None,
     keeper_usd: float = 0.0,
+    plan_prices: Collection[str] = (),
 ) -> TraceSets:
     """Read every set below the folder that can show the job's gang for this long. Infeasible if none can; UsageError
     if all lack something that an option gives.
@@ -58,7 +69,7 @@ def load_markets(
     With a budget, a gang has as many machines as it pays beside ``keeper_usd``."""
     found, notes, left_out = list[tuple[Market, int]](), dict[str, None](), dict[str, str]()
     unclear = True  # all sets lack something that an option gives
-    given = _Prices(spot_usd=spot_usd, on_demand_usd=on_demand, history=prices)
+    given = _Prices(spot_usd=spot_usd, on_demand_usd=on_demand, history=prices, of_plan=plan_prices)
     for name, traces in load_traces(folder, meaning=meaning).items():
         groups = _by_accelerator(traces)
         for accelerator, alike in groups.items():
@@ -105,7 +116,7 @@ def _market(title: str, traces: Sequence[Trace], given: _Prices) -> tuple[Market
         on_demand[trace.zone] = usd
         priced.append(trace)
         if trace.prices is None and given.spot_usd is not None:
-            notes[f"{title}: spot at ${given.spot_usd:g}/h, as given"] = None
+            notes[f"{title}: {given.spot()}"] = None
             priced[-1] = replace(trace, prices=np.full(len(trace.up), given.spot_usd))
         elif trace.prices is None and dated is not None:
             notes[f"{title}: spot {dated.note}"] = None
@@ -129,7 +140,7 @@ def _market(title: str, traces: Sequence[Trace], given: _Prices) -> tuple[Market
 def _on_demand(trace: Trace, given: _Prices, dated: ZonePrices | None) -> tuple[float, str]:
     """Return the price of an on-demand machine, and where it is from."""
     if given.on_demand_usd is not None:
-        return given.on_demand_usd, f"on-demand at ${given.on_demand_usd:g}/h, as given"
+        return given.on_demand_usd, given.on_demand()
     if dated is not None and dated.on_demand_usd is not None:
         return dated.on_demand_usd, "on-demand prices of the price file"
     usd = on_demand_usd(trace.accelerator, trace.accelerator_count, trace.zone)
