@@ -112,9 +112,11 @@ def test_a_plan_without_memory_nodes_keeps_its_checkpoints_in_the_durable_store(
     best["conduct"] = {
         "zones": ["us-east-1"],
         "at_loss": "wait",
+        "least_workers": 17,
         "save": "every 10 steps",
         "tier": "durable",
         "replicas": 0,
+        "fallback": "none",
     }
     path.write_text(json.dumps(plan), encoding="utf-8")
     words = words_for(tmp_path, "run", 60, options=["--preempt", "at:step:25:worker/1:notice=0s"])

@@ -63,6 +63,14 @@ def test_show_prints_points_curves_and_notes(file: Path, capsys: pytest.CaptureF
         assert words in shown
 
 
+def test_show_takes_points_with_and_without_a_batch(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(file.read_text(encoding="utf-8"))
+    del document["scaling"][1]["batch"]
+    file.write_text(json.dumps(document), encoding="utf-8")
+    assert run(["calibrate", "show", str(file)]) == 0
+    assert "Scaling" in capsys.readouterr().out
+
+
 def test_show_draws_a_figure_and_prints_one_document(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

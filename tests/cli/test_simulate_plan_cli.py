@@ -97,6 +97,9 @@ def test_what_was_measured_replaces_the_overheads_of_the_plan(
         ("--notice 30s", "--notice has no effect without --notices"),
         ("--notices 1.5", "notices is 1.5"),
         ("--deadline 200000h", "too long to be replayed"),
+        ("--seed -1", "the seed is negative"),
+        ("--seed -2", "the seed is negative"),
+        ("--seed 9223372036854775808", "the seed is too large"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_sentence(

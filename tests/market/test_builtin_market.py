@@ -107,3 +107,15 @@ def test_a_market_that_cannot_be_is_refused_in_one_sentence(change: dict[str, ob
         builtin_market("V100", **given)  # type: ignore[arg-type]
     with pytest.raises(UnknownName, match="no tightness is called 'calmest': did you mean calm"):
         builtin_market("V100", ["a"], seed=1, tightness="calmest", **USD)
+
+
+@pytest.mark.parametrize("seed", [-1, -(10**30), 2**63, 10**400])
+def test_a_seed_that_cannot_seed_a_draw_is_refused(seed: int) -> None:
+    with pytest.raises(UsageError, match=r"the seed is (negative|too large): it must be an integer from 0 to 9223"):
+        builtin_market("V100", ZONES, seed=seed, days=1, **USD)
+
+
+@pytest.mark.parametrize("days", [float("nan"), float("inf"), -1.0, 0.0, 1e-9, 1e6, 1e300])
+def test_days_that_no_market_lasts_are_refused(days: float) -> None:
+    with pytest.raises(UsageError, match=r"a market of .* days: it must be from one tick of \d+ s to [\d,]+ days"):
+        builtin_market("V100", ZONES, seed=1, days=days, **USD)

@@ -62,6 +62,7 @@ def test_a_large_plan_is_played_small_and_says_so(tmp_path: Path, document: dict
         (lambda d: d.update(format="deepvm-plan/9"), "deepvm-plan/9"),
         (lambda d: d.pop("format"), "no format"),
         (lambda d: d.pop("recommendations"), "not a valid plan"),
+        (lambda d: d.update(recommendations=[]), "not a valid plan: it has no recommendations"),
         (lambda d: d["recommendations"][0]["roles"][0].pop("instance"), "not a valid plan"),
     ],
 )
@@ -102,6 +103,9 @@ HOSTILE: dict[str, Any] = {
     "roles null": lambda d: d["recommendations"][0].update(roles=None),
     "recommendations that are text": lambda d: d.update(recommendations="x"),
     "a rank that is a list": lambda d: d["recommendations"][0].update(rank=[1]),
+    "an accelerator that is a list": lambda d: d["instances"][0].update(accelerator=["T4"]),
+    "eFLOPS that are text": lambda d: d["instances"][0].update(eflops="fast"),
+    "a budget that is text": lambda d: d["request"].update(budget_usd="3"),
     "instances null": lambda d: d.update(instances=None),
     "a request null": lambda d: d.update(request=None),
     "a restore that is a list": lambda d: d["recommendations"][0].update(restore=[1]),

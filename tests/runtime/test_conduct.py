@@ -34,7 +34,9 @@ CONDUCT = {
 def cluster_with(folder: Path, conduct: Any) -> Cluster:
     path = write_plan(folder)
     plan = json.loads(path.read_text(encoding="utf-8"))
-    plan["recommendations"][0]["conduct"] = conduct
+    best = plan["recommendations"][0]
+    best["conduct"] = conduct
+    next(role for role in best["roles"] if role["role"] == "memory")["count"] = 2
     path.write_text(json.dumps(plan), encoding="utf-8")
     return load_cluster(path)
 
@@ -65,6 +67,21 @@ def test_a_plan_says_how_to_run_it_and_the_ledger_keeps_that(tmp_path: Path) -> 
 def test_a_conduct_that_is_not_one_is_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(DeepvmError, match="not a valid plan"):
         cluster_with(tmp_path, {**CONDUCT, **wrong} if isinstance(wrong, dict) else wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"tier": "anchor"}, "tier is 'anchor', and the plan's machines are for 'memory'"),
+        ({"tier": "durable", "replicas": 0}, "tier is 'durable', and the plan's machines are for 'memory'"),
+        ({"replicas": 10000}, "replicas is 10000, and the plan has 2 memory nodes"),
+        ({"replicas": 0}, "replicas is 0, and the plan has 2 memory nodes"),
+        ({"least_workers": 18}, "least_workers is 18, and the plan has 17 machines that train"),
+    ],
+)
+def test_a_conduct_of_other_machines_than_the_plans_is_refused(tmp_path: Path, wrong: Any, told: str) -> None:
+    with pytest.raises(DeepvmError, match=f"not a valid plan: {told}"):
+        cluster_with(tmp_path, {**CONDUCT, **wrong})
 
 
 def test_the_user_decides_then_the_plan_then_the_default() -> None:

@@ -44,6 +44,16 @@ def test_a_price_of_waiting_is_in_no_cost_and_in_no_bound() -> None:
     assert plain[0]["regret"] >= 0
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_that_cannot_seed_a_draw_is_refused(seed: int, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the seed is"):
+        simulate(JOB, accelerator="V100", seed=seed)
+    with pytest.raises(UsageError, match="the seed is"):
+        backtest(bulk_market(1), JOB, seed=seed)
+    words = ["backtest", "--traces", str(write_traces(tmp_path)), "--meaning", "up", "--work", "4h"]
+    assert run([*words, "--seed", str(seed)]) == 2
+
+
 def test_a_seed_repeats_exactly_and_another_one_does_not(tmp_path: Path) -> None:
     folder = write_traces(tmp_path)
     first, again, other = (
@@ -139,6 +149,10 @@ def test_a_plan_file_gives_machines_and_prices(tmp_path: Path, capsys: pytest.Ca
     plan.write_text("{}")
     assert run(["simulate", str(plan)]) == 2
     assert "not a valid plan" in capsys.readouterr().err
+    plan.write_text('{"recommendations": []}')
+    for words in (["simulate", str(plan)], ["backtest", str(plan), "--traces", str(tmp_path)]):
+        assert run(words) == 2
+        assert "not a valid plan: it has no recommendations" in " ".join(capsys.readouterr().err.split())
 
 
 def test_prices_of_a_market_are_what_its_strategies_pay() -> None:

@@ -46,6 +46,13 @@ def test_runs_without_a_deadline_are_followed_to_their_end() -> None:
     assert risk_of(market, job, replace(MOVING, fallback=None), starts=40).missed == 0.0
 
 
+def test_a_far_deadline_is_followed_no_longer_than_the_work_can_use() -> None:
+    market = bulk_market(3, zones=1)
+    far, farther = (risk_of(market, replace(JOB, deadline_h=due_h), MOVING, starts=40) for due_h in (1e5, 1e300))
+    assert far.missed == 0.0
+    assert far.to_json() == farther.to_json()
+
+
 def test_no_starts_are_refused() -> None:
     with pytest.raises(UsageError, match="starts is 0"):
         risk_of(bulk_market(0), JOB, MOVING, starts=0)

@@ -24,6 +24,7 @@ from deepvm.market.hazard.hidden import HiddenBulk
 from deepvm.market.hazard.hyperexponential import Hyperexponential
 from deepvm.market.hazard.model import SpellPair
 from deepvm.market.market import MOST_TICKS, Market
+from deepvm.market.seeds import generator_of
 from deepvm.market.trace import region_of
 
 FORMAT = "deepvm-hazards/1"
@@ -131,7 +132,7 @@ def builtin_market(
     if tightness is not None and tightness not in TIGHTNESS:
         raise UnknownName("tightness", tightness, TIGHTNESS)
     rows = classes_of(accelerator)
-    chance = np.random.default_rng(seed)
+    chance = generator_of(seed)
     if tightness is not None:
         nearest = min(rows, key=lambda row: abs(TIGHTNESS.index(row.tightness) - TIGHTNESS.index(tightness)))
         chosen = [nearest] * len(zones)
@@ -139,9 +140,11 @@ def builtin_market(
         seen = np.array([row.history.zones for row in rows], dtype=np.float64)
         chosen = [rows[i] for i in chance.choice(len(rows), size=len(zones), p=seen / seen.sum())]
     tick_s = chosen[0].model.tick_s
-    ticks = round(days * 86400 / tick_s)
-    if not 1 <= ticks <= MOST_TICKS:
-        raise UsageError(f"a market of {days:g} days: it must be from one tick of {tick_s:g} s to {MOST_TICKS:,} ticks")
+    length = days * 86400 / tick_s
+    if not 0.5 < length <= MOST_TICKS:
+        most = MOST_TICKS * tick_s / 86400
+        raise UsageError(f"a market of {days:g} days: it must be from one tick of {tick_s:g} s to {most:,.0f} days")
+    ticks = round(length)
     regions = [region_of(zone) for zone in zones]
     capacity = draw(
         chance,

@@ -10,6 +10,7 @@ from deepvm.catalog import Catalog, Quota
 from deepvm.catalog.accelerators import makers
 from deepvm.errors import UnknownName, UsageError
 from deepvm.json_fields import json_fields
+from deepvm.market.seeds import check_seed
 from deepvm.performance.job import Job
 from deepvm.performance.profile import Profile
 from deepvm.plan.job_facts import JobFacts, check_job, job_fields
@@ -29,6 +30,7 @@ CHECKPOINT_OVER_GRADIENTS = 3
 LOSSES_PER_H = 0.5
 
 MOST_SAMPLES = 2**40  # in a step, as in job.json
+MOST_DEADLINE_H = 100_000.0  # eleven years
 
 # What must be above zero, in words for messages.
 _ABOVE_ZERO = {
@@ -130,6 +132,12 @@ class Request:
             )
         if self.deadline_s is not None and self.work_eflops_h is None:
             raise UsageError("a deadline needs the job's size: --work 40h@g4dn.xlarge, or in eFLOPS hours")
+        if self.deadline_s is not None and self.deadline_s > MOST_DEADLINE_H * 3600:
+            raise UsageError(
+                f"the deadline is {self.deadline_s / 3600:g} h: it must be {MOST_DEADLINE_H:,.0f} h at most; "
+                "leave it out if time does not matter"
+            )
+        check_seed(self.seed)
         if not 0 < self.confidence < 1:
             raise UsageError(f"the confidence is {self.confidence:g}: it must be between 0 and 1, such as 0.95")
         if not 0 <= self.notices <= 1:

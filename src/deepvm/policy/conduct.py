@@ -43,6 +43,19 @@ class Conduct:
             return "wait"
         return f"shrink:{self.least_workers}" if self.least_workers > 1 else "shrink"
 
+    def check_machines(self, *, trainers: int, anchors: int, memory: int) -> None:
+        """Raise MalformedJson if it is not the conduct of a cluster of these machines: a plan's machines decide where
+        checkpoints are kept. Anchors are among the trainers."""
+        tier: Tier = "memory" if memory else "anchor" if anchors else "durable"
+        if self.tier != tier:
+            raise strict.MalformedJson(f"tier is {strict.brief(self.tier)}, and the plan's machines are for {tier!r}")
+        if not min(1, memory) <= self.replicas <= memory:
+            raise strict.MalformedJson(f"replicas is {self.replicas}, and the plan has {memory} memory nodes")
+        if self.least_workers > trainers:
+            raise strict.MalformedJson(
+                f"least_workers is {self.least_workers}, and the plan has {trainers} machines that train"
+            )
+
     def cheapest_up(self, *, most_usd: float | None = None) -> CheapestUp:
         """Return how a gang moves between several zones; plans of before the two figures were written had their
         defaults."""

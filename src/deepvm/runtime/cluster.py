@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -121,10 +121,11 @@ def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
     try:
         chosen = _recommendation(document, path, rank)
         request = strict.table(strict.member(document, "request"), "request")
+        _optional(strict.number, request.get("budget_usd"), "budget_usd", 0, MOST_WORK)
         restore = strict.table(chosen.get("restore") or {}, "restore")
-        conduct = None if chosen.get("conduct") is None else Conduct.from_json(chosen["conduct"])
+        machines = _machines(document, chosen)
         return Cluster(
-            machines=_machines(document, chosen),
+            machines=machines,
             architecture=strict.text(strict.member(chosen, "architecture"), "architecture", _NAME),
             catalog=strict.text(strict.member(document, "catalog"), "catalog", _NAME),
             checkpoint_bytes=_optional(strict.integer, request.get("checkpoint_bytes"), "checkpoint_bytes", 0, 2**62),
@@ -132,7 +133,7 @@ def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
             failover=tuple(_failover(document)),
             work_h=_work_h(request, chosen),
             deadline_s=_optional(strict.number, request.get("deadline_s"), "deadline_s", 0, MOST_S),
-            conduct=conduct,
+            conduct=_conduct(chosen, machines),
             plan=document,
         )
     except strict.MalformedJson as error:
@@ -141,14 +142,25 @@ def cluster_of(document: Any, path: Path | str, *, rank: int = 1) -> Cluster:
 
 def _recommendation(document: Mapping[str, Any], path: Path | str, rank: int) -> dict[str, Any]:
     rows = strict.array(strict.member(document, "recommendations"), "recommendations", MOST_ROWS)
+    if not rows:
+        raise strict.MalformedJson("it has no recommendations")
     ranked = {
         strict.integer(strict.member(strict.table(row, "a recommendation"), "rank"), "rank", 1, MOST_ROWS): row
         for row in rows
     }
     if rank not in ranked:
-        ranks = ", ".join(map(str, list(ranked)[:20])) or "none"
+        ranks = ", ".join(map(str, list(ranked)[:20]))
         raise UsageError(f"{path} has no plan of rank {rank}: choose one of {ranks}")
     return dict(ranked[rank])
+
+
+def _conduct(chosen: Mapping[str, Any], machines: Sequence[Machine]) -> Conduct | None:
+    if chosen.get("conduct") is None:
+        return None
+    conduct, roles = Conduct.from_json(chosen["conduct"]), [machine.role for machine in machines]
+    memory = roles.count("memory")
+    conduct.check_machines(trainers=len(roles) - memory, anchors=roles.count("anchor"), memory=memory)
+    return conduct
 
 
 def _work_h(request: Mapping[str, Any], chosen: Mapping[str, Any]) -> float | None:
@@ -162,6 +174,8 @@ def _machines(document: Mapping[str, Any], chosen: Mapping[str, Any]) -> tuple[M
     for row in strict.array(strict.member(document, "instances"), "instances", MOST_ROWS):
         name = strict.text(strict.member(strict.table(row, "an instance"), "instance"), "instance", _NAME, least=1)
         on_demand[name] = _optional(_price, strict.member(row, "on_demand_usd"), "on_demand_usd")
+        _optional(strict.text, row.get("accelerator"), "accelerator", _NAME)  # runs read these from the plan
+        _optional(strict.number, row.get("eflops"), "eflops", 0, MOST_WORK)
     machines: list[Machine] = []
     counted: dict[str, int] = {}
     for role in strict.array(strict.member(chosen, "roles"), "roles", MOST_MACHINES):

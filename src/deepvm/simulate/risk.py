@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 STARTS = 200
 BINS = 12  # of a distribution
 PATIENCE = 10  # a run that takes this many times its work has not finished
+LONG_H = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,11 @@ def spread_starts(market: Market, count: int) -> Floats:
     return np.linspace(0.0, market.hours, count, endpoint=False)
 
 
+def patience_h(job: GangJob) -> float:
+    """Return the longest that a run of this job is waited for, also before a deadline that is farther away."""
+    return LONG_H + 3 * job.work_h
+
+
 def risks_of(
     market: Market,
     job: GangJob,
@@ -86,7 +92,8 @@ def risks_of(
     if starts < 1:
         raise UsageError(f"starts is {starts}: at least one is needed")
     on_time = all(isinstance(one.fallback, SafetyNet) and one.on_demand_machines is None for one in strategies)
-    longest_h = PATIENCE * job.work_h if job.deadline_h is None or not on_time else job.deadline_h
+    due_h = job.deadline_h if on_time else None
+    longest_h = PATIENCE * job.work_h if due_h is None else min(due_h, patience_h(job))
     starts_h = spread_starts(market, starts)
     endless = market.repeated(market.hours + longest_h)
     rests_on = history or history_of(market)

@@ -13,6 +13,7 @@ from deepvm.calibrate.overheads import OverheadSettings, calibrate_overheads, me
 from deepvm.calibrate.overheads.settings import parse_sizes
 from deepvm.calibrate.profile_file import ProfileFile
 from deepvm.calibrate.sized_model import LEAST_BYTES, SizedTraining
+from deepvm.checkpoint.handle import SaveHandle
 from deepvm.errors import DeepvmError, UsageError
 from deepvm.performance.measured import Samples
 from deepvm.performance.profile import OVERHEADS, OverheadPoint, read_profile
@@ -30,6 +31,30 @@ def test_its_script_saves_a_state_of_the_size_and_continues_from_it(
         assert largest == pytest.approx(1_000_000, rel=0.1)
         with deepvm.Checkpointer(SizedTraining(1_000_000).state, policy="at notice") as ckpt:
             assert ckpt.restore() == steps
+
+
+def test_its_script_waits_for_the_last_save_that_was_not_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DEEPVM_STORE", f"file://{tmp_path}")
+    monkeypatch.setenv("DEEPVM_POLICY", "every 1 steps")
+    monkeypatch.setattr(sys, "argv", ["training.py", "1000000", "0", "5", str(tmp_path / "starts")])
+    taken, real = list[int](), deepvm.Checkpointer.step
+
+    def step(ckpt: deepvm.Checkpointer, number: int) -> SaveHandle | None:
+        if number == 5:  # as if the save before were under way
+            skipped = SaveHandle(number)
+            skipped.advance("skipped", "step 4 is still being sent")
+            return skipped
+        handle = real(ckpt, number)
+        if handle is not None and handle.state != "skipped":
+            taken.append(number)
+        return handle
+
+    monkeypatch.setattr(deepvm.Checkpointer, "step", step)
+    training.main()
+    with deepvm.Checkpointer(SizedTraining(1_000_000).state, policy="at notice") as ckpt:
+        assert ckpt.restore() == taken[-1]
 
 
 def test_its_script_counts_its_starts_and_trains_past_the_losses_before(

@@ -92,6 +92,24 @@ def test_what_has_no_effect_without_traces_is_refused(capsys: pytest.CaptureFixt
     assert "--meaning has no effect without --traces" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--seed -1", "the seed is negative: it must be an integer from 0 to 9223372036854775807"),
+        ("--seed 9223372036854775808", "the seed is too large"),
+        ("--days nan", "a market of nan days: it must be from one tick"),
+        ("--days inf", "a market of inf days"),
+        ("--days 0", "a market of 0 days"),
+        ("--days 1e300", "a market of 1e+300 days"),
+    ],
+)
+def test_a_market_that_cannot_be_drawn_is_one_sentence(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["simulate", "--workers", "8", "--gpu", "V100", *words.split()]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
 def row(name: str, cost: float, *, oracle: bool = False, regret: float | None = 0.25) -> dict[str, Any]:
     figures = {"mean": cost, "p5": cost / 2, "p50": cost, "p95": cost * 2}
     if oracle:

@@ -111,10 +111,49 @@ def test_what_a_user_changes_in_the_conduct_is_what_is_replayed(tmp_path: Path) 
     assert changed(zones=["r-1"]).columns == (0, 1), "a region stands for its zones"
     assert changed(zones=["r-2a", "r-1a"]).columns == (2, 0)
     assert changed(zones=["r-2a", "r-1a"], way_back=0.95).risk().outcomes.moves.mean() > 0
-    with pytest.raises(UsageError, match="the plan trains in r-9, and the market has r-1a, r-1b, r-2a alone"):
-        changed(zones=["r-9"]).risk()
+    asked = whole_plan().recommendations[0].worker
+    assert changed(zones=[]).conduct.zones == (asked.zone,), "those of the machines"
+    assert changed(zones=[]).risk().outcomes.finished.any()
+    for wrong in (["r-9"], ["r-1a", "r-1x"], ["r-9", "r-1"]):
+        with pytest.raises(MalformedFile, match=r"zones has 'r-..?', and the plan's market has r-1a, r-1b, r-2a;"):
+            changed(zones=wrong)
+    for tier in ("memory", "anchor"):
+        with pytest.raises(MalformedFile, match=f"tier is '{tier}', and the plan's machines are for 'durable'"):
+            changed(tier=tier)
+    with pytest.raises(MalformedFile, match="replicas is 10000, and the plan has 0 memory nodes"):
+        changed(replicas=10000)
+    with pytest.raises(MalformedFile, match="least_workers is 9999, and the plan has 3 machines that train"):
+        changed(at_loss="shrink", least_workers=9999)
     with pytest.raises(UsageError, match="'every 7 steps' cannot be simulated"):
         changed(save="every 7 steps").risk()
+
+
+def test_the_replicas_of_a_plan_are_those_of_its_memory_nodes_and_of_its_replay(tmp_path: Path) -> None:
+    document = planning.plan(small(), request(gpu="V100", architectures=("tiering",))).to_json()
+    best = document["recommendations"][0]
+    node = next(role for role in best["roles"] if role["role"] == "memory")
+    for replicas, nodes, told in (
+        (1, 1, None),
+        (0, 1, "replicas is 0, and the plan has 1 memory nodes"),
+        (2, 1, "replicas is 2, and the plan has 1 memory nodes"),
+        (2, 2, "replicas is 2, and its replay is of 1"),
+    ):
+        best["conduct"]["replicas"], node["count"] = replicas, nodes
+        if told is None:
+            assert planned(document, tmp_path).conduct.replicas == replicas
+            continue
+        with pytest.raises(MalformedFile, match=told):
+            planned(document, tmp_path)
+    del best["replay"]["replicas"]
+    assert planned(document, tmp_path).written.figures.replicas == 2, "of a plan that does not say it"
+
+
+def test_a_seed_that_is_negative_or_too_large_is_refused(tmp_path: Path) -> None:
+    found = planned(fresh_document(), tmp_path)
+    for seed in (-1, -2, 2**63, 10**5000):
+        with pytest.raises(UsageError, match="the seed is"):
+            found.seeded(seed)
+    assert found.seeded(2**63 - 1).risk().outcomes.finished.any()
 
 
 def test_prices_that_are_given_are_paid(tmp_path: Path) -> None:
@@ -215,7 +254,11 @@ def test_plans_without_a_conduct_have_none(tmp_path: Path) -> None:
         ("conduct.at_loss", "pray", "at_loss is 'pray', not one of wait, shrink"),
         ("conduct.save", "sometimes", "sometimes"),
         ("conduct.least_workers", 1.5, "least_workers is 1.5"),
-        ("performance", 0, "not a valid plan"),
+        ("performance", 0, "performance is 0, not a number from 1e-09"),
+        ("replay.machines", 2, "speeds has 4 figures: it needs 3"),
+        ("replay.replicas", 1, "replicas is 0, and its replay is of 1"),
+        ("roles.0.count", 9, "its replay has 3 machines, and its roles 9 that train"),
+        ("roles.0.region", None, "region is None"),
     ],
 )
 def test_damaged_plans_are_one_sentence(where: str, value: Any, told: str, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from deepvm.errors import Infeasible, UsageError
 from deepvm.plan import Request
 from deepvm.plan.risk.overheads import RATES
 from deepvm.plan.risk.reasons import price_age_effect
+from deepvm.plan.risk.replays import longest_h
 from deepvm.policy import parse_policy
+from deepvm.simulate import GangJob
 from tests.support.market_plans import DUE_S, WORK, request, small, traces
 
 
@@ -193,6 +195,10 @@ def test_traces_of_another_accelerator_are_refused() -> None:
         ({"usd_per_hour_of_waiting": -1.0}, "an hour of waiting is worth -1 dollars"),
         ({"objective": "time", "usd_per_hour_of_waiting": 1.0}, "needs the objective cost"),
         ({"market": "spot"}, "no market is called 'spot'"),
+        ({"deadline_s": 3.7e8}, "the deadline is 102778 h: it must be 100,000 h at most"),
+        ({"deadline_s": 1e300}, "the deadline is 2.77778e\\+296 h: it must be 100,000 h at most"),
+        ({"seed": -1}, "the seed is negative: it must be an integer from 0 to 9223372036854775807"),
+        ({"seed": 2**63}, "the seed is too large: it must be"),
         ({"market": "built-in", "policy": "noscale"}, "a spot market needs"),
     ],
 )
@@ -249,6 +255,23 @@ def test_the_age_of_prices_has_the_measured_effect_at_the_measured_ages() -> Non
         assert f"{dearer} dearer" in told
         assert f"in {over} of cases" in told
     assert price_age_effect(5000) is not None
+
+
+def test_a_deadline_beyond_what_the_work_can_use_makes_no_market_longer() -> None:
+    free, far, farther = (
+        planning.plan(small(), request(gpu="V100", deadline_s=due_h and due_h * 3600)).recommendations[0]
+        for due_h in (None, 20_000.0, 100_000.0)
+    )
+    assert (far.roles, far.conduct) == (farther.roles, farther.conduct)
+    for best in (free, far, farther):
+        assert best.expected is not None
+        assert best.expected.missed == 0
+    assert far.expected is not None
+    assert farther.expected is not None
+    assert far.expected.risk.to_json() == farther.expected.risk.to_json()
+    assert far.objective_value == pytest.approx(free.objective_value, rel=0.02)
+    hours = [longest_h(GangJob(work_h=24.0, machines=4, deadline_h=due_h)) for due_h in (None, 200.0, 2e4, 1e300)]
+    assert hours == [256.0, 256.0, 1448.1546878700494, 1448.1546878700494]
 
 
 def test_distributions_hold_all_starts() -> None:

@@ -38,7 +38,9 @@ def main() -> None:
             if step > 0 and step // between > lost:
                 continue  # the loss of a worker is due: this process ends with it
             step += 1
-            saved = ckpt.step(step) or saved
+            begun = ckpt.step(step)
+            if begun is not None and begun.state != "skipped":
+                saved = begun
         if saved is not None:
             saved.wait("durable", timeout_s=DURABLE_S)
     if dist.is_initialized():

@@ -72,9 +72,9 @@ def show_compute(profile: Profile, ratings: Sequence[PointRating], *, notes: boo
 def show_choice(profile: Profile, choice: CurveChoice | None, *, notes: bool = True) -> None:
     """Print points of scaling, the curves by their errors, and the next point."""
     times = table(f"Scaling  {_title(profile)}", ">workers", ">batch each", ">cores each", ">step", ">5 to 95 %")
-    for point in sorted(profile.scaling, key=lambda p: (p.batch, p.cores_per_worker or 0, p.workers)):
-        cores = "-" if point.cores_per_worker is None else str(point.cores_per_worker)
-        times.add_row(str(point.workers), str(point.batch), cores, *_times(point.step_s))
+    for point in sorted(profile.scaling, key=lambda p: (p.batch or 0, p.cores_per_worker or 0, p.workers)):
+        shares = ("-" if value is None else str(value) for value in (point.batch, point.cores_per_worker))
+        times.add_row(str(point.workers), *shares, *_times(point.step_s))
     console.print(times)
     if choice is None:
         console.print("one worker and another count are needed for a curve", style="yellow")

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from deepvm import strict_json as strict
-from deepvm.catalog.model import MOST_USD
+from deepvm.catalog.model import LEAST, MOST_USD
 from deepvm.errors import MalformedFile, UsageError
+from deepvm.market.seeds import check_seed
 from deepvm.market.trace import Trace
 from deepvm.performance.profile import Profile
 from deepvm.plan.rehearsal.written import Replay
@@ -21,7 +22,7 @@ from deepvm.plan.risk.screen import MOST_WORK_H
 from deepvm.plan.risk.spot import MOST_ZONES, Column, Draw, TypeMarket, most_worlds
 from deepvm.plan.risk.strategy import Figures, strategy_of
 from deepvm.policy.conduct import Conduct
-from deepvm.simulate.inputs.planned_cluster import MOST_BYTES, accelerator_of
+from deepvm.simulate.inputs.planned_cluster import MOST_BYTES, accelerator_of, first_recommendation
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.risk import PATIENCE, Risk
 from deepvm.simulate.strategy import Overheads, Strategy
@@ -64,7 +65,7 @@ class Planned:
 
     @cached_property
     def columns(self) -> tuple[int, ...]:
-        """The zones of the conduct, in its order, as numbers of the market's."""
+        """The zones of the conduct, in its order, as numbers of the market's. Traces may lack some of them."""
         if self.market is None:
             return ()
         known, found = self.market.columns, list[int]()
@@ -93,6 +94,7 @@ class Planned:
 
     def seeded(self, seed: int) -> Planned:
         """Return it on the draws that judge a plan with this seed."""
+        check_seed(seed)
         if self.market is None:
             return self
         return self._in(replace(self.market.draw, seed=seed + 1))
@@ -148,27 +150,59 @@ def read_planned(path: Path) -> Planned | None:
     document = strict.read_file(path, most_bytes=MOST_BYTES, hint=HINT)
     try:
         table = strict.table(document, "the plan")
-        best = strict.table(strict.array(strict.member(table, "recommendations"), "recommendations")[0], "a plan")
+        best = first_recommendation(table)
         if "conduct" not in best or "replay" not in best:
             return None
         request = strict.table(strict.member(table, "request"), "request")
-        written = _replay(strict.member(best, "replay"))
+        conduct = Conduct.from_json(strict.member(best, "conduct"))
+        written = _replay(strict.member(best, "replay"), replicas=conduct.replicas)
         expected = strict.table(best.get("expected", {}), "expected")
         roles = [strict.table(role, "a role") for role in strict.array(strict.member(best, "roles"), "roles", 1000)]
         worker = next(role for role in roles if role.get("role") == "worker")
         return Planned(
             name=strict.text(strict.member(best, "architecture"), "architecture", _TEXT),
-            conduct=Conduct.from_json(strict.member(best, "conduct")),
+            conduct=_checked(conduct, written, roles, worker),
             written=written,
-            job=_job(request, _number(best, "performance", 1e15), written.figures.machines),
+            job=_job(request, best, written.figures.machines),
             notices=strict.number(request.get("notices", 0.0), "notices", 0, 1),
             accelerator=accelerator_of(table, worker),
             on_demand_usd=_number(worker, "usd_per_hour", MOST_USD),
             expected_usd=_mean(expected, "cost_usd"),
             expected_h=_mean(expected, "hours"),
         )
-    except (strict.MalformedJson, IndexError, StopIteration, ZeroDivisionError) as error:
+    except (strict.MalformedJson, StopIteration) as error:
         raise MalformedFile(path, f"not a valid plan: {str(error) or 'it has no workers'}; {HINT}") from None
+
+
+def _checked(
+    conduct: Conduct, written: Replay, roles: Sequence[Mapping[str, Any]], worker: Mapping[str, Any]
+) -> Conduct:
+    """Return the conduct with its zones, or MalformedJson if the plan's replay is of something else."""
+    workers, anchors, memory = (
+        sum(_count(role) for role in roles if role.get("role") == name) for name in ("worker", "anchor", "memory")
+    )
+    trainers, figures = workers + anchors, written.figures
+    if trainers != figures.machines:
+        raise strict.MalformedJson(f"its replay has {figures.machines} machines, and its roles {trainers} that train")
+    conduct.check_machines(trainers=trainers, anchors=anchors, memory=memory)
+    if conduct.replicas != figures.replicas:
+        raise strict.MalformedJson(f"replicas is {conduct.replicas}, and its replay is of {figures.replicas}")
+    place = strict.text(strict.member(worker, "region"), "region", _TEXT), _optional_text(worker.get("zone"), "zone")
+    places = [place] if written.market is None else [(c.region, c.zone) for c in written.market.columns]
+    here = list(dict.fromkeys(zone or region for region, zone in places))
+    known = {*here, *(region for region, _ in places)}
+    wrong = next((name for name in conduct.zones if name not in known), None)
+    if wrong is not None:
+        raise strict.MalformedJson(f"zones has {strict.brief(wrong)}, and the plan's market has {', '.join(here)}")
+    return conduct if conduct.zones else replace(conduct, zones=(place[1] or place[0],))
+
+
+def _count(role: Mapping[str, Any]) -> int:
+    return strict.integer(strict.member(role, "count"), "count", 0, _MOST_MACHINES)
+
+
+def _optional_text(value: Any, name: str) -> str | None:
+    return None if value is None else strict.text(value, name, _TEXT)
 
 
 def _mean(expected: Mapping[str, Any], name: str) -> float | None:
@@ -183,7 +217,8 @@ def _optional(table: Mapping[str, Any], name: str, most: float) -> float | None:
     return None if table.get(name) is None else _number(table, name, most)
 
 
-def _job(request: Mapping[str, Any], performance: float, machines: int) -> GangJob:
+def _job(request: Mapping[str, Any], best: Mapping[str, Any], machines: int) -> GangJob:
+    performance = strict.number(strict.member(best, "performance"), "performance", LEAST, 1e15)
     deadline_s = _optional(request, "deadline_s", _MOST_S)
     return GangJob(
         work_h=_number(request, "work_eflops_h", 1e15) / performance,
@@ -194,7 +229,8 @@ def _job(request: Mapping[str, Any], performance: float, machines: int) -> GangJ
     )
 
 
-def _replay(document: Any) -> Replay:
+def _replay(document: Any, *, replicas: int) -> Replay:
+    """Read it. Plans that do not say of how many replicas its overheads are had those of their conduct."""
     table = strict.table(document, "replay")
     over = strict.table(strict.member(table, "overheads"), "overheads")
     machines = strict.integer(strict.member(table, "machines"), "machines", 1, _MOST_MACHINES)
@@ -213,6 +249,7 @@ def _replay(document: Any) -> Replay:
             speeds=tuple(float(speed) for speed in speeds),
             losses_per_h=_number(table, "losses_per_h", _MOST_S),
             notice_s=_number(table, "notice_s", _MOST_S),
+            replicas=strict.integer(table.get("replicas", replicas), "replicas", 0, _MOST_MACHINES),
         ),
         market=None if market is None else _market(strict.table(market, "market")),
         starts=strict.integer(strict.member(table, "starts"), "starts", 1, MOST_STARTS),
@@ -229,9 +266,8 @@ def _market(table: Mapping[str, Any]) -> TypeMarket:
         regions += [strict.text(pair[0], "a region", _TEXT)] * count
     if not regions:
         raise strict.MalformedJson("its draw has no zones")
-    accelerator, traces = draw.get("accelerator"), table.get("traces")
     made = Draw(
-        accelerator=None if accelerator is None else strict.text(accelerator, "accelerator", _TEXT),
+        accelerator=_optional_text(draw.get("accelerator"), "accelerator"),
         regions=tuple(regions),
         seed=strict.integer(strict.member(draw, "seed"), "seed", 0, 2**63),
         worlds=strict.integer(strict.member(draw, "worlds"), "worlds", 1, most_worlds(len(regions))),
@@ -241,16 +277,16 @@ def _market(table: Mapping[str, Any]) -> TypeMarket:
     if not columns:
         raise strict.MalformedJson("its market has no zones")
     found = TypeMarket.of(instance=0, columns=columns, draw=made)
-    return replace(found, traces=None if traces is None else strict.text(traces, "traces", _TEXT))
+    return replace(found, traces=_optional_text(table.get("traces"), "traces"))
 
 
 def _column(table: Mapping[str, Any], row: int, drawn: int) -> Column:
-    zone, on_demand = table.get("zone"), _optional(table, "on_demand_usd", MOST_USD)
+    on_demand = _optional(table, "on_demand_usd", MOST_USD)
     return Column(
         row=row,
         drawn=strict.integer(strict.member(table, "drawn"), "drawn", 0, drawn - 1),
         region=strict.text(strict.member(table, "region"), "region", _TEXT),
-        zone=None if zone is None else strict.text(zone, "zone", _TEXT),
+        zone=_optional_text(table.get("zone"), "zone"),
         name=strict.text(strict.member(table, "name"), "name", _TEXT),
         usd=_number(table, "usd", MOST_USD),
         on_demand_usd=float("inf") if on_demand is None else on_demand,

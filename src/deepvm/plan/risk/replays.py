@@ -16,11 +16,10 @@ from deepvm.plan.risk.spot import TypeMarket
 from deepvm.plan.risk.trial import Trial
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.replay import Tables, replay
-from deepvm.simulate.risk import PATIENCE, Risk
+from deepvm.simulate.risk import PATIENCE, Risk, patience_h
 from deepvm.simulate.strategy import Strategy
 
 NO_MARKET = History(days=0.0, zones=0, origin="on-demand machines are assumed to be there, and to stay")
-LONG_H = 1000.0
 Progress = Callable[[int, int], None]
 
 
@@ -133,8 +132,9 @@ def starts_of(spot: TypeMarket, count: int) -> NDArray[np.float64]:
 
 
 def longest_h(job: GangJob) -> float:
-    """Return how long a run may take, rounded up so that trials of similar length share a market."""
-    hours = job.deadline_h or min(PATIENCE * job.work_h, LONG_H + 3 * job.work_h)
+    """Return how long a run may take, rounded up so that trials of similar length share a market. A deadline beyond
+    what the work can use makes no market longer."""
+    hours = min(job.deadline_h or PATIENCE * job.work_h, patience_h(job))
     return float(2 ** (np.ceil(np.log2(hours) * 2) / 2))
 
 

@@ -26,9 +26,10 @@ class Figures:
     speeds: tuple[float, ...]  # by machines that train, from none to all, over that of all
     losses_per_h: float  # of the gang, while it trains
     notice_s: float  # that the cloud promises
+    replicas: int  # of every checkpoint, in the overheads
 
     def to_json(self) -> dict[str, Any]:
-        return json_fields(self, "overheads machines spot_machines keeper_usd speeds losses_per_h notice_s")
+        return json_fields(self, "overheads machines spot_machines keeper_usd speeds losses_per_h notice_s replicas")
 
 
 def strategy_of(

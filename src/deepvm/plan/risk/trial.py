@@ -108,6 +108,7 @@ class Trial:
             speeds=self.speeds,
             losses_per_h=self.losses_per_h,
             notice_s=notice_s(catalog.cloud_of(worker)),
+            replicas=self.choice.replicas,
         )
 
     @cached_property

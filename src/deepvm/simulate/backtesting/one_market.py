@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from deepvm.errors import Infeasible, UnknownName, UsageError
 from deepvm.market.builtin import History, builtin_market, history_of
 from deepvm.market.market import Market
+from deepvm.market.seeds import generator_of
 from deepvm.simulate.backtesting.result import Backtest, Row, regret_of
 from deepvm.simulate.choice import LEAST_PAST_H, Promise, choose
 from deepvm.simulate.job import GangJob
@@ -73,7 +74,7 @@ def backtest(
             f"a run may take {window_h(job):g} h, the traces have {market.hours:.1f} h, {after_h:g} h are history: "
             "give longer traces, or less work"
         )
-    ticks = np.random.default_rng(seed).integers(0, max(1, int(room_h / market.tick_h)), starts)
+    ticks = generator_of(seed).integers(0, max(1, int(room_h / market.tick_h)), starts)
     first = int(np.ceil(after_h / market.tick_h - 1e-9))
     starts_h = np.asarray((first + np.sort(ticks)) * market.tick_h, dtype=np.float64)
     return _Backtest(market, job, rates, starts_h, confidence, budget_usd, planned, progress).run(strategies)

@@ -37,7 +37,7 @@ def machines_of(path: Path) -> Machines:
     document = strict.read_file(path, most_bytes=MOST_BYTES, hint=hint)
     try:
         table = strict.table(document, "the plan")
-        best = strict.table(strict.array(strict.member(table, "recommendations"), "recommendations")[0], "a plan")
+        best = first_recommendation(table)
         roles = [strict.table(role, "a role") for role in strict.array(strict.member(best, "roles"), "roles", 1000)]
         training = [role for role in roles if role.get("role") in ("worker", "anchor")]
         worker = next(role for role in roles if role.get("role") == "worker")
@@ -59,7 +59,7 @@ def machines_of(path: Path) -> Machines:
             conduct="conduct" in best and "replay" in best,
             notice_s=_optional(strict.table(best.get("replay", {}), "replay").get("notice_s"), "notice_s"),
         )
-    except (strict.MalformedJson, IndexError, StopIteration) as error:
+    except (strict.MalformedJson, StopIteration) as error:
         reason = str(error) or "it has no workers"
         raise MalformedFile(path, f"not a valid plan: {reason}; {hint}") from None
 
@@ -74,6 +74,13 @@ def _instance(plan: Mapping[str, Any], role: Mapping[str, Any]) -> Mapping[str, 
     name = strict.text(strict.member(role, "instance"), "instance", _NAME)
     rows = strict.array(strict.member(plan, "instances"), "instances")
     return next((row for row in rows if strict.table(row, "an instance").get("instance") == name), {})
+
+
+def first_recommendation(plan: dict[str, Any]) -> dict[str, Any]:
+    rows = strict.array(strict.member(plan, "recommendations"), "recommendations")
+    if not rows:
+        raise strict.MalformedJson("it has no recommendations")
+    return strict.table(rows[0], "a recommendation")
 
 
 def _optional(value: object, name: str, least: float = 0.0, most: float = 1e15) -> float | None:
