@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from deepvm import plan as planning
 from deepvm.catalog import Market, library
 from deepvm.errors import Infeasible, UsageError
-from deepvm.plan import Request
+from deepvm.plan import Request, planner
+from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES
 from deepvm.plan.risk.overheads import RATES
 from deepvm.plan.risk.reasons import price_age_effect
 from deepvm.policy import parse_policy
@@ -93,6 +94,28 @@ def test_the_papers_catalogues_and_its_objective_have_no_market() -> None:
     assert not Request(budget_usd=3).under_market(small())
 
 
+def test_architectures_that_are_given_are_the_only_ones_and_all_are_tried_otherwise() -> None:
+    given = ("tiering", "single-anchor")
+    for asked, allowed in ((None, MARKET_ARCHITECTURES), (given, given), (("all-spot",), ("all-spot",))):
+        plan = planning.plan(small(), request(architectures=asked, max_nodes=2))
+        assert {best.architecture for best in plan.architectures} <= set(allowed)
+        assert plan.to_json()["request"]["architectures"] == list(allowed)
+        first = planner.first(small(), request(architectures=asked, max_nodes=2))
+        assert first is not None
+        assert first.architecture in allowed
+    still = planning.plan(small(), request(market="none"))
+    assert still.to_json()["request"]["architectures"] == list(PAPER_ARCHITECTURES)
+
+
+def test_the_front_of_a_market_has_its_architectures_and_sweeps_those_without_one() -> None:
+    wanted = request(objective="time", budget_usd=1.0)
+    plan, front = planning.plan(small(), wanted), planning.pareto(small(), wanted)
+    assert {best.architecture for best in front} - set(PAPER_ARCHITECTURES)
+    assert max(best.performance for best in front) >= plan.recommendations[0].performance
+    (point,) = planning.sweep(small(), wanted, [1.0], ["deepvm"])
+    assert point.architecture in PAPER_ARCHITECTURES
+
+
 @pytest.mark.parametrize("over", [0.7, 1.01])
 def test_a_deadline_that_nothing_keeps_names_the_nearest_and_that_one_is_kept(over: float) -> None:
     """Too short for any machines, and too short for the market alone."""
@@ -110,8 +133,13 @@ def test_a_market_with_no_machine_leaves_on_demand_machines_or_says_so() -> None
     nothing = traces([0] * 500)
     best = planning.plan(small(), request(gpu="V100"), traces=nothing).recommendations[0]
     assert best.architecture == "all-on-demand"
-    with pytest.raises(Infeasible, match="finishes the work on this spot market"):
+    with pytest.raises(Infeasible, match=r"this spot market.* add --architecture all-on-demand,"):
         planning.plan(small(), request(gpu="V100", architectures=("tiering",)), traces=nothing)
+
+
+def test_advice_for_work_that_never_ends_names_only_what_was_not_tried() -> None:
+    with pytest.raises(Infeasible, match="raise --budget, or allow more types or places"):
+        planning.plan(small(), request(work_eflops_h=1e9))
 
 
 def test_a_market_that_is_always_lost_makes_the_deadline_a_matter_of_on_demand_machines() -> None:
