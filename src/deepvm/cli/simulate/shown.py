@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from deepvm.cli.render import console, table
-from deepvm.units import format_bytes
+from deepvm.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from deepvm.simulate import Backtests
@@ -21,7 +21,7 @@ def show(result: Backtests) -> None:
     job, document = result.job, result.to_json()
     due = "no deadline" if job.deadline_h is None else f"deadline {job.deadline_h:g} h"
     size = format_bytes(job.checkpoint_bytes)
-    machines = "1 machine" if job.machines == 1 else f"{job.machines} machines"
+    machines = format_count(job.machines, "machine")
     console.print(f"[bold]{machines}, {job.work_h:.4g} h of work, {size} of checkpoint, {due}[/]")
     markets = document["markets"]
     for market in markets if len(markets) > 1 else []:
@@ -29,7 +29,7 @@ def show(result: Backtests) -> None:
         console.print(_rows(market["market"], market))
     console.print()
     on = f"{len(markets)} markets" if len(markets) > 1 else markets[0]["market"]
-    console.print(_rows(f"{document['starts']} starts on {on}", document))
+    console.print(_rows(f"{format_count(document['starts'], 'start')} on {on}", document))
     for line in _remarks(document):
         console.print(escape(line), style="dim", soft_wrap=True)
 
