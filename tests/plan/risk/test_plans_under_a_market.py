@@ -20,6 +20,7 @@ from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES
 from deepvm.plan.risk.overheads import RATES
 from deepvm.plan.risk.reasons import price_age_effect
 from deepvm.policy import parse_policy
+from deepvm.units import format_usd
 from tests.support.market_plans import DUE_S, WORK, request, small, traces
 
 
@@ -191,6 +192,34 @@ def test_the_runner_up_is_the_best_of_another_type_and_what_is_too_little_buys_n
     assert why.dollar_more_gain is None or why.dollar_more_gain == 0 or why.dollar_more_gain > 0.02
     if all(role.role == "worker" for role in found.recommendations[0].roles):
         assert not any("memory and network" in each for each in why.binding)
+
+
+@pytest.mark.parametrize(("budget_usd", "due_s"), [(0.7, None), (1.3, None), (1.3, DUE_S)])
+def test_the_next_better_budget_is_the_smallest_that_buys_more(budget_usd: float, due_s: float | None) -> None:
+    wanted = request(objective="time", budget_usd=budget_usd, deadline_s=due_s, max_nodes=8)
+    why = planning.explain(small(), planning.plan(small(), wanted), date(2026, 8, 30))
+
+    def hours(usd: float) -> float:
+        found = planner.first(small(), replace(wanted, budget_usd=usd))
+        assert found is not None
+        return found.objective_value
+
+    next_usd = why.next_better_usd
+    assert next_usd is not None
+    assert budget_usd < next_usd < 2 * budget_usd
+    assert hours(next_usd) < hours(budget_usd) / 1.02
+    assert hours(next_usd - 0.01) >= hours(budget_usd) / 1.021
+    assert f"budget (the next better cluster costs {format_usd(next_usd)}/h)" in why.binding
+
+
+def test_a_mixed_plan_is_explained_without_a_market() -> None:
+    wanted = request(objective="throughput", mixed=True, budget_usd=1.0)
+    plan = planning.plan(small(), wanted)
+    assert plan.recommendations[0].expected is None
+    why = planning.explain(small(), plan, date(2026, 8, 30))
+    more = planning.plan(small(), replace(wanted, mixed=False, budget_usd=2.0, market="none")).recommendations[0]
+    assert why.dollar_more is not None
+    assert why.dollar_more.performance == more.performance
 
 
 def test_a_calm_zone_needs_no_memory_node() -> None:
