@@ -32,6 +32,11 @@ def test_what_is_not_a_size(text: str) -> None:
         units.parse_bytes(text)
 
 
+def test_counts() -> None:
+    found = [units.format_count(count, "machine") for count in (0, 1, 1.0, 1.5, 2, 12_345)]
+    assert found == ["0 machines", "1 machine", "1 machine", "1.5 machines", "2 machines", "12,345 machines"]
+
+
 def test_gpu_memory() -> None:
     assert [units.parse_gpu_gb(text) for text in ("24", "24GB", "24GiB", "24000MB", "24576MiB", "0.024TB")] == [24] * 6
     for text in ("0", "-1"):

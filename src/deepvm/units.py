@@ -78,6 +78,11 @@ def _as_float(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
+def format_count(count: float, what: str) -> str:
+    """Format a count and its noun: ``1 machine``, ``2 machines``."""
+    return f"{count:,.12g} {what}{'' if count == 1 else 's'}"
+
+
 def format_usd(usd: float) -> str:
     """Format with cents from $100 on, and with hundredths of a cent below, as spot prices need."""
     usd = _as_float(usd)

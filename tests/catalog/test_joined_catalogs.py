@@ -36,6 +36,8 @@ def test_a_plan_over_clouds_takes_the_best_and_stays_in_one() -> None:
         [("a", "aws"), ("a-cpu", "aws")],
         [("b", "lambda"), ("b", "lambda")],
         [("a", "aws"), ("a", "aws")],
+        [("a", "aws")],
+        [("b", "lambda")],
     ]
     assert plan.to_json()["recommendations"][0]["roles"][0]["cloud"] == "lambda"
     alone = planning.plan(market("aws", "a", 0.3), Request(budget_usd=3.0)).to_json()

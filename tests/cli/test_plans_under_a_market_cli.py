@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from deepvm.cli.app import run
+from deepvm.performance.measured import Machine, Provenance, Samples
+from deepvm.performance.profile import OverheadPoint, Profile
 from deepvm.policy import parse_policy
 from deepvm.simulate.inputs.planned_cluster import machines_of
 
@@ -47,6 +49,35 @@ def test_a_plan_on_demand_has_no_history_to_lack(capsys: pytest.CaptureFixture[s
     assert "not enough history" not in shown
 
 
+def test_the_drift_of_spot_prices_concerns_plans_with_spot_machines_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WORK.split(), "--architecture", "all-on-demand", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    assert "on-demand:" in shown
+    assert "price age" not in shown
+
+
+def test_the_front_has_the_architectures_of_the_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "plan --budget 0.9 --work 5h@g4dn.xlarge --objective time --gpu T4 --pareto --json"
+    assert run(words.split()) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["recommendations"][0]["performance"] <= document["pareto"][-1]["performance"]
+    assert "all-spot" in {best["architecture"] for best in document["pareto"]}
+
+
+def test_profiles_without_a_rated_machine_say_what_they_change(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    measured = Profile(
+        workload="checkpoints",
+        provenance=Provenance(machine=Machine(cpu="a cpu", cores=2), date="2026-11-18", versions={"deepvm": "0"}),
+        overheads=(OverheadPoint(name="start", state_bytes=300_000_000, seconds=Samples((400.0,))),),
+    )
+    measured.write(tmp_path / "profile.json")
+    assert run([*WORK.split(), "--profile", str(tmp_path / "profile.json")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the profiles say only what starts, saves and restores take" in shown
+
+
 def test_cost_alone_is_answered_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*WORK.split(), "--json"]) == 0
     assert any("--deadline" in line for line in json.loads(capsys.readouterr().out)["advice"])
@@ -69,8 +100,12 @@ def test_recorded_traces_replace_the_market(capsys: pytest.CaptureFixture[str], 
         (f"{WORK} --confidence 0.9", 2, "--confidence has no effect without --deadline"),
         (f"{WORK} --deadline 24h --confidence 95", 2, "it must be between 0 and 1"),
         (f"{WORK} --usd-per-hour-of-waiting=-1", 2, "-1"),
-        ("plan --budget 3 --risk", 2, "--risk and --figure need a spot market"),
-        (f"{WORK} --market none --risk", 2, "--risk and --figure need a spot market"),
+        ("plan --budget 3 --risk", 2, "--risk needs a spot market: give --work"),
+        ("plan --budget 3 --notices 0.5", 2, "--notices needs a spot market: give --work"),
+        ("plan --budget 3 --seed 9", 2, "--seed needs a spot market: give --work"),
+        (f"{WORK} --market none --notices 0", 2, "--notices needs a spot market: leave --market none out"),
+        (f"{WORK} --market none --deadline 24h --confidence 0.9", 2, "--confidence needs a spot market"),
+        (f"{WORK} --market none --figure risk.svg", 2, "--figure needs a spot market"),
         (f"{WORK} --market none --risk", 2, "leave --market none out"),
         (
             "plan --budget 3 --catalog paper-aws-2023 --objective flopp --work 40h@g4dn.xlarge --risk",

@@ -87,6 +87,31 @@ def test_what_was_measured_replaces_the_overheads_of_the_plan(
     assert measured["hours"]["p5"] > usual["hours"]["p5"] + 300 / 3600
 
 
+def test_a_plan_with_a_profile_is_simulated_with_it_as_it_was_planned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    seconds = {"start": 300.0, "first_step": 5.0, "detection": 20.0, "regroup": 3.0, "restore": 30.0}
+    seconds |= {"save_stall": 0.5, "save_remote": 12.0, "save_durable": 40.0}
+    points = tuple(
+        OverheadPoint(name=name, state_bytes=300_000_000, seconds=Samples((each,))) for name, each in seconds.items()
+    )
+    slow, path = tmp_path / "profile.json", tmp_path / "plan.json"
+    Profile(
+        workload="checkpoints",
+        provenance=Provenance(machine=Machine(cpu="a cpu", cores=2), date="2026-11-18", versions={"deepvm": "0"}),
+        overheads=points,
+    ).write(slow)
+    assert run([*WORK.split(), "--profile", str(slow), "-o", str(path)]) == 0
+    best = json.loads(path.read_text(encoding="utf-8"))["recommendations"][0]
+    over = best["replay"]["overheads"]
+    assert over["start_s"] == 90 + 305
+    assert over["regroup_s"] == 23
+    assert over["restore_s"] == 30
+    assert over["remote_s"] == (40 if best["conduct"]["tier"] == "durable" else 12)
+    assert figures(row(simulated(capsys, str(path)))) == figures(best["expected"])
+    assert figures(row(simulated(capsys, str(path), "--profile", str(slow)))) == figures(best["expected"])
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

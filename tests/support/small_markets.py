@@ -146,7 +146,7 @@ def every_cluster(catalog: Catalog, request: Request) -> Iterator[Found]:
     paper = request.objective == "flopp"
     exclusive = paper and request.policy in ("deepvm", "noscale")
     baseline = request.policy in ("cost-first", "performance-first")
-    kinds = ("single-anchor",) if baseline else request.architectures
+    kinds = ("single-anchor",) if baseline else request.architectures_of(catalog)
     table = catalog.saturation == "table"
     expert = not (paper or table)
     usd = {market: {} for market in Market}

@@ -24,7 +24,7 @@ from deepvm.performance.job import Job, read_job
 from deepvm.performance.profile import read_profile
 from deepvm.plan import OBJECTIVES, Request
 from deepvm.plan.profiles import rate_machines
-from deepvm.plan.request import LOSSES_PER_H, PAPER_ARCHITECTURES
+from deepvm.plan.request import LOSSES_PER_H
 from deepvm.plan.search.instances import job_eflops
 from deepvm.units import parse_bytes, parse_gpu_gb, parse_seconds
 
@@ -76,7 +76,8 @@ def _request_options(
     architecture: Annotated[
         list[str] | None,
         _cluster(
-            "Shapes allowed, repeatable [tiering, single-anchor; of several clouds all-on-demand too].",
+            "Shapes allowed, repeatable [under a market all; else tiering, single-anchor, of several clouds "
+            "all-on-demand].",
             "--architecture",
         ),
     ] = None,
@@ -133,7 +134,7 @@ def _request_options(
         objective=objective,
         work_eflops_h=None if work is None else parse_work(loaded, work, base),
         deadline_s=None if deadline is None else parse_seconds(deadline),
-        architectures=tuple(architecture or default_architectures(loaded)),
+        architectures=tuple(architecture) if architecture else None,
         region=tuple(region or ()),
         zone=tuple(zone or ()),
         gpu=tuple(gpu or ()),
@@ -172,11 +173,6 @@ def load_job(path: Path | None, model: str | None, parallel: str | None, of_mode
 
     chosen: dict[str, Any] = {**of_model, "parallel": parallel or "ddp"}
     return profile_model(model or "", **chosen)
-
-
-def default_architectures(catalog: Catalog) -> tuple[str, ...]:
-    """Of several clouds, some have no spot market: their machines take part on demand."""
-    return (*PAPER_ARCHITECTURES, *(["all-on-demand"] if catalog.clouds else []))
 
 
 def load_catalogs(names: list[str], day: date | None, price: str | None) -> Catalog:

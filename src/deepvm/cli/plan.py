@@ -24,7 +24,7 @@ from deepvm.plan.explain import Figure
 from deepvm.plan.objectives import unit
 from deepvm.plan.profiles import Ratings
 from deepvm.plan.result import RestoreForecast
-from deepvm.units import format_bytes, format_days, format_seconds, format_usd, parse_usd
+from deepvm.units import format_bytes, format_count, format_days, format_seconds, format_usd, parse_usd
 
 if TYPE_CHECKING:
     from deepvm.market.trace import Trace
@@ -56,8 +56,8 @@ def command(
     meaning: Annotated[str | None, _risk("What the traces count: up or preempted.")] = None,
     risk: Annotated[bool, _risk("Draw how cost and time of the first plan are distributed.", "--risk")] = False,
     figure: Annotated[Path | None, _risk("Draw that into a file (.svg, .png, .pdf).")] = None,
-    notices: Annotated[float, _risk("Share of the losses that the cloud announces in time.")] = 0.0,
-    seed: Annotated[int, _risk("Draws the built-in market.")] = 0,
+    notices: Annotated[float | None, _risk("Share of the losses that the cloud announces in time [0].")] = None,
+    seed: Annotated[int | None, _risk("Draws the built-in market [0].")] = None,
     catalog: Catalog,
     request: Request,
 ) -> None:
@@ -66,12 +66,13 @@ def command(
         raise UsageError("--confidence has no effect without --deadline")
     request = replace(
         request, budget_usd=parse_usd(budget), top=top, policy=policy, mixed=mixed,
-        confidence=0.95 if confidence is None else confidence, market=cast(Any, spot_market), seed=seed,
-        notices=notices,
-        usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
+        confidence=0.95 if confidence is None else confidence, market=cast(Any, spot_market), seed=seed or 0,
+        notices=notices or 0.0, usd_per_hour_of_waiting=parse_usd(usd_per_hour_of_waiting),
     )  # fmt: skip
-    if (risk or figure is not None) and not request.under_market(catalog):
-        raise UsageError(f"--risk and --figure need a spot market: {_no_market(request)}")
+    of_market = {"risk": risk or None, "figure": figure, "confidence": confidence, "notices": notices, "seed": seed}
+    given = next((name for name, value in of_market.items() if value is not None), None)
+    if given is not None and not request.under_market(catalog):
+        raise UsageError(f"--{given} needs a spot market: {_no_market(request)}")
     recorded = _traces(traces, meaning)
     today = _today()
     with LateBar("searching") as bar:  # mixed clusters and explanations over a whole cloud take seconds
@@ -154,7 +155,7 @@ def _show(plan: Plan, today: date, provider: str) -> None:
     if best.estimates:
         console.print(escape(f"estimated, not measured: {', '.join(best.estimates)}"), style="dim")
     if request.ratings is not None:
-        console.print(escape(_rated(request.ratings)), style="dim")
+        console.print(escape(_rated(request.ratings, under_market=best.expected is not None)), style="dim")
     if STANDS_IN in plan.notes:
         console.print(escape(STANDS_IN), style="yellow")
     hint = price_age_note(oldest, today, best.worker.cloud or provider)
@@ -162,15 +163,16 @@ def _show(plan: Plan, today: date, provider: str) -> None:
         console.print(hint, style="yellow")
 
 
-def _rated(ratings: Ratings) -> str:
+def _rated(ratings: Ratings, *, under_market: bool) -> str:
     if not ratings.machines and ratings.roofline is None:
-        return "; ".join(["the profiles only forecast restores", *ratings.notes])
+        only = "say only what starts, saves and restores take" if under_market else "only forecast restores"
+        return "; ".join([f"the profiles {only}", *ratings.notes])
     measured = ", ".join(ratings.machines) or "no machine of this catalogue"
     return "; ".join([f"measured with {ratings.workload}: {measured}", *ratings.notes])
 
 
 def _show_instances(plan: Plan) -> None:
-    title = f"2 Instances  {len(plan.instances)} GPU types; most eFLOPS for a dollar first"
+    title = f"2 Instances  {format_count(len(plan.instances), 'GPU type')}; most eFLOPS for a dollar first"
     rows = table(title, "type", "GPU", ">eFLOPS", ">spot $/h", ">FLOPP spot", ">on-demand")
     for row in plan.instances[:_ROWS_OF_INSTANCES]:
         rows.add_row(

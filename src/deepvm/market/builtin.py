@@ -26,6 +26,7 @@ from deepvm.market.hazard.model import SpellPair
 from deepvm.market.market import MOST_TICKS, Market
 from deepvm.market.seeds import generator_of
 from deepvm.market.trace import region_of
+from deepvm.units import format_count
 
 FORMAT = "deepvm-hazards/1"
 TIGHTNESS = ("calm", "medium", "tight")
@@ -49,7 +50,7 @@ class History:
         return self.days >= LEAST_DAYS and self.zones >= LEAST_ZONES and not self.guess
 
     def __str__(self) -> str:
-        rests = f"{self.days:.1f} days of {self.zones} {'zone' if self.zones == 1 else 'zones'} ({self.origin})"
+        rests = f"{self.days:.1f} days of {format_count(self.zones, 'zone')} ({self.origin})"
         return rests if self.enough else f"not enough history: {rests}"
 
     def to_json(self) -> dict[str, Any]:

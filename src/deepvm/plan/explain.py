@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deepvm.catalog import Catalog, Quota, binding_quotas
+from deepvm.catalog import Catalog, Market, Quota, binding_quotas
 from deepvm.catalog.model import STALE_DAYS
 from deepvm.json_fields import json_fields
 from deepvm.plan import objectives
@@ -21,7 +21,7 @@ from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.search.board import Board, market_gpus
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
-from deepvm.units import USD_TOLERANCE, format_bytes, format_usd
+from deepvm.units import USD_TOLERANCE, format_bytes, format_count, format_usd
 
 if TYPE_CHECKING:
     from deepvm.plan.risk.reasons import RiskReasons
@@ -104,10 +104,10 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
     """Explain a plan's first recommendation, by clusters of one type and the request's policy.
 
     Under a market, what would change it is compared by the analytic estimates, which take no replays."""
-    request = replace(plan.request, mixed=False)
     chosen = plan.recommendations[0]
-    board = analyse_instances(catalog, request)
     under_market, least = chosen.expected is not None, 1e-9 if chosen.expected is None else _ROUGH
+    request = replace(plan.request, mixed=False, market=plan.request.market if under_market else "none")
+    board = analyse_instances(catalog, request)
     find = partial(first_of, catalog, traces=None if plan.found is None else plan.found.traces)
     base = (find(request) or chosen) if under_market else chosen
 
@@ -119,9 +119,9 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
     gain = 0.0 if dollar is None else _gain(base, dollar)
     raises = _quota_raises(catalog, request, base, better)
     if under_market:
-        from deepvm.plan.risk.reasons import flip_of_cost, runner_up_of  # with the simulator
+        from deepvm.plan.risk.reasons import flip_of_cost, next_better_of, runner_up_of  # with the simulator
 
-        next_better = _next_better_estimate(request, better)
+        next_better = next_better_of(request, better)
         runner_up = runner_up_of(plan, chosen)
         flip = flip_of_cost(chosen, runner_up)
     else:
@@ -147,16 +147,16 @@ def explain(catalog: Catalog, plan: Plan, today: date) -> Explanation:
         flip_usd=flip,
         quota_raises=raises,
         price_ages=ages,
-        risk=_risk(plan, max(age.days for age in ages)),
+        risk=_risk(plan, ages),
     )
 
 
-def _risk(plan: Plan, price_days: int) -> RiskReasons | None:
+def _risk(plan: Plan, ages: Sequence[PriceAge]) -> RiskReasons | None:
     if plan.found is None:
         return None
     from deepvm.plan.risk.reasons import risk_reasons  # with the simulator
 
-    return risk_reasons(plan.found, price_days)
+    return risk_reasons(plan.found, max((age.days for age in ages if age.market == Market.SPOT.value), default=0))
 
 
 def _figures(request: Request) -> tuple[Figure, ...]:
@@ -183,7 +183,7 @@ def _figures(request: Request) -> tuple[Figure, ...]:
 
 
 def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
-    clusters = len(board.workers) * len(plan.architectures)
+    choices = format_count(len(board.workers) * len(plan.architectures), "choice")
     best = {
         "throughput": "the most performance within the budget",
         "flopp": "the highest FLOPP × n × scaling, the paper's objective",
@@ -204,7 +204,7 @@ def _because(board: Board, plan: Plan, chosen: Recommendation) -> str:
         for r in others
         if chosen.objective_value
     )
-    return f"{rule}, of clusters of every size for {clusters} choices of instance type, place and architecture{beaten}"
+    return f"{rule}, of clusters of every size for {choices} of instance type, place and architecture{beaten}"
 
 
 def _binding(
@@ -232,7 +232,7 @@ def _binding(
         relaxed[f"{format_bytes(request.job.memory_bytes)} of GPU memory"] = replace(request, job=None)
     most_gpus = market_gpus(request, board.saturation)
     if np.isfinite(most_gpus):
-        expected = f"--market-gpus ({most_gpus:g} GPUs of one type in a place)"
+        expected = f"--market-gpus ({format_count(most_gpus, 'GPU')} of one type in a place)"
         relaxed[expected] = replace(request, market_gpus=2 * int(most_gpus))
     places = request.zones or request.regions
     if places:
@@ -258,8 +258,8 @@ def _batch(board: Board, chosen: Recommendation) -> str | None:
     row = np.flatnonzero(board.workers.instance == board.catalog.index_by_name[chosen.worker.instance])[:1]
     gpus, full = float(board.workers.gpus[row][0]) * chosen.nodes, float(board.full_batch(row)[0])
     if full * gpus <= limit:
-        return f"{gpus:g} GPUs take {full:.4g} samples each, within the limit of {limit}"
-    each = f"{limit / gpus:.4g} samples on each of {gpus:g} GPUs"
+        return f"{full:.4g} samples on each of {format_count(gpus, 'GPU')}, within the limit of {limit}"
+    each = f"{limit / gpus:.4g} samples on each of {format_count(gpus, 'GPU')}"
     return f"{each}, whose memory takes {full:.4g}: a limit of {limit} in all"
 
 
@@ -270,12 +270,6 @@ def _next_better_usd(board: Board) -> float | None:
     beyond = objectives.build_space(wider).frontier().hourly_usd
     beyond = beyond[beyond > budget + USD_TOLERANCE]
     return float(beyond[0]) if beyond.size else None
-
-
-def _next_better_estimate(request: Request, find: Find) -> float | None:
-    """Return the price of the best cluster within twice the budget, if it is beyond the budget and better."""
-    better = find(replace(request, budget_usd=2 * request.budget_usd + 1))
-    return None if better is None or better.hourly_usd <= request.budget_usd + USD_TOLERANCE else better.hourly_usd
 
 
 def _quota_raises(catalog: Catalog, request: Request, chosen: Recommendation, find: Find) -> tuple[QuotaRaise, ...]:

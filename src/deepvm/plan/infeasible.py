@@ -55,7 +55,7 @@ def _nearest_h(board: Board) -> float | None:
 def _missing_market(board: Board) -> str | None:
     """Name the market that the architectures need and the catalogue lacks, and an alternative."""
     request, catalog = board.request, board.catalog
-    kinds = objectives.allowed_architectures(request)
+    kinds = objectives.allowed_architectures(board)
     names = " and ".join(kind.name for kind in kinds)
     where = f" in {', '.join(request.zones or request.regions)}" if request.zones or request.regions else ""
     spot = bool(np.isfinite(board.workers.spot_usd).any())

@@ -11,7 +11,6 @@ import numpy as np
 
 from deepvm.plan import architectures
 from deepvm.plan.architectures import Architecture, SingleAnchor
-from deepvm.plan.request import Request
 from deepvm.plan.search.board import Board, Floats, Ints
 from deepvm.plan.search.space import Space, node_counts, prices
 
@@ -58,17 +57,17 @@ def value(objective: str, board: Board, worker: int, performance: float, hourly_
     return float(values(board, full, np.full_like(full, hourly_usd))[worker, 0])
 
 
-def allowed_architectures(request: Request) -> tuple[Architecture, ...]:
-    if request.policy in ("cost-first", "performance-first"):
+def allowed_architectures(board: Board) -> tuple[Architecture, ...]:
+    if board.request.policy in ("cost-first", "performance-first"):
         return (SingleAnchor(),)
-    return tuple(architectures.find(name) for name in dict.fromkeys(request.architectures))
+    return tuple(architectures.find(name) for name in dict.fromkeys(board.request.architectures_of(board.catalog)))
 
 
 def build_space(board: Board) -> Space:
     """Make all clusters of the board, with prices, performances and scores under the request's policy."""
     request = board.request
     nodes = node_counts(board, request)
-    kinds = allowed_architectures(request)
+    kinds = allowed_architectures(board)
     usd = prices(board, kinds, nodes)
     performance = board.workers.eflops[:, None] * nodes * board.scaling(nodes)
     score = _rounded(_scores(board, nodes, performance, usd))

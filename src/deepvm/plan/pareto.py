@@ -15,8 +15,9 @@ from deepvm.units import USD_TOLERANCE
 
 
 def pareto(catalog: Catalog, request: Request) -> tuple[Recommendation, ...]:
-    """Return the front within the budget, cheapest first."""
-    board = analyse_instances(catalog, replace(request, objective="throughput", policy="deepvm"))
+    """Return the front within the budget, cheapest first, of the architectures that the plan's decision allows."""
+    allowed = request.architectures_of(catalog)
+    board = analyse_instances(catalog, replace(request, objective="throughput", policy="deepvm", architectures=allowed))
     space = objectives.build_space(board)
     front = space.frontier()
     within = front.cell[: int((front.hourly_usd <= request.budget_usd + USD_TOLERANCE).sum())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,7 +56,7 @@ def plan(
     if not found:
         raise infeasible(board)
     return Plan(
-        request=request,
+        request=replace(request, architectures=request.architectures_of(catalog)),
         catalog=catalog.name,
         instances=instance_rows(board),
         architectures=_best_of_each(space),

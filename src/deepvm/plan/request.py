@@ -20,7 +20,7 @@ OBJECTIVES = ("throughput", "flopp", "cost", "time")
 POLICIES = ("deepvm", "noscale", "cost-first", "performance-first")
 ANY_VENDOR = "any"
 PAPER_ARCHITECTURES = ("tiering", "single-anchor")
-MARKET_ARCHITECTURES = (*PAPER_ARCHITECTURES, "all-spot", "all-on-demand")  # instead of them, under a market
+MARKET_ARCHITECTURES = (*PAPER_ARCHITECTURES, "all-spot", "all-on-demand")
 MARKETS = ("auto", "built-in", "none")
 
 # The default assumes Adam in FP32: a checkpoint has weights and two moments, gradients are a third of it.
@@ -69,7 +69,7 @@ class Request:
     notices: float = 0.0  # share of the losses that the cloud announces in time; nobody promises any
     job: JobFacts | None = None  # its GPU memory, and the origins of the figures above
 
-    architectures: tuple[str, ...] = PAPER_ARCHITECTURES
+    architectures: tuple[str, ...] | None = None  # None for the usual ones, which architectures_of names
     mixed: bool = False
     region: Names = None
     zone: Names = None
@@ -157,7 +157,7 @@ class Request:
             raise UsageError("--global-batch needs --batch too: the samples in one step of --step-time, on one T4")
         if self.global_batch is not None and self.mixed:
             raise UsageError("--mixed and --global-batch cannot be combined: limits are modelled for one GPU type")
-        if not self.architectures:
+        if self.architectures is not None and not self.architectures:
             raise UsageError("architectures is empty: name at least one")
         if self.mixed and (self.policy != "deepvm" or self.objective != "throughput"):
             raise UsageError("--mixed needs the objective throughput and the policy deepvm")
@@ -207,6 +207,16 @@ class Request:
         if self.deadline_s is None or self.work_eflops_h is None:
             return 0.0
         return self.work_eflops_h * 3600 / self.deadline_s
+
+    def architectures_of(self, catalog: Catalog) -> tuple[str, ...]:
+        """Return the shapes that are allowed: those asked for, else all under a market, else the paper's.
+
+        Some of several clouds have no spot market, so they add all-on-demand to the paper's."""
+        if self.architectures is not None:
+            return self.architectures
+        if self.under_market(catalog):
+            return MARKET_ARCHITECTURES
+        return (*PAPER_ARCHITECTURES, "all-on-demand") if catalog.clouds else PAPER_ARCHITECTURES
 
     def quotas_of(self, catalog: Catalog) -> tuple[Quota, ...]:
         return catalog.quotas if self.quotas is None else self.quotas

@@ -51,14 +51,13 @@ def budgets(first_usd: float, last_usd: float, step_usd: float) -> list[float]:
 def sweep(
     catalog: Catalog, request: Request, at_usd: Sequence[float], policies: Sequence[str] = POLICIES
 ) -> list[Point]:
-    """Return the points by policy, then by budget as passed. The request's own budget and policy are ignored."""
+    """Return the points by policy, then by budget as passed, if spot machines stay.
+
+    The request's own budget, policy and market are ignored."""
     if not at_usd:
         return []
-    return [
-        point
-        for policy in policies
-        for point in _sweep_policy(catalog, replace(request, policy=policy, budget_usd=max(at_usd)), at_usd)
-    ]
+    still = replace(request, budget_usd=max(at_usd), market="none")
+    return [point for policy in policies for point in _sweep_policy(catalog, replace(still, policy=policy), at_usd)]
 
 
 def _sweep_policy(catalog: Catalog, request: Request, at_usd: Sequence[float]) -> list[Point]:

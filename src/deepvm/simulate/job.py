@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deepvm.errors import Infeasible
 from deepvm.performance.checks import check_number
+from deepvm.units import format_count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +27,8 @@ class GangJob:
         if self.deadline_h is not None:
             check_number("deadline_h", self.deadline_h, above=0)
             if self.deadline_h < self.work_h:
+                on = format_count(self.machines, "machine")
                 raise Infeasible(
                     f"nothing keeps the deadline of {self.deadline_h:g} h: the work alone takes {self.work_h:g} h on "
-                    f"{self.machines} machines, and the nearest deadline that can be kept is a little above that"
+                    f"{on}, and the nearest deadline that can be kept is a little above that"
                 )

@@ -131,7 +131,7 @@ def test_a_cluster_of_each_shape_is_run_like_this() -> None:
 
 
 def test_the_first_estimate_is_the_best_of_the_screen() -> None:
-    asked = request(gpu="V100", deadline_s=DUE_S)
+    asked = request(gpu="V100", deadline_s=DUE_S, architectures=SHAPES[:2])
     space = objectives.build_space(analyse_instances(catalog(), asked))
     found = estimate(space, TRACES)
     assert found is not None
@@ -170,8 +170,9 @@ def test_a_deadline_that_is_not_kept_after_all_is_tried_a_little_later(monkeypat
         asked.append((space.board.request.deadline_s or 0.0) / 3600)
         return None if len(asked) < 4 else found[0]
 
-    board = analyse_instances(catalog(), request(gpu="V100", deadline_s=3600.0 * 2, max_nodes=2))
-    late = analyse_instances(catalog(), request(gpu="V100", deadline_s=DUE_S, max_nodes=2))
+    usual = {"gpu": "V100", "max_nodes": 2, "architectures": SHAPES[:2]}
+    board = analyse_instances(catalog(), request(deadline_s=3600.0 * 2, **usual))
+    late = analyse_instances(catalog(), request(deadline_s=DUE_S, **usual))
     found = [deadline.search(objectives.build_space(late), TRACES)]
     monkeypatch.setattr(deadline, "search", search)
     error = deadline.nothing_keeps(board, TRACES)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from deepvm.catalog import Catalog, load
+from deepvm.catalog.joined import joined
 from deepvm.plan import Request, plan
 from deepvm.plan.risk.spot import Draw
 from tests.support.market_plans import cpu, gpu
@@ -40,6 +43,16 @@ def test_another_region_never_makes_the_best_plan_dearer(due_h: float | None) ->
     )
     assert every <= two * NOISE
     assert two <= one * NOISE
+
+
+def test_another_catalogue_never_makes_the_best_plan_dearer() -> None:
+    here = replace(three_regions(), name="here", provider="aws")
+    machines = [gpu("l4", 500.0, "L4"), cpu("keeper")]
+    there = small_catalog(machines, [(0, 0, 5.0), (1, 0, 0.1)], [(0, 0, 4.0)], places=(("us-9", None),))
+    both = joined([here, replace(there, name="there", provider="gcp")])
+    wanted = {"budget_usd": 8.0, "work_eflops_h": 3000.0}
+    assert best_usd(both, **wanted) <= best_usd(here, **wanted) * NOISE
+    assert Request(budget_usd=8.0).architectures_of(both) == ("tiering", "single-anchor", "all-on-demand")
 
 
 def test_more_money_never_makes_the_best_plan_dearer() -> None:

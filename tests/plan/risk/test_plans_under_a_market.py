@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from deepvm import plan as planning
 from deepvm.catalog import Market, library
 from deepvm.errors import Infeasible, UsageError
-from deepvm.plan import Request
+from deepvm.plan import Request, planner
+from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES
 from deepvm.plan.risk.overheads import RATES
 from deepvm.plan.risk.reasons import price_age_effect
 from deepvm.plan.risk.replays import longest_h
 from deepvm.policy import parse_policy
 from deepvm.simulate import GangJob
+from deepvm.units import format_usd
 from tests.support.market_plans import DUE_S, WORK, request, small, traces
 
 
@@ -95,6 +97,28 @@ def test_the_papers_catalogues_and_its_objective_have_no_market() -> None:
     assert not Request(budget_usd=3).under_market(small())
 
 
+def test_architectures_that_are_given_are_the_only_ones_and_all_are_tried_otherwise() -> None:
+    given = ("tiering", "single-anchor")
+    for asked, allowed in ((None, MARKET_ARCHITECTURES), (given, given), (("all-spot",), ("all-spot",))):
+        plan = planning.plan(small(), request(architectures=asked, max_nodes=2))
+        assert {best.architecture for best in plan.architectures} <= set(allowed)
+        assert plan.to_json()["request"]["architectures"] == list(allowed)
+        first = planner.first(small(), request(architectures=asked, max_nodes=2))
+        assert first is not None
+        assert first.architecture in allowed
+    still = planning.plan(small(), request(market="none"))
+    assert still.to_json()["request"]["architectures"] == list(PAPER_ARCHITECTURES)
+
+
+def test_the_front_of_a_market_has_its_architectures_and_sweeps_those_without_one() -> None:
+    wanted = request(objective="time", budget_usd=1.0)
+    plan, front = planning.plan(small(), wanted), planning.pareto(small(), wanted)
+    assert {best.architecture for best in front} - set(PAPER_ARCHITECTURES)
+    assert max(best.performance for best in front) >= plan.recommendations[0].performance
+    (point,) = planning.sweep(small(), wanted, [1.0], ["deepvm"])
+    assert point.architecture in PAPER_ARCHITECTURES
+
+
 @pytest.mark.parametrize("over", [0.7, 1.01])
 def test_a_deadline_that_nothing_keeps_names_the_nearest_and_that_one_is_kept(over: float) -> None:
     """Too short for any machines, and too short for the market alone."""
@@ -112,8 +136,13 @@ def test_a_market_with_no_machine_leaves_on_demand_machines_or_says_so() -> None
     nothing = traces([0] * 500)
     best = planning.plan(small(), request(gpu="V100"), traces=nothing).recommendations[0]
     assert best.architecture == "all-on-demand"
-    with pytest.raises(Infeasible, match="finishes the work on this spot market"):
+    with pytest.raises(Infeasible, match=r"this spot market.* add --architecture all-on-demand,"):
         planning.plan(small(), request(gpu="V100", architectures=("tiering",)), traces=nothing)
+
+
+def test_advice_for_work_that_never_ends_names_only_what_was_not_tried() -> None:
+    with pytest.raises(Infeasible, match="raise --budget, or allow more types or places"):
+        planning.plan(small(), request(work_eflops_h=1e9))
 
 
 def test_a_market_that_is_always_lost_makes_the_deadline_a_matter_of_on_demand_machines() -> None:
@@ -165,6 +194,34 @@ def test_the_runner_up_is_the_best_of_another_type_and_what_is_too_little_buys_n
     assert why.dollar_more_gain is None or why.dollar_more_gain == 0 or why.dollar_more_gain > 0.02
     if all(role.role == "worker" for role in found.recommendations[0].roles):
         assert not any("memory and network" in each for each in why.binding)
+
+
+@pytest.mark.parametrize(("budget_usd", "due_s"), [(0.7, None), (1.3, None), (1.3, DUE_S)])
+def test_the_next_better_budget_is_the_smallest_that_buys_more(budget_usd: float, due_s: float | None) -> None:
+    wanted = request(objective="time", budget_usd=budget_usd, deadline_s=due_s, max_nodes=8)
+    why = planning.explain(small(), planning.plan(small(), wanted), date(2026, 8, 30))
+
+    def hours(usd: float) -> float:
+        found = planner.first(small(), replace(wanted, budget_usd=usd))
+        assert found is not None
+        return found.objective_value
+
+    next_usd = why.next_better_usd
+    assert next_usd is not None
+    assert budget_usd < next_usd < 2 * budget_usd
+    assert hours(next_usd) < hours(budget_usd) / 1.02
+    assert hours(next_usd - 0.01) >= hours(budget_usd) / 1.021
+    assert f"budget (the next better cluster costs {format_usd(next_usd)}/h)" in why.binding
+
+
+def test_a_mixed_plan_is_explained_without_a_market() -> None:
+    wanted = request(objective="throughput", mixed=True, budget_usd=1.0)
+    plan = planning.plan(small(), wanted)
+    assert plan.recommendations[0].expected is None
+    why = planning.explain(small(), plan, date(2026, 8, 30))
+    more = planning.plan(small(), replace(wanted, mixed=False, budget_usd=2.0, market="none")).recommendations[0]
+    assert why.dollar_more is not None
+    assert why.dollar_more.performance == more.performance
 
 
 def test_a_calm_zone_needs_no_memory_node() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from deepvm.drawing import canvas
 from deepvm.plan.result import Expected
+from deepvm.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ def draw_risk(expected: Expected, path: Path, *, title: str, deadline_h: float |
     document, summary = expected.risk.distribution(), expected.to_json()
     with canvas.figure([path], width_in=9.0, height_in=3.8) as drawn:
         starts = len(expected.risk.outcomes.hours)
-        canvas.headline(drawn, title, f"replayed from {starts} starts; {expected.risk.history}")
+        canvas.headline(drawn, title, f"replayed from {format_count(starts, 'start')}; {expected.risk.history}")
         left, right = drawn.subplots(1, 2)
         _histogram(left, document["cost_usd"], summary["cost_usd"], "cost, USD")
         _histogram(right, document["hours"], summary["hours"], "time, hours")

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from deepvm.cli.render import console, table
 from deepvm.plan import Recommendation
-from deepvm.units import format_usd
+from deepvm.units import format_count, format_usd
 
 if TYPE_CHECKING:
     from deepvm.plan.result import Expected
@@ -50,7 +50,8 @@ def conduct_text(conduct: Conduct, nodes: int) -> str:
     """Format a conduct: ``in us-east-1; waits for all 7 machines at a loss; saves every 196s ...``."""
     zones = f"in {conduct.zones[0]}" if len(conduct.zones) == 1 else f"moves between {', '.join(conduct.zones)}"
     machines = "1 machine" if nodes == 1 else f"all {nodes} machines"
-    loss = f"waits for {machines}" if conduct.at_loss == "wait" else f"shrinks to {conduct.least_workers} machines"
+    fewer = format_count(conduct.least_workers, "machine")
+    loss = f"waits for {machines}" if conduct.at_loss == "wait" else f"shrinks to {fewer}"
     replicas = f" with {conduct.replicas} replicas" if conduct.replicas > 1 else ""
     late = "no on-demand fallback" if conduct.fallback == "none" else conduct.fallback
     return f"{zones}; at a loss {loss}; saves {conduct.save} {_TIERS[conduct.tier]}{replicas}; {late}"
@@ -76,7 +77,7 @@ def show_distribution(expected: Expected, deadline_h: float | None) -> None:
     document = expected.risk.distribution()
     for name, title, unit in (("cost_usd", "Cost", "$"), ("hours", "Time", "h")):
         starts = len(expected.risk.outcomes.hours)
-        rows = table(f"\n{title}  over {starts} start{'' if starts == 1 else 's'}", f">{unit}", "share", "")
+        rows = table(f"\n{title}  over {format_count(starts, 'start')}", f">{unit}", "share", "")
         edges, shares = document[name]["edges"], document[name]["share"]
         most = max(shares)
         for (low, high), share in zip(pairwise(edges), shares, strict=True):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from deepvm.cli.render import console, print_json, table
 from deepvm.runtime.ledger.report import Report
-from deepvm.units import format_seconds
+from deepvm.units import format_count, format_seconds
 
 _ROWS = 12  # of each list; --json has all
 _OUTCOMES = {"finished": "bold green", "running": "bold cyan", "failed": "bold red"}
@@ -72,7 +72,7 @@ def _show_summary(report: Report) -> None:
     again = f" ({format_seconds(report.repeated_s)})" if report.steps_repeated else ""
     stalls = f"{format_seconds(report.stalled_s)} by saves"
     if report.pauses:
-        stalls += f"; stood still {format_seconds(report.stood_still_s)} in {_count(len(report.pauses), 'pause')}"
+        stalls += f"; stood still {format_seconds(report.stood_still_s)} in {format_count(len(report.pauses), 'pause')}"
     lines = [
         ("steps", f"{report.steps_done:,} done, {report.steps_lost:,} lost, {report.steps_repeated:,} repeated{again}"),
         ("stalled", stalls),
@@ -225,10 +225,6 @@ def _at(report: Report, at_s: float) -> str:
 
 def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else format_seconds(seconds)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from deepvm.cli.render import console, table
-from deepvm.units import format_bytes
+from deepvm.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from deepvm.simulate import Backtests
@@ -22,7 +22,7 @@ def show(result: Backtests) -> None:
     due = "no deadline" if job.deadline_h is None else f"deadline {job.deadline_h:g} h"
     size = format_bytes(job.checkpoint_bytes)
     low, high = min(m.job.machines for m in result.markets), max(m.job.machines for m in result.markets)
-    machines = "1 machine" if high == 1 else f"{high} machines" if low == high else f"{low} to {high} machines"
+    machines = format_count(high, "machine") if low == high else f"{low} to {high} machines"
     console.print(f"[bold]{machines}, {job.work_h:.4g} h of work, {size} of checkpoint, {due}[/]")
     markets = document["markets"]
     for market in markets if len(markets) > 1 else []:
@@ -30,7 +30,7 @@ def show(result: Backtests) -> None:
         console.print(_rows(market["market"], market))
     console.print()
     on = f"{len(markets)} markets" if len(markets) > 1 else markets[0]["market"]
-    console.print(_rows(f"{document['starts']} starts on {on}", document))
+    console.print(_rows(f"{format_count(document['starts'], 'start')} on {on}", document))
     for line in _remarks(document):
         console.print(escape(line), style="dim", soft_wrap=True)
 

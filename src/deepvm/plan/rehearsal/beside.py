@@ -16,6 +16,7 @@ from deepvm.simulate.backtesting.one_market import backtest, window_h
 from deepvm.simulate.backtesting.result import Backtests
 from deepvm.simulate.backtesting.several_markets import simulate
 from deepvm.simulate.notices import counted_on
+from deepvm.units import format_count
 
 DRAWN_STARTS = 300  # of a plan of on-demand machines, for which one start tells all
 
@@ -52,7 +53,8 @@ def _market(planned: Planned) -> Market:
     hours = spot.hours + max(longest_h(planned.job), window_h(planned.job))
     made = spot.market(planned.job.machines, range(len(spot.columns)), hours)
     where = f"recorded in {spot.traces}" if spot.traces is not None else "drawn"
-    name = f"the plan's market of {spot.draw.accelerator or 'spot machines'}, {len(spot.columns)} zones, {where}"
+    zones = format_count(len(spot.columns), "zone")
+    name = f"the plan's market of {spot.draw.accelerator or 'spot machines'}, {zones}, {where}"
     unknown = ~np.isfinite(made.on_demand_usd)  # not offered: the planner never rents these
     usd = np.where(unknown, made.price[:, 0] / SPOT_SHARE, made.on_demand_usd)
     return replace(made, accelerator=spot.draw.accelerator, name=name, on_demand_usd=usd)

@@ -40,9 +40,11 @@ def nothing_keeps(board: Board, traces: Mapping[str, Sequence[Trace]] | None) ->
 
 def never_ends(board: Board) -> Infeasible:
     """Return the error of a market on which no allowed cluster finishes the work."""
+    tried = "all-on-demand" in board.request.architectures_of(board.catalog)
+    on_demand = "" if tried else " add --architecture all-on-demand,"
     return Infeasible(
         f"no plan for {format_usd(board.request.budget_usd)}/h finishes the work on this spot market, or within "
-        f"{MOST_WORK_H:,.0f}h: raise --budget, add --architecture all-on-demand, or allow more types or places"
+        f"{MOST_WORK_H:,.0f}h: raise --budget,{on_demand} or allow more types or places"
     )
 
 

@@ -14,14 +14,13 @@ from deepvm.plan import objectives
 from deepvm.plan.infeasible import infeasible
 from deepvm.plan.planner import MOST_FAILOVERS, instance_rows, recommendation
 from deepvm.plan.rehearsal.written import Replay
-from deepvm.plan.request import MARKET_ARCHITECTURES, PAPER_ARCHITECTURES, Request
+from deepvm.plan.request import Request
 from deepvm.plan.result import Expected, Plan, Recommendation
 from deepvm.plan.risk.advice import advice_of
 from deepvm.plan.risk.deadline import never_ends, nothing_keeps
 from deepvm.plan.risk.replays import Judged, Progress
 from deepvm.plan.risk.search import estimate, place_of, search, shape_of
 from deepvm.plan.risk.trial import Trial
-from deepvm.plan.search.board import Board
 from deepvm.plan.search.instances import analyse_instances
 from deepvm.plan.search.space import Space
 from deepvm.simulate.notices import counted_on
@@ -31,7 +30,7 @@ Traces = Mapping[str, Sequence[Trace]]
 
 
 def plan_under_market(catalog: Catalog, request: Request, traces: Traces | None, progress: Progress | None) -> Plan:
-    board = market_board(catalog, request)
+    board = analyse_instances(catalog, request)
     space = objectives.build_space(board)
     found = search(space, traces, progress)
     if found is None:
@@ -42,7 +41,7 @@ def plan_under_market(catalog: Catalog, request: Request, traces: Traces | None,
     elsewhere = [one for one in places if place_of(one.trial) != place_of(best.trial)]
     shapes = _distinct(found.best, lambda trial: (trial.candidate.architecture.name,))
     return Plan(
-        request=board.request,
+        request=replace(request, architectures=request.architectures_of(catalog)),
         catalog=catalog.name,
         instances=instance_rows(board),
         architectures=tuple(judged_recommendation(one, 1) for one in shapes),
@@ -53,13 +52,6 @@ def plan_under_market(catalog: Catalog, request: Request, traces: Traces | None,
         advice=advice_of(found),
         found=found,
     )
-
-
-def market_board(catalog: Catalog, request: Request) -> Board:
-    """Return the board of a request under a market, which tries all shapes unless others than the default are named."""
-    if request.architectures == PAPER_ARCHITECTURES:
-        request = replace(request, architectures=MARKET_ARCHITECTURES)
-    return analyse_instances(catalog, request)
 
 
 def _impossible(space: Space, traces: Traces | None) -> Infeasible:
@@ -100,7 +92,7 @@ def judged_recommendation(one: Judged, rank: int) -> Recommendation:
 
 def first_estimate(catalog: Catalog, request: Request, traces: Traces | None) -> Recommendation | None:
     """Return the best cluster by the analytic estimate, without replays."""
-    guess = estimate(objectives.build_space(market_board(catalog, request)), traces)
+    guess = estimate(objectives.build_space(analyse_instances(catalog, request)), traces)
     if guess is None:
         return None
     trial, value = guess

@@ -32,28 +32,29 @@ def rough_overheads(board: Board, tier: Tier, worker: int) -> Overheads:
     size = board.request.checkpoint_bytes
     link = min(RATES.memory_bytes_per_s, float(board.workers.gbps[worker]) * _BYTES_PER_S)
     if tier == "durable":
-        return replace(
-            USUAL,
-            stall_s=_measured(board, "save_stall", RATES.durable_stall_s),
-            restore_s=size / RATES.durable_bytes_per_s,
-            save_usd=_save_usd(size),
+        over = replace(
+            USUAL, stall_s=RATES.durable_stall_s, restore_s=size / RATES.durable_bytes_per_s, save_usd=_save_usd(size)
         )
-    return replace(
-        USUAL, stall_s=_measured(board, "save_stall", RATES.stall_s), remote_s=size / link, restore_s=size / link
-    )
+    else:
+        over = replace(USUAL, remote_s=size / link, restore_s=size / link)
+    return measured_overheads(over, board.request.profiles, size, tier)
 
 
 def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) -> Overheads:
     """Return what this cluster has."""
+    over = _by_links(board, candidate, tier, replicas)
+    return measured_overheads(over, board.request.profiles, board.request.checkpoint_bytes, tier)
+
+
+def _by_links(board: Board, candidate: Candidate, tier: Tier, replicas: int) -> Overheads:
+    """Return what this cluster has by its links and the defaults, without measurements."""
     size, count = board.request.checkpoint_bytes, candidate.nodes
     link = float(board.workers.gbps[candidate.worker]) * _BYTES_PER_S
-    regroup_s = _measured(board, "regroup", RATES.regroup_s)
     if tier == "durable":
         taken = min(RATES.durable_bytes_per_s, link)
         return replace(
             USUAL,
-            regroup_s=regroup_s,
-            stall_s=_measured(board, "save_stall", RATES.durable_stall_s),
+            stall_s=RATES.durable_stall_s,
             remote_s=size / (taken * count),
             restore_s=size / taken,  # each machine reads all of it
             save_usd=_save_usd(size),
@@ -65,8 +66,6 @@ def overheads_of(board: Board, candidate: Candidate, tier: Tier, replicas: int) 
     into = min(link * senders, node_link)
     return replace(
         USUAL,
-        regroup_s=regroup_s,
-        stall_s=_measured(board, "save_stall", RATES.stall_s),
         remote_s=size * max(1, replicas) / into if math.isfinite(into) else size / RATES.memory_bytes_per_s,
         restore_s=size / RATES.memory_bytes_per_s if forecast is None else forecast.time.fetch_s,
         move_s=size / RATES.cross_zone_bytes_per_s,
@@ -95,11 +94,6 @@ def lost_node_usd(nodes: int, waiting_h: float, hours: float, cost_usd: float) -
 
     It matters while no worker has the state, and then half of the job is done again."""
     return nodes * NODE_FAILURES_PER_H * waiting_h * cost_usd / 2 if hours > 0 else 0.0
-
-
-def _measured(board: Board, name: str, default: float) -> float:
-    found = overhead(board.request.profiles, name, board.request.checkpoint_bytes)
-    return default if found.how == "default" else found.seconds
 
 
 def _save_usd(size: int) -> float:

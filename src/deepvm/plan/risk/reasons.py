@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from deepvm.json_fields import json_fields
 from deepvm.plan import architectures
+from deepvm.plan.request import Request
 from deepvm.plan.result import Plan, Recommendation
 from deepvm.plan.risk.replays import Judged
 from deepvm.plan.risk.search import Found
@@ -19,6 +20,7 @@ from deepvm.units import format_days, format_usd
 # By the age of prices in days: how much dearer the chosen zone is than the best one, and how often the bill is over the
 # quote by more than 10 %. From AWS's spot prices until 2025-06.
 PRICE_AGES = ((1, 0.003, 0.001), (7, 0.033, 0.17), (30, 0.18, 0.42), (365, 0.78, 0.71))
+_NEXT_SHARE = 0.002  # of the budget: how exactly the next better one is found
 _TIER_NAMES = {"memory": "memory nodes", "durable": "a durable store", "anchor": "an anchor"}
 
 
@@ -40,7 +42,7 @@ class RiskReasons:
     tier: Change | None  # where checkpoints are, beside the best other place
     zone: Change | None  # one zone more, or the last one of those that the plan has
     fallback: str | None  # why on-demand machines do not save the deadline
-    prices: str | None  # what their age means
+    prices: str | None  # what the age of spot prices means
     guess: str | None  # why the figures are a guess
 
     def to_json(self) -> dict[str, Any]:
@@ -48,7 +50,7 @@ class RiskReasons:
 
 
 def risk_reasons(found: Found, price_days: int) -> RiskReasons:
-    """Explain the best plan. ``price_days`` is the age of its oldest price."""
+    """Explain the best plan. ``price_days`` is the age of its oldest spot price, zero without one."""
     best = found.best[0]
     history = best.risk.history
     return RiskReasons(
@@ -146,6 +148,21 @@ def _between(days: int, points: Sequence[tuple[int, float]]) -> float:
         if at <= high:
             return first + (second - first) * (math.log(at / low) / math.log(high / low))
     return points[-1][1]
+
+
+def next_better_of(request: Request, better: Callable[[Request], Recommendation | None]) -> float | None:
+    """Return the smallest budget up to twice the request's that buys more by the estimates, by bisection.
+
+    ``better`` returns a better cluster of another request, or None."""
+    low, high = request.budget_usd, 2 * request.budget_usd + 1
+    best, nearest_usd = better(replace(request, budget_usd=high)), _NEXT_SHARE * request.budget_usd
+    if best is None:
+        return None
+    while high - low > nearest_usd:
+        middle = (low + high) / 2
+        found = better(replace(request, budget_usd=middle))
+        low, high, best = (middle, high, best) if found is None else (low, middle, found)
+    return best.hourly_usd if best.hourly_usd > low else high  # on-demand machines at the end need more than its price
 
 
 def runner_up_of(plan: Plan, chosen: Recommendation) -> Recommendation | None:

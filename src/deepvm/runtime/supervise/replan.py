@@ -208,7 +208,8 @@ def _candidates(found: Plan, lost: Machine) -> list[tuple[Machine, float]]:
 def _request(cluster: Cluster) -> Request:
     known = {field.name for field in fields(Request)}
     asked = {name: value for name, value in cluster.plan["request"].items() if name in known}
-    asked["architectures"] = tuple(asked["architectures"])
+    if asked.get("architectures") is not None:
+        asked["architectures"] = tuple(asked["architectures"])
     if asked.get("quotas") is not None:
         asked["quotas"] = tuple(
             Quota(families=tuple(q["families"]), market=Market(q["market"]), vcpus=q["vcpus"], region=q["region"])

@@ -10,6 +10,7 @@ import numpy as np
 
 from deepvm.drawing.canvas import BLUE, ORANGE, QUIET, VERMILION, figure, headline
 from deepvm.simulate.backtesting.result import Backtests, Row
+from deepvm.units import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,8 @@ def draw_backtests(found: Backtests, paths: Sequence[Path]) -> None:
         headline(
             drawn,
             f"{job.work_h:g} h of work on {on}",
-            f"{starts} starts. Points: medians; bars from the 5th to the 95th percentile. Late: missed deadlines.",
+            f"{format_count(starts, 'start')}. "
+            "Points: medians; bars from the 5th to the 95th percentile. Late: missed deadlines.",
         )
         for at, row in enumerate(rows):
             colour = BLUE if row.name == "planned" else ORANGE if row.outcomes is None else QUIET

@@ -18,6 +18,7 @@ from deepvm.simulate.inputs.trace_sets import load_markets
 from deepvm.simulate.job import GangJob
 from deepvm.simulate.notices import counted_on
 from deepvm.simulate.strategies import Rates
+from deepvm.units import format_count
 
 MOST_ZONES = 27
 REGIONS = ("east", "west", "central")
@@ -89,9 +90,12 @@ def simulate(
         accelerator, names, seed=seed, days=days, machines=max(job.machines, 16), on_demand_usd=usd,
         spot_usd=SPOT_SHARE * usd if spot_usd is None else spot_usd,
     )  # fmt: skip
-    market = replace(market, name=f"a drawn market of {accelerator or 'spot machines'}, {zones} zones, {days:g} days")
+    over = f"{format_count(zones, 'zone')}, {format_count(days, 'day')}"
+    market = replace(market, name=f"a drawn market of {accelerator or 'spot machines'}, {over}")
     rates = rates or Rates()
-    note = f"market drawn from figures of {history.origin}, {history.days:.0f} days, {history.zones} zones"
+    note = (
+        f"market drawn from figures of {history.origin}, {history.days:.0f} days, {format_count(history.zones, 'zone')}"
+    )
     assumed = (
         []
         if spot_usd is not None
