@@ -23,6 +23,7 @@ from deepvm.performance.measured import Machine, Provenance, Samples
 from deepvm.performance.roofline import Roofline, predict_step_s
 from deepvm.plan import Request, explain, plan, sweep
 from deepvm.plan.job_facts import USABLE_GPU_MEMORY, JobFacts, t4_step
+from deepvm.plan.request import PAPER_ARCHITECTURES
 from deepvm.runtime.cluster import cluster_of
 from deepvm.runtime.supervise.replan import _request
 from tests.support.small_markets import every_cluster, markets, requests, small_catalog
@@ -220,7 +221,7 @@ def test_a_replan_of_a_run_keeps_to_the_job() -> None:
     catalog = load("aws-2026-08")
     request = Request.for_job(FSDP, budget_usd=10.0)
     document = json.loads(json.dumps(plan(catalog, request).to_json()))
-    assert _request(cluster_of(document, "plan.json")) == request
+    assert _request(cluster_of(document, "plan.json")) == replace(request, architectures=PAPER_ARCHITECTURES)
     document["request"]["job"]["whole_bytes"] = "much"
     with pytest.raises(UsageError, match="the plan's job cannot be read"):
         _request(cluster_of(document, "plan.json"))

@@ -18,8 +18,12 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pytest
 
 _PRELOAD = (
     "pytest", "numpy", "scipy.optimize", "scipy.sparse", "torch", "torch.distributed", "torch.utils.data",
@@ -74,8 +78,6 @@ def _child(request: dict[str, Any], results: Path, output: Path) -> None:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             os.dup2(nothing.fileno(), 0)
-        import pytest
-
         words = ["-x"] if not request["observe"] else []
         plugin = _Plugin(results, request)
         base = _FOLDER / "t"
@@ -119,13 +121,13 @@ class _Plugin:
         self.seconds: dict[str, float] = {}
         self.failed: dict[str, str] = {}
         self.hits: mmap.mmap | None = None
+        self.shared: dict[Any, set[int]] = {}  # what fixtures of several tests executed, for each of these tests
+        self.fixtures: list[Any] = []  # of the present test
         if self.observe:
             with (_FOLDER / "recorder" / "hits").open("r+b") as file:
                 self.hits = mmap.mmap(file.fileno(), 0)
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        import pytest
-
         for item in items:
             if item.nodeid in self.times:
                 item.add_marker(pytest.mark.timeout(20 + 8 * self.times[item.nodeid]), append=False)
@@ -133,6 +135,22 @@ class _Plugin:
     def pytest_runtest_logstart(self) -> None:
         if self.hits is not None:
             self.hits[:] = bytes(len(self.hits))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        if self.hits is None or fixturedef.scope == "function":
+            return (yield)
+        before = np.frombuffer(self.hits[:], np.uint8)
+        self.hits[:] = bytes(len(self.hits))
+        try:
+            return (yield)
+        finally:
+            ran = np.frombuffer(self.hits[:], np.uint8)
+            self.shared[fixturedef] = set(np.flatnonzero(ran).tolist())
+            self.hits[:] = (before | ran).tobytes()
+
+    def pytest_runtest_call(self, item: Any) -> None:
+        self.fixtures = [one for several in item._fixtureinfo.name2fixturedefs.values() for one in several]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0) + report.duration
@@ -142,7 +160,9 @@ class _Plugin:
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         lines: list[int] = []
         if self.hits is not None:
-            lines = [number for number, hit in enumerate(self.hits[:]) if hit]
+            own = {number for number, hit in enumerate(self.hits[:]) if hit}
+            lines = sorted(own.union(*(self.shared.get(fixture, ()) for fixture in self.fixtures)))
+        self.fixtures = []
         told = {
             "id": nodeid,
             "outcome": self.failed.get(nodeid, "passed"),

@@ -191,6 +191,7 @@ def test_a_plan_of_on_demand_machines_is_beside_a_drawn_market(tmp_path: Path) -
     assert cheap["strategies"][0]["cost_usd"] == document["strategies"][0]["cost_usd"]
     assert cheap["strategies"][1]["cost_usd"]["mean"] < document["strategies"][1]["cost_usd"]["mean"]
     assert not any("70% of the on-demand price" in note for note in cheap["notes"])
+    assert found.seeded(7) is found, "nothing is drawn"
     with pytest.raises(UsageError, match="no spot machines"):
         found.on_traces(traces([16] * 100))
 
@@ -237,12 +238,18 @@ def test_plans_without_a_conduct_have_none(tmp_path: Path) -> None:
     assert read_planned(path) is None
 
 
+def test_a_plan_may_have_100000_starts(tmp_path: Path) -> None:
+    document = fresh_document()
+    document["recommendations"][0]["replay"]["starts"] = 100_000
+    assert planned(document, tmp_path).written.starts == 100_000
+
+
 @pytest.mark.parametrize(
     ("where", "value", "told"),
     [
         ("replay.speeds", [0.0], "speeds has 1 figures"),
         ("replay.machines", 0, "machines is 0"),
-        ("replay.starts", 10**9, "starts is"),
+        ("replay.starts", 100_001, "starts is 100001"),
         ("replay.overheads", {}, "'start_s' is missing"),
         ("replay.overheads.stall_s", "long", "stall_s is"),
         ("replay.market.zones", [], "no zones"),

@@ -27,6 +27,7 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=20))
 total = torch.tensor([1.0])
 dist.all_reduce(total)
 print("total", total.item(), os.environ.get("GLOO_SOCKET_IFNAME"), flush=True)
+dist.destroy_process_group()  # a rank that ends before the other may abort it otherwise
 """
 ENTER = 'mount --make-rprivate / && mount --bind "$1" /etc/hosts && hostname "$2" && shift 2 && exec "$@"'
 
