@@ -66,6 +66,9 @@ def test_stopping_lets_an_upload_finish_and_writes_it_on(tmp_path: Path) -> None
         client.publish(manifest_of(data, "run", 1))
         assert node.process.wait(10) == 0
     assert FileStore(spill).steps("run") == [1]
+    with NodeProcess(tmp_path, "--spill", str(spill)) as node:
+        started = [event["spilled_checkpoints"] for event in node.events() if event["event"] == "listening"]
+        assert started == [0, 1]
 
 
 def test_an_upload_that_does_not_finish_is_dropped_at_the_deadline(tmp_path: Path) -> None:
