@@ -16,7 +16,6 @@ from benchmarks import Measurement, Options, Result, Table, measurement, seconds
 from benchmarks.risk.markets import RandomMarket, drawn_market, recorded_market, recorded_zones
 from deepvm.catalog import library
 from deepvm.plan import Request, objectives, plan
-from deepvm.plan.risk.decide import market_board
 from deepvm.plan.risk.replays import Judged, Replays
 from deepvm.plan.risk.screen import Screen, Screened, picks
 from deepvm.plan.risk.search import FEW_STARTS, trials_of
@@ -197,7 +196,7 @@ class Space:
 
     def __init__(self, market: RandomMarket, request: Request) -> None:
         self.market = market
-        board = market_board(market.catalog, request)
+        board = analyse_instances(market.catalog, request)
         self.screen = Screen(space=objectives.build_space(board), spot=Spot.of(board, market.traces))
         self.groups = list(self.screen.groups())
         self.picks = picks(self.screen, self.groups)
