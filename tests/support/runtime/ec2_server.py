@@ -160,14 +160,15 @@ def maintain_all():
 
 
 def preempt(instance_id):
-    """As the spot market does."""
-    from moto.ec2.models import ec2_backends
-    from moto.ec2.models.instances import StateReason
+    """As the spot market does: whoever asks meanwhile sees no other reason."""
+    from moto.ec2.models import ec2_backends, instances
 
+    reason = instances.StateReason("Server.SpotInstanceTermination", "Server.SpotInstanceTermination")
     backend = ec2_backends[ACCOUNT][REGION]
-    backend.terminate_instances([instance_id])
-    instance = backend.get_instance(instance_id)
-    instance.state_reason = StateReason("Server.SpotInstanceTermination", "Server.SpotInstanceTermination")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(instances, "StateReason", lambda *_: reason)
+        backend.get_instance(instance_id).state_reason = reason
+        backend.terminate_instances([instance_id])
 
 
 @contextmanager
