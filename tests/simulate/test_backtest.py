@@ -12,7 +12,9 @@ import pytest
 from deepvm.cli.app import run
 from deepvm.errors import Infeasible, UnknownName, UsageError
 from deepvm.simulate import backtest, backtests, simulate
+from deepvm.simulate.backtesting.one_market import window_h
 from deepvm.simulate.job import GangJob
+from deepvm.simulate.risk import patience_h
 from deepvm.simulate.strategies import NAMES
 from tests.support.simulate.markets import bulk_market, write_traces
 
@@ -185,3 +187,9 @@ def test_on_demand_machines_that_the_budget_does_not_pay_are_left_out() -> None:
 def test_no_starts_are_refused(starts: int, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"starts is {starts}: at least one is needed"):
         backtests(write_traces(tmp_path), JOB, meaning="up", starts=starts)
+
+
+def test_a_far_deadline_costs_no_longer_windows_than_one_that_the_work_can_use() -> None:
+    assert window_h(JOB) == 18
+    assert window_h(replace(JOB, deadline_h=None)) == 36
+    assert window_h(replace(JOB, deadline_h=50_000.0)) == patience_h(JOB) < 2000

@@ -21,7 +21,7 @@ from deepvm.simulate.job import GangJob
 from deepvm.simulate.oracle import lower_bound_usd
 from deepvm.simulate.outcome import Outcomes
 from deepvm.simulate.replay import replay
-from deepvm.simulate.risk import Risk
+from deepvm.simulate.risk import Risk, patience_h
 from deepvm.simulate.strategies import NAMES, Maker, Rates
 from deepvm.units import format_hours_up
 
@@ -225,4 +225,4 @@ def check_starts(starts: int) -> None:
 
 def window_h(job: GangJob) -> float:
     """Return the time within which a run should end, for the oracle and for the last start."""
-    return 3 * job.work_h if job.deadline_h is None else job.deadline_h
+    return 3 * job.work_h if job.deadline_h is None else min(job.deadline_h, patience_h(job))
