@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,8 @@ def test_trainers_keep_as_many_replicas_as_the_plan_says_and_memory_nodes_allow(
     assert store_urls(("a:1", "b:1"), "s3://kept/run", 2) == ["memory://a:1,b:1?replicas=2", "s3://kept/run"]
     assert store_urls(("a:1",), None, 2) == ["memory://a:1"]
     assert store_urls((), "s3://kept/run", 2) == ["s3://kept/run"]
+
+
+def test_a_machine_starts_without_numpy() -> None:
+    code = "import sys, deepvm.runtime.agent.__main__; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

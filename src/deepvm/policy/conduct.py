@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from deepvm import strict_json as strict
 from deepvm.errors import UsageError
 from deepvm.json_fields import json_fields
-from deepvm.policy.placement import CheapestUp
 from deepvm.policy.policy_text import parse_policy
+
+if TYPE_CHECKING:
+    from deepvm.policy.placement import CheapestUp
 
 Tier = Literal["memory", "durable", "anchor"]
 AtLoss = Literal["wait", "shrink"]
@@ -59,6 +61,8 @@ class Conduct:
     def cheapest_up(self, *, most_usd: float | None = None) -> CheapestUp:
         """Return how a gang moves between several zones; plans of before the two figures were written had their
         defaults."""
+        from deepvm.policy.placement import CheapestUp  # with NumPy, which a run's machines start without
+
         usual = CheapestUp()
         return CheapestUp(
             way_back=usual.way_back if self.way_back is None else self.way_back,
